@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     for module in _REQUIRED:
-        # They are imported with the first upload; a missing one is reported now.
+        # Each is imported on first use; report a missing one now.
         if find_spec(module) is None:
             message = f"signing_async.sandbox needs {module}: pip install 'signing-async[sandbox]'"
             raise ModuleNotFoundError(message, name=module)

@@ -25,12 +25,12 @@ DEFAULT_TENANT = "sandbox"
 
 
 def hashed(secret: str) -> str:
-    """Return what is stored of a secret."""
+    """Return the hash of a secret; the secret itself is not stored."""
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def oauth_error(code: str, message: str, status: int = 400) -> Refused:
-    """Return an error of the token endpoint, with a code of RFC 6749."""
+    """Return an OAuth error, with a code of RFC 6749."""
     return Refused(status, code, message)
 
 
@@ -53,7 +53,7 @@ class Accounts:
         return user
 
     def default_user(self) -> User:
-        """Return the user who consents unless another is named."""
+        """Return the default user, created on first use."""
         user_id = self._database.value("SELECT value FROM meta WHERE key = 'default_user'")
         if user_id is not None:
             return self.user(user_id)
@@ -63,11 +63,11 @@ class Accounts:
         return user
 
     def users(self) -> list[User]:
-        """Return all users, by tenant."""
+        """Return all users, ordered by tenant."""
         return self._database.select(User, "users", "1 ORDER BY tenant, name, id")
 
     def user(self, user_id: str) -> User:
-        """Return the user of that id, or raise KeyError."""
+        """Return the user with this id, or raise KeyError."""
         user = self._database.get(User, "users", "id = ?", user_id)
         if user is None:
             raise KeyError(f"unknown user {user_id!r}")
@@ -111,7 +111,7 @@ class Accounts:
         return [App(*row) for row in self._database.run(sql)]
 
     def app(self, client_id: str) -> App | None:
-        """Return the application of that id, or None."""
+        """Return the application with this id, or None."""
         sql = "SELECT client_id, name, redirect_uri, user_id, created_at FROM apps WHERE client_id = ?"
         row = self._database.run(sql, client_id).fetchone()
         return App(*row) if row else None
@@ -119,7 +119,7 @@ class Accounts:
     # the consent page
 
     def authorization_request(self, query: Mapping[str, str]) -> tuple[App, str | None]:
-        """Return the application that asks, and its state; refuse one that must not be redirected to."""
+        """Return the requesting application and its `state`; refuse an unknown client_id or redirect_uri."""
         app = self.app(query.get("client_id", ""))
         if app is None:
             raise Refused(400, "invalid_client", "No application has this client_id.")
@@ -135,7 +135,7 @@ class Accounts:
         if challenge is None or not self._profile.pkce:
             return None
         if query.get("code_challenge_method") != "S256" or not re.fullmatch(r"[\w-]{43}", challenge, re.ASCII):
-            raise oauth_error("invalid_request", "code_challenge must be 43 characters, its method S256.")
+            raise oauth_error("invalid_request", "code_challenge must be 43 characters, code_challenge_method S256.")
         return challenge
 
     def authorize(self, app: App, *, user: User | None = None, challenge: str | None = None) -> str:
@@ -145,9 +145,9 @@ class Accounts:
             self._database.insert(
                 "codes",
                 hash=hashed(code),
-                grant_id=self._grant(app.client_id, user or self.default_user()),
+                grant_id=self._new_grant(app.client_id, user or self.default_user()),
                 redirect_uri=app.redirect_uri,
-                expires_at=self._after(self._profile.code_lifetime),
+                expires_at=self._time_after(self._profile.code_lifetime),
                 challenge=challenge,
             )
         return code
@@ -177,13 +177,13 @@ class Accounts:
             raise oauth_error("invalid_grant", "The code is unknown.")
         grant, registered, expires_at, used_at, challenge = row
         if used_at is not None:
-            self._replayed(grant)
+            self._revoke_after_replay(grant)
             raise oauth_error("invalid_grant", "The code was used before.")
         if expires_at <= self._clock.micros():
             raise oauth_error("invalid_grant", "The code has expired.")
         if not hmac.compare_digest(registered.encode(), redirect_uri.encode("utf-8", "surrogatepass")):
             raise oauth_error("invalid_grant", "The redirect_uri is not the one the code was issued for.")
-        if challenge is not None and challenge != _challenge_of(verifier):
+        if challenge is not None and challenge != _s256_challenge(verifier):
             raise oauth_error("invalid_grant", "The code_verifier does not match the code_challenge.")
         with self._database.transaction():
             self._database.run("UPDATE codes SET used_at = ? WHERE hash = ?", self._clock.micros(), hashed(code))
@@ -200,7 +200,7 @@ class Accounts:
         if revoked_at is not None:
             raise oauth_error("invalid_grant", "The refresh token was revoked.")
         if replaced_at is not None and now >= replaced_at + self._profile.replay_grace * 1e6:
-            self._replayed(grant)
+            self._revoke_after_replay(grant)
             raise oauth_error("invalid_grant", "The refresh token was used before.")
         if expires_at <= now:
             raise oauth_error("invalid_grant", "The refresh token has expired.")
@@ -213,7 +213,7 @@ class Accounts:
             self._database.run(sql, now, hashed(refresh_token))
             return self._issue(grant)
 
-    def _replayed(self, grant: str) -> None:
+    def _revoke_after_replay(self, grant: str) -> None:
         if self._profile.revoke_family_on_replay:
             sql = "UPDATE grants SET revoked_at = coalesce(revoked_at, ?) WHERE id = ?"
             self._database.run(sql, self._clock.micros(), grant)
@@ -233,16 +233,16 @@ class Accounts:
     # access tokens
 
     def access_token(self, *, user: User | None = None, lifetime: float | None = None) -> str:
-        """Return an access token; it expires only if it has a lifetime in seconds."""
+        """Return an access token that expires after `lifetime` seconds; None: never."""
         with self._database.transaction():
-            return self._new_token("access", self._grant(None, user or self.default_user()), lifetime)
+            return self._new_token("access", self._new_grant(None, user or self.default_user()), lifetime)
 
     def authenticate(self, authorization: str | None) -> User:
         """Return the user of an Authorization header."""
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             status = self._profile.missing_token_status
-            raise Refused(status, "unauthenticated", "An access token is required.", headers=_challenge(status))
+            raise Refused(status, "unauthenticated", "An access token is required.", headers=_www_authenticate(status))
         sql = """SELECT users.id, tenant, name, email FROM tokens JOIN grants ON grants.id = grant_id
                  JOIN users ON users.id = user_id
                  WHERE hash = ? AND kind = 'access' AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)"""
@@ -254,10 +254,10 @@ class Accounts:
     def token_rejected(self) -> Refused:
         """Return the refusal of an access token that is expired, revoked or unknown."""
         status = self._profile.expired_token_status
-        challenge = _challenge(status, ' error="invalid_token"')
-        return Refused(status, "invalid_token", "The access token is invalid or has expired.", headers=challenge)
+        headers = _www_authenticate(status, ' error="invalid_token"')
+        return Refused(status, "invalid_token", "The access token is invalid or has expired.", headers=headers)
 
-    def _grant(self, client_id: str | None, user: User) -> str:
+    def _new_grant(self, client_id: str | None, user: User) -> str:
         grant = self._ids.secret("grant", "")
         now = self._clock.micros()
         self._database.insert("grants", id=grant, client_id=client_id, user_id=user.id, created_at=now)
@@ -265,11 +265,11 @@ class Accounts:
 
     def _new_token(self, kind: str, grant: str, lifetime: float | None) -> str:
         token = self._ids.secret(f"{kind} token", f"{kind}_")
-        expires_at = None if lifetime is None else self._after(lifetime)
+        expires_at = None if lifetime is None else self._time_after(lifetime)
         self._database.insert("tokens", hash=hashed(token), kind=kind, grant_id=grant, expires_at=expires_at)
         return token
 
-    def _after(self, seconds: float) -> int:
+    def _time_after(self, seconds: float) -> int:
         return self._clock.micros() + int(seconds * 1e6)
 
 
@@ -282,7 +282,7 @@ def _required(parameters: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def _challenge_of(verifier: object) -> str | None:
+def _s256_challenge(verifier: object) -> str | None:
     """Return the S256 challenge of a verifier (RFC 7636); None if there is no verifier."""
     if not isinstance(verifier, str):
         return None
@@ -297,7 +297,7 @@ def redirect_with(app: App, **parameters: str | None) -> str:
     return urlunsplit(parts._replace(query=f"{parts.query}&{added}" if parts.query else added))
 
 
-def _challenge(status: int, error: str = "") -> dict[str, str]:
+def _www_authenticate(status: int, error: str = "") -> dict[str, str]:
     return {"WWW-Authenticate": f'Bearer realm="sandbox"{"," if error else ""}{error}'} if status == 401 else {}
 
 

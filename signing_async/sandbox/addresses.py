@@ -18,7 +18,7 @@ def is_loopback(host: str) -> bool:
 
 
 def split_url(url: str) -> SplitResult | None:
-    """Return the parts of an absolute URL, or None if it has no host, a bad port, or characters to be escaped."""
+    """Return the parts of an absolute URL, or None if it has no host, a bad port, or characters that need escaping."""
     try:
         parts = urlsplit(url)
         _ = parts.port
@@ -29,7 +29,7 @@ def split_url(url: str) -> SplitResult | None:
 
 
 def url_host(host: str) -> str:
-    """Return a listening address as the host of a URL; for an unspecified address, loopback."""
+    """Return a listening address as the host of a URL. An unspecified address becomes a loopback address."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

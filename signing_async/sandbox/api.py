@@ -75,7 +75,7 @@ class Api:
         ]
 
     async def serve(self, operation: str, handler: Handler, request: web.Request) -> web.StreamResponse:
-        """Respond to one request, with the arranged faults."""
+        """Respond to one request, applying the arranged faults."""
         record = request[RECORD]
         fault, early = await self._injector.before(operation, request)
         response: Response | web.StreamResponse
@@ -85,7 +85,7 @@ class Api:
         return self._encoder.to_web(response, record.id) if isinstance(response, Response) else response
 
     async def serve_page(self, operation: str, handler: PageHandler, request: web.Request) -> web.StreamResponse:
-        """Respond to one request for a page that is an operation; only faults before it takes effect apply."""
+        """Respond to one request for a page that is an operation. Only faults before its effect apply."""
         _, early = await self._injector.before(operation, request)
         return self._encoder.to_web(early, request[RECORD].id) if early else await handler(request)
 
@@ -178,16 +178,16 @@ class Api:
 
     async def _list_recipients(self, call: Call) -> Response:
         signing = self._service.signing(call.path("signing_id"), call.user)
-        everybody = self._service.recipients(signing.id)
+        recipients = self._service.recipients(signing.id)
         style, profile, query = self._profile.recipients_list, self._profile, call.request.query
-        shown = [self._encoder.recipient(recipient) for recipient in everybody]
+        shown = [self._encoder.recipient(recipient) for recipient in recipients]
         if style == "bare":
             return self._page(call, shown, "")
         if style == "envelope" or profile.pagination == "bare":
             return self._page(call, {profile.items_field: shown}, "")
         limit = self._encoder.parse_limit(query.get(profile.limit_param))
         after = self._recipient_cursor(query.get(profile.cursor_param), signing.id)
-        rest = [(r.seq, row) for r, row in zip(everybody, shown, strict=True) if r.seq > after]
+        rest = [(r.seq, row) for r, row in zip(recipients, shown, strict=True) if r.seq > after]
         next_seq = rest[limit - 1][0] if len(rest) > limit else None
         page = [row for _, row in rest[:limit]]
         return self._page(call, *self._encoder.page(next_seq, page, _url(call.request), limit))

@@ -1,6 +1,6 @@
 """The sandbox's own certificate authority: certificates for seals, timestamps and OCSP responses, all offline.
 
-pyHanko and cryptography are imported when an authority is opened.
+pyHanko and cryptography are imported on first use.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["LEVELS", "Authority", "Level", "SealingFailed"]
 
 Level: TypeAlias = Literal["B-B", "B-T", "B-LT", "B-LTA"]
 LEVELS: Final[tuple[Level, ...]] = get_args(Level)
-"""The PAdES levels; each adds to the one before."""
+"""The PAdES levels; each adds to the previous level."""
 
 AUTHORITY_FILE: Final = "authority.pem"
 LIFETIME: Final = timedelta(days=36525)
@@ -43,18 +43,18 @@ class _Identity:
 
 
 class SealingFailed(Exception):
-    """A document that cannot be sealed; the message says why."""
+    """Raised if a document cannot be sealed or the authority is invalid; the message says why."""
 
 
 @dataclass(frozen=True)
 class Authority:
     """A disposable certificate authority and the certificates it issued: for seals, timestamps and OCSP responses.
 
-    The authority's own key is discarded after it has issued them, so trusting `certificate_pem` trusts nothing else.
+    The authority's own key is then discarded, so `certificate_pem` never vouches for any other certificate.
 
-    The keys for seals and for timestamps have two certificates each. The one for B-LT and B-LTA names an OCSP service:
-    without it validators ignore OCSP responses. The other names none: validators would wait for a service that does
-    not exist.
+    The keys for seals and for timestamps have two certificates each. The certificate for B-LT and B-LTA names an OCSP
+    service, because otherwise validators ignore OCSP responses. The certificate for B-B and B-T names none, because
+    validators would wait for a service that does not exist.
     """
 
     certificate_pem: bytes
@@ -67,8 +67,8 @@ class Authority:
     def open(cls, folder: Path, now: datetime) -> Authority:
         """Return the authority kept in a folder, created on first use; any number of processes may open it at once.
 
-        Its certificates are valid for a century from 2020 (or a year before `now`): for validators with real time, and
-        for a sandbox whose clock was advanced by years.
+        Its certificates are valid from 2020 (or a year before `now`, if earlier) until a century after `now`: for
+        validators that use real time, and for a sandbox whose clock was advanced by years.
         """
         path = folder / AUTHORITY_FILE
         if not path.exists():
@@ -98,7 +98,7 @@ class Authority:
             raise SealingFailed(message) from None
 
     def signer(self, level: Level) -> Any:
-        """Return pyHanko's signer of the seal."""
+        """Return the pyHanko signer that seals at this level."""
         from pyhanko.sign.signers.pdf_cms import SimpleSigner
 
         registry: Any = import_module("pyhanko_certvalidator.registry")
@@ -109,7 +109,7 @@ class Authority:
         )
 
     def timestamper(self, level: Level, when: datetime) -> Any:
-        """Return a timestamp service (RFC 3161) in this process with a fixed time; B-B needs none."""
+        """Return an in-process timestamp service (RFC 3161) with a fixed time, or None for B-B."""
         from pyhanko.sign.timestamps import DummyTimeStamper
 
         if level == "B-B":
@@ -118,7 +118,7 @@ class Authority:
         return DummyTimeStamper(self._timestamps.certificate(level), self._timestamps.key, root, fixed_dt=when)
 
     def evidence(self, when: datetime) -> dict[str, Any]:
-        """Return the validation data of B-LT: all certificates, and OCSP responses for them."""
+        """Return the validation data of B-LT: the certificates, and OCSP responses for seals and timestamps."""
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
 
@@ -151,9 +151,8 @@ class Authority:
 
 def _create(path: Path, content: bytes) -> None:
     """Write a private file atomically; the first of several writers wins."""
-    descriptor, name = tempfile.mkstemp(
-        dir=path.parent, prefix=f".{path.name}."
-    )  # mkstemp makes it readable by the owner only
+    # mkstemp creates a file that only its owner can read.
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
@@ -208,7 +207,7 @@ def _certificate(
     issuer: Any = None,
     extensions: Iterable[tuple[Any, bool]] = (),
 ) -> Any:
-    """Return a certificate of the key, issued by `issuer` or self-signed. `extensions` are pairs with `critical`."""
+    """Return a certificate of the key, issued by `issuer` or self-signed. Each extension is paired with `critical`."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes
 

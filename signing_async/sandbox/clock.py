@@ -14,12 +14,12 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def to_datetime(micros: int) -> datetime:
-    """Return the time so many microseconds after the epoch."""
+    """Convert microseconds since the epoch to a datetime in UTC."""
     return EPOCH + timedelta(microseconds=micros)
 
 
 class Clock:
-    """The clock of every expiry, retry and timestamp of the sandbox."""
+    """The clock for the sandbox's expiries, retries and recorded times."""
 
     def __init__(self, offset: int = 0, on_advance: Callable[[int], None] | None = None) -> None:
         self._offset = offset
@@ -40,11 +40,11 @@ class Clock:
         return time.time_ns() // 1000 + self._offset
 
     def seconds(self) -> float:
-        """Return a monotonic time for rates and waits; only restoring a snapshot sets it back."""
+        """Return a monotonic time for the rate limit; only a reset or a restored snapshot sets it back."""
         return time.monotonic() + self._offset / 1e6
 
     def advance(self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0) -> datetime:
-        """Advance the clock at once; what falls due happens now. Return the new time."""
+        """Advance the clock and return the new time. Deliveries that are due by then are sent now."""
         amounts = {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds}
         for name, amount in amounts.items():
             _checks.number(name, amount, error=ValueError)
@@ -56,7 +56,8 @@ class Clock:
 
     def set_offset(self, micros: int) -> None:
         """Set how far the clock is ahead of real time; waiters wake and check again."""
-        to_datetime(time.time_ns() // 1000 + micros + 400 * 86_400_000_000)  # OverflowError here, not in each request
+        # Raise OverflowError here, not in each request.
+        to_datetime(time.time_ns() // 1000 + micros + 400 * 86_400_000_000)
         self._offset = micros
         if self._on_advance:
             self._on_advance(micros)

@@ -23,7 +23,7 @@ from .service import STATES
 from .state import State
 
 MOST = 1000
-"""The longest list of a response."""
+"""The maximum number of items in a response."""
 
 _SIGNING = (
     "id", "tenant", "name", "state", "language", "signing_order", "message", "created_at", "updated_at", "sent_at",
@@ -64,7 +64,7 @@ class _Call:
 
 
 class Control:
-    """The control API: each handler returns what is sent as JSON."""
+    """The control API. Each handler returns the JSON value of its response."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -178,7 +178,7 @@ class Control:
 
     async def _notifications(self, call: _Call) -> Any:
         email = call.request.query.get("email")
-        found = [one for one in self._state.invitations.notifications() if email in {None, one.email}]
+        found = [sent for sent in self._state.invitations.notifications() if email in {None, sent.email}]
         return _items(found, call.limit, _NOTIFICATION)
 
     # faults
@@ -294,12 +294,12 @@ def _encode_attempt(attempt: Attempt) -> dict[str, Any]:
 
 
 def _items(records: list[Any], limit: int, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the newest records first."""
+    """Return up to `limit` of the newest records, newest first."""
     return {"items": [_encode(record, names) for record in records[: -limit - 1 : -1]]}
 
 
 def _checked(body: Mapping[str, Any], work: Callable[[], Any]) -> Any:
-    """Return what `work` returns; an error that begins with a field's name becomes that field's error."""
+    """Call `work`. An error whose message begins with a field's name becomes an error of that field."""
     try:
         return work()
     except (ValueError, TypeError, OverflowError) as error:

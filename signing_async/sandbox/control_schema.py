@@ -137,7 +137,7 @@ _UNITS: Json = {name: {"type": "number"} for name in ("days", "hours", "minutes"
 
 
 class Operation(NamedTuple):
-    """One operation of the control API; `fields` are those of the body, `query` its parameters."""
+    """An operation of the control API; `fields` is the schema of the body, `query` has those of the parameters."""
 
     method: str
     path: str
@@ -163,13 +163,13 @@ _TABLE: list[tuple[str, str, str, str, Json | None, Json, int, Json]] = [
      {"search": _TEXT, "state": {"enum": list(STATES)}, **_LIMIT}, 200, _list("ControlSigning", total=_COUNT)),
     ("GET", "/signings/{id}", "getSigning", "Return a signing with its documents and recipients.", None, {}, 200,
      _ref("ControlSigningDetails")),
-    ("POST", "/signings/{id}/complete", "completeSigning", "Sign for all recipients who have not signed.", None, {},
-     200, _ref("ControlSigningDetails")),
+    ("POST", "/signings/{id}/complete", "completeSigning", "Sign for all recipients who have neither signed nor "
+     "declined.", None, {}, 200, _ref("ControlSigningDetails")),
     ("POST", "/signings/{id}/cancel", "cancelSigning", "Cancel a signing.", None, {}, 200,
      _ref("ControlSigningDetails")),
-    ("POST", "/recipients/{id}/sign", "signAsRecipient", "Sign for a recipient. After the last signature the "
-     "documents are sealed.", None, {}, 200, _ref("ControlSigningDetails")),
-    ("POST", "/recipients/{id}/decline", "declineAsRecipient", "Decline to sign for a recipient.", None, {}, 200,
+    ("POST", "/recipients/{id}/sign", "signAsRecipient", "Sign on behalf of a recipient. After the last "
+     "signature the documents are sealed.", None, {}, 200, _ref("ControlSigningDetails")),
+    ("POST", "/recipients/{id}/decline", "declineAsRecipient", "Decline on behalf of a recipient.", None, {}, 200,
      _ref("ControlSigningDetails")),
     ("GET", "/notifications", "listNotifications", "List invitations and reminders, newest first.", None,
      {"email": _TEXT, **_LIMIT}, 200, _list("ControlNotification")),
@@ -178,10 +178,10 @@ _TABLE: list[tuple[str, str, str, str, Json | None, Json, int, Json]] = [
      "`skip` requests.", _FAULT_FIELDS, {}, 201, _ref("ControlFault")),
     ("DELETE", "/faults", "clearFaults", "Remove all faults.", None, {}, 200, _EMPTY),
     ("DELETE", "/faults/{id}", "removeFault", "Remove a fault.", None, {}, 200, _EMPTY),
-    ("GET", "/rate-limit", "getRateLimit", "Return the rate limit; all fields are null if there is none.", None, {},
+    ("GET", "/rate-limit", "getRateLimit", "Return the rate limit; all fields are null if there is no limit.", None, {},
      200, _ref("ControlRateLimit")),
-    ("PUT", "/rate-limit", "setRateLimit", "Limit the API to `rate` requests per second, `burst` at once; null lifts "
-     "the limit.", _fields("rate", rate={"type": ["number", "null"], "minimum": 1e-6, "maximum": 1e9},
+    ("PUT", "/rate-limit", "setRateLimit", "Limit the API to `rate` requests per second, `burst` at once; null "
+     "removes the limit.", _fields("rate", rate={"type": ["number", "null"], "minimum": 1e-6, "maximum": 1e9},
      burst={"type": ["integer", "null"], "minimum": 1, "maximum": 10**9},
      retry_after={"type": ["number", "null"], "minimum": 0, "maximum": 1e9}), {}, 200, _ref("ControlRateLimit")),
     ("GET", "/requests", "listRequests", "List the requests to the sandbox, newest first.", None,
@@ -189,9 +189,9 @@ _TABLE: list[tuple[str, str, str, str, Json | None, Json, int, Json]] = [
     ("GET", "/requests/{id}", "getRequest", "Return a request with its headers and bodies, without secrets.", None,
      {}, 200, _ref("ControlRequestDetails")),
     ("GET", "/webhooks", "listWebhooks", "List the webhook endpoints.", None, {}, 200, _list("ControlWebhook")),
-    ("POST", "/webhooks", "addWebhook", "Register a webhook endpoint; without a secret one is made. Only this "
-     "response contains it.", _fields("url", url=_TEXT, secret={"type": ["string", "null"], "minLength": 1}), {},
-     201, _ref("ControlNewWebhook")),
+    ("POST", "/webhooks", "addWebhook", "Register a webhook endpoint. If no secret is given, one is generated. "
+     "Only this response contains the secret.", _fields("url", url=_TEXT, secret={"type": ["string", "null"],
+     "minLength": 1}), {}, 201, _ref("ControlNewWebhook")),
     ("DELETE", "/webhooks/{id}", "removeWebhook", "Remove a webhook endpoint; its pending deliveries fail.", None, {},
      200, _EMPTY),
     ("GET", "/deliveries", "listDeliveries", "List the webhook deliveries, newest first.", None, _LIMIT, 200,

@@ -1,4 +1,4 @@
-"""Sends webhook deliveries: in order for each endpoint, signed, retried with back-off, wrong on demand."""
+"""Sends webhook deliveries: signed, in order for each endpoint, retried with back-off, with faults on demand."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
     import aiohttp
 
 BACK_OFF = (5, 30, 120, 600, 3600, 6 * 3600, 24 * 3600)
-"""Seconds before each retry; after the last one the delivery has failed."""
+"""Seconds before each retry; if the last retry fails, so does the delivery."""
 
 TIMEOUT = 10.0
 """Seconds for an endpoint to respond."""
 
 LONGEST_BODY = 16 * 1024
-"""How many bytes of an endpoint's response are kept."""
+"""The maximum number of bytes kept of an endpoint's response body."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    """What one attempt led to: the endpoint's response, or an error."""
+    """The result of one attempt: the endpoint's response, or an error."""
 
     signature: str | None = None
     status: int | None = None
@@ -45,7 +45,7 @@ class _Outcome:
 
 
 class Courier:
-    """Sends what is due, in one task per endpoint."""
+    """Sends due deliveries, in one task per endpoint."""
 
     def __init__(
         self, database: Database, clock: Clock, profile: Profile, faults: Faults, *, allow_remote: bool
@@ -60,7 +60,7 @@ class Courier:
         self._closed = False
 
     def wake(self, endpoint_id: str) -> None:
-        """Send what is due to this endpoint."""
+        """Send the due deliveries of this endpoint; the first call starts its task."""
         if self._closed:
             return
         if endpoint_id not in self._tasks:
@@ -69,7 +69,7 @@ class Courier:
         self._tasks[endpoint_id][1].set()
 
     def wake_all(self) -> None:
-        """Send what is due to all endpoints that were sent to before."""
+        """Send the due deliveries of every endpoint that has a task."""
         for _, wake in self._tasks.values():
             wake.set()
 
@@ -91,7 +91,7 @@ class Courier:
             await self._session.close()
 
     def problem_of(self, url: str) -> str | None:
-        """Return why nothing is sent to this URL, or None."""
+        """Return why this URL is refused, or None."""
         parts = split_url(url)
         if parts is None or parts.scheme not in {"http", "https"}:
             return f"{url!r} must be an absolute http or https URL."
@@ -120,15 +120,15 @@ class Courier:
             self._database.run(sql, delivery.id)
         elif fault.kind == "reorder":
             due = due if len(due) > 1 else await self._with_next(delivery)
-            for one in reversed(due):
-                await self._attempt(one, endpoint, fault)
+            for delivery in reversed(due):
+                await self._attempt(delivery, endpoint, fault)
         else:
             await self._attempt(delivery, endpoint, fault)
             if fault.kind == "duplicate":
                 await self._attempt(delivery, endpoint, fault)
 
     async def _with_next(self, delivery: Delivery) -> list[Delivery]:
-        """Return this delivery and the next to its endpoint, waiting up to a second for it."""
+        """Return this delivery and the next to the same endpoint, if one is due within a second."""
         for _ in range(100):
             where = "endpoint_id = ? AND due_at <= ? AND id <> ? ORDER BY seq LIMIT 1"
             values = (delivery.endpoint_id, self._clock.micros(), delivery.id)
@@ -140,11 +140,11 @@ class Courier:
     async def _attempt(self, delivery: Delivery, endpoint: Endpoint, fault: Fault | None) -> None:
         event = self._database.get(Event, "events", "id = ?", delivery.event_id)
         if event is None:
-            return  # a snapshot from before the event was restored; so below
+            return  # a reset or a restored snapshot removed the event
         started = time.perf_counter()
         outcome = await self._post(event, endpoint, fault)
         if self._database.get(Delivery, "deliveries", "id = ?", delivery.id) is None:
-            return
+            return  # removed during the attempt
         now = self._clock.micros()
         with self._database.transaction():
             self._database.insert(
@@ -175,7 +175,7 @@ class Courier:
     async def _post(self, event: Event, endpoint: Endpoint, fault: Fault | None) -> _Outcome:
         import aiohttp
 
-        if problem := self.problem_of(endpoint.url):  # the endpoint may be kept from a run that allowed more
+        if problem := self.problem_of(endpoint.url):  # an earlier run may have allowed this URL
             return _Outcome(error=problem)
         kind = fault.kind if fault else ""
         secret = endpoint.secret + ("-but-not-this-one" if kind == "wrong-signature" else "")
@@ -228,17 +228,17 @@ def sign(body: bytes, secret: str, encoding: str) -> str:
 
 
 async def _in_halves(body: bytes, pause: float | None) -> AsyncIterator[bytes]:
-    """Yield the body with a pause in the middle; without a pause, break off there."""
+    """Yield the body with a pause in the middle; if `pause` is None, drop the connection there."""
     half = len(body) // 2
     yield body[:half]
     await asyncio.sleep(0.01 if pause is None else pause)
     if pause is None:
-        raise ConnectionResetError("broken off on purpose")
+        raise ConnectionResetError("dropped on purpose")
     yield body[half:]
 
 
 def _loopback_resolver() -> Any:
-    """Return a resolver of loopback names that asks no name server."""
+    """Return a resolver that resolves only loopback names, without DNS."""
     import socket
 
     from aiohttp.abc import AbstractResolver, ResolveResult
@@ -255,6 +255,6 @@ def _loopback_resolver() -> Any:
             ]
 
         async def close(self) -> None:
-            """Release nothing."""
+            pass
 
     return LoopbackResolver()

@@ -124,7 +124,7 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Run the block in a transaction; inside another transaction, as part of it."""
+        """Run the block in a transaction, or as part of the enclosing transaction."""
         if self._depth:
             yield
             return

@@ -21,7 +21,7 @@ logger: logging.Logger = logging.getLogger("signing_async.sandbox")
 
 
 class Deliveries:
-    """The registered endpoints, the events, and how their deliveries went."""
+    """The registered endpoints, the events, and their deliveries."""
 
     def __init__(self, database: Database, clock: Clock, ids: Ids, profile: Profile, courier: Courier) -> None:
         self._database = database
@@ -34,9 +34,9 @@ class Deliveries:
     # endpoints
 
     def register(self, url: str, secret: str | None = None) -> Endpoint:
-        """Register an endpoint for all events from now on; without a secret, one is made.
+        """Register an endpoint for all events from now on; generate a secret if none is given.
 
-        A URL that is registered already is accepted, with a warning in the log: it gets every event once more.
+        If the URL is registered already, log a warning: the URL gets every event once per registration.
         """
         self._check(url, secret)
         if self.is_registered(url):
@@ -49,7 +49,7 @@ class Deliveries:
         return endpoint
 
     def keep(self, url: str, secret: str | None = None) -> None:
-        """Register an endpoint unless the URL is registered; then replace its secret if one is given."""
+        """Register an endpoint. If the URL is registered already, replace only its secret, if one is given."""
         if not self.is_registered(url):
             self.register(url, secret)
             return
@@ -57,7 +57,7 @@ class Deliveries:
         self._database.run("UPDATE endpoints SET secret = coalesce(?, secret) WHERE url = ?", secret, url)
 
     def is_registered(self, url: str) -> bool:
-        """Return whether there is an endpoint of this URL."""
+        """Return whether there is an endpoint with this URL."""
         return self._database.get(Endpoint, "endpoints", "url = ?", url) is not None
 
     def _check(self, url: str, secret: str | None) -> None:
@@ -86,7 +86,7 @@ class Deliveries:
     # events
 
     def emit(self, kind: str, signing: Signing, more: Mapping[str, Any]) -> None:
-        """Save an event and its deliveries, in the transaction of the change."""
+        """Save an event and its deliveries, in the caller's transaction."""
         event_id = self._ids.new("event")
         name = self._event_name(kind)
         now = self._clock.micros()
@@ -135,7 +135,7 @@ class Deliveries:
         return self._database.select(Event, "events", "signing_id = ? ORDER BY seq", signing_id)
 
     def event(self, event_id: str) -> Event:
-        """Return the event of that id."""
+        """Return the event with this id."""
         found = self._database.get(Event, "events", "id = ?", event_id)
         if found is None:
             raise not_found("event")
@@ -144,18 +144,18 @@ class Deliveries:
     # deliveries
 
     def deliveries(self, last: int | None = None) -> list[Delivery]:
-        """Return all deliveries, or the last so many, oldest first."""
+        """Return the newest `last` deliveries (None: all), oldest first."""
         return self._database.select(Delivery, "deliveries", "1 ORDER BY seq DESC LIMIT ?", last or -1)[::-1]
 
     def delivery(self, delivery_id: str) -> Delivery:
-        """Return the delivery of that id."""
+        """Return the delivery with this id."""
         found = self._database.get(Delivery, "deliveries", "id = ?", delivery_id)
         if found is None:
             raise not_found("delivery")
         return found
 
     def attempts(self, last: int | None = None) -> list[Attempt]:
-        """Return all attempts of all deliveries, or the last so many, oldest first."""
+        """Return the newest `last` attempts of all deliveries (None: all), oldest first."""
         return self._database.select(Attempt, "attempts", "1 ORDER BY seq DESC LIMIT ?", last or -1)[::-1]
 
     def attempts_of(self, delivery_id: str) -> list[Attempt]:
@@ -175,12 +175,12 @@ class Deliveries:
     # sending
 
     def start(self) -> None:
-        """Start sending what is pending."""
+        """Start sending pending deliveries."""
         for endpoint in self.endpoints():
             self._courier.wake(endpoint.id)
 
     def wake_all(self) -> None:
-        """Send what is due now that the database was replaced."""
+        """Send due deliveries after the database was replaced."""
         self.start()
         self._courier.wake_all()
 
@@ -189,6 +189,6 @@ class Deliveries:
         await self._courier.close()
 
     async def settled(self) -> None:
-        """Wait until nothing is due: every delivery has arrived, failed, or waits for a retry."""
+        """Wait until no delivery is due: each was delivered, failed or lost, or waits for a retry."""
         while self._database.value("SELECT 1 FROM deliveries WHERE due_at <= ? LIMIT 1", self._clock.micros()):
             await asyncio.sleep(0.005)

@@ -1,4 +1,4 @@
-"""Faults applied to requests: error responses, closed connections, delays, damaged bodies."""
+"""Faults applied to requests: error responses, closed connections, delays, truncated or invalid bodies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class FaultInjector:
         return fault, await self._respond_early(fault, request, record)
 
     async def after(self, fault: Fault, request: web.Request, response: Response) -> Response | web.StreamResponse:
-        """Return the response after the request took effect."""
+        """Return the response with the fault applied; the request has taken effect."""
         kind, record = fault.kind, request[RECORD]
         if kind == "500-after-commit":
             return self._server_error(record)
@@ -94,13 +94,13 @@ class FaultInjector:
 
 async def _truncate(request: web.Request, response: Response) -> web.StreamResponse:
     body = response.body if isinstance(response.body, bytes) else await asyncio.to_thread(response.body.read_bytes)
-    half = web.StreamResponse(status=response.status, headers=response.headers)
-    half.content_length = len(body)
+    truncated = web.StreamResponse(status=response.status, headers=response.headers)
+    truncated.content_length = len(body)
     with contextlib.suppress(ConnectionError):  # the client may have disconnected
-        await half.prepare(request)
-        await half.write(body[: len(body) // 2])
+        await truncated.prepare(request)
+        await truncated.write(body[: len(body) // 2])
     _close(request, flush=True)
-    return half
+    return truncated
 
 
 def _hang_up(request: web.Request) -> Response:

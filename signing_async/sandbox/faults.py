@@ -1,4 +1,4 @@
-"""Faults on demand: in which operation, of which kind, how often."""
+"""Faults on demand, each with an operation, a kind and a number of times."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "not-json": {},
     "hang": {},
 }
-"""The faults of requests and their details. Truncated, empty and not-json responses follow an effect."""
+"""The kinds of request faults and their details. `truncate`, `empty` and `not-json` apply after the effect."""
 
 DELIVERY_KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "duplicate": {},
@@ -52,8 +52,8 @@ DELIVERY_KINDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "drop": {},
     "lose": {},
 }
-"""The faults of webhook deliveries (operation `webhooks.deliver`): sent twice, sent after the next one, with a wrong
-signature, with a pause in the body, broken off halfway (and retried), never sent."""
+"""The kinds of faults of webhook deliveries (operation `webhooks.deliver`), in order: sent twice, sent after the next
+delivery, with a wrong signature, with a pause in the body, dropped halfway (and retried), never sent."""
 
 
 @dataclass(eq=False)
@@ -81,7 +81,7 @@ class Fault:
         return self.operation == operation or (self.operation == "*" and operation in OPERATIONS[:10])
 
     def strikes(self) -> bool:
-        """Return whether the fault applies to this request, and count it."""
+        """Return whether the fault applies to this request; if so, count it."""
         if self.times is not None and self.hits >= self.times:
             return False
         if self._random.random() >= self.probability:
@@ -113,9 +113,9 @@ class Faults:
     ) -> Fault:
         """Arrange a fault for the next `times` requests of an operation (None: all), after `skip` requests.
 
-        A probability below 1 decides at random for each request, with the same `seed` alike in every run. Details:
-        `retry_after=` (429, 503) as seconds, text, or None for no header, with `http_date=True` as a date;
-        `seconds=` (slow). Raise ValueError for anything unknown.
+        With a probability below 1, each request is chosen at random; the same `seed` makes the same choices in every
+        run. Details: `retry_after=` (429, 503) is seconds, text, or None for no header; `http_date=True` sends the
+        seconds as a date; `seconds=` (slow) is the delay. Raise ValueError for an unknown or invalid argument.
         """
         kinds = DELIVERY_KINDS if operation == DELIVERY else KINDS
         if operation not in (*OPERATIONS, DELIVERY, "*"):

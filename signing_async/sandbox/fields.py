@@ -67,7 +67,7 @@ class Fields:
         return value or ""
 
     def order(self, field: str) -> int | None:
-        """Return a position of at least 1, or None. JSON's 1.0 is 1."""
+        """Return a position of at least 1, or None. 1.0 counts as 1."""
         value = self._body.get(field)
         if value is None:
             if field in self._required:

@@ -1,4 +1,4 @@
-"""Uploaded and sealed files on disk: written under a temporary name, synced, then renamed."""
+"""Uploaded and sealed files on disk. Uploads get a temporary name, are synced if durable, then renamed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BLOCK = 512 * 1024
 """How many bytes of an upload are buffered in memory."""
 
 OWN_NAME = re.compile(r"\.?[0-9a-f]{24}\.(pdf|part)(\.\w+)?")
-"""Names of files created here; while sealing writes, with a dot in front and a suffix."""
+"""Names of files created here, and of temporary files made by sealing: with a leading dot and a suffix."""
 
 
 class Files:
@@ -36,7 +36,7 @@ class Files:
         return f"{secrets.token_hex(12)}.pdf"
 
     def incoming(self, limit: int) -> Incoming:
-        """Return a file for an upload to be written to."""
+        """Return a temporary file for an upload."""
         return Incoming(self, self.path(f"{secrets.token_hex(12)}.part"), limit)
 
     def publish(self, source: Path, name: str) -> None:
@@ -70,7 +70,7 @@ class Incoming:
 
     @property
     def too_large(self) -> bool:
-        """Whether more was received than the limit; nothing further is kept."""
+        """Whether more bytes than the limit were received; later bytes are discarded."""
         return self.size > self._limit
 
     @property

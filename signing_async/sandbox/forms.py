@@ -59,21 +59,21 @@ class Forms:
     async def new_cookies(
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
-        """Make a cookie for a browser that has none."""
+        """Prepare a cookie for a browser that has none."""
         _NEW_COOKIE.set(secrets.token_urlsafe(24))
         return await handler(request)
 
     async def read(self, request: web.Request) -> dict[str, str]:
-        """Return the fields of a form that a page of this sandbox sent; refuse any other."""
+        """Return the fields of a form that a page of this sandbox sent; refuse any other form."""
         fields = await read_form(request)
         if not hmac.compare_digest(fields.get(FIELD, "").encode(), self.token(request).encode()):
             raise Refused(
-                403, "forgery", "This form is not from a page of this sandbox, or the page is too old: load it again."
+                403, "forgery", "This form is not from a page of this sandbox, or the page is too old: reload it."
             )
         return fields
 
     def check_site(self, request: web.Request) -> None:
-        """Refuse what another site makes a browser send: a foreign Origin, or a foreign host name (DNS rebinding)."""
+        """Refuse requests that another site makes a browser send: a foreign Origin or host name (DNS rebinding)."""
         try:
             host = urlsplit(f"//{request.host}").hostname or ""
         except ValueError:

@@ -1,4 +1,4 @@
-"""Identifiers and secrets: random, or with a seed the same in every run."""
+"""Identifiers and secrets: random, or the same in every run if there is a seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 
 class Ids:
-    """Makes identifiers. With the same seed, the n-th of each kind is the same, independent of other kinds."""
+    """Generates ids and secrets. With the same seed, the n-th of a kind is the same, independent of other kinds."""
 
     def __init__(self, database: Database, seed: int | str | None, style: Literal["uuid", "ulid", "integer"]) -> None:
         self._database = database
@@ -30,7 +30,7 @@ class Ids:
         return str(uuid.UUID(bytes=self._bytes(kind)[:16], version=4))
 
     def secret(self, kind: str, prefix: str) -> str:
-        """Return a long string that cannot be guessed, unless there is a seed."""
+        """Return a long random string; with a seed, it can be guessed."""
         return prefix + base64.urlsafe_b64encode(self._bytes(kind)[:30]).decode()
 
     def _ulid(self, kind: str) -> str:

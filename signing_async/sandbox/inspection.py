@@ -1,7 +1,7 @@
-"""Inspect an uploaded file as the service does: a PDF, small enough, not protected and not signed yet.
+"""Inspect an uploaded file as the service does: it must be a PDF, small enough, not protected and not signed yet.
 
-The verdict is pikepdf's, which is imported with the first upload. A file that it calls broken is searched for
-`/Encrypt`: it may be protected in a way that pikepdf does not know.
+pikepdf reads the file; it is imported at the first upload. If pikepdf cannot read the file, the file is searched for
+`/Encrypt`: it may be protected in a way that pikepdf does not support.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pikepdf
 
 HEADER_WINDOW = 1024
-"""How many bytes readers search for `%PDF-`."""
+"""How many bytes PDF readers search for `%PDF-`."""
 
 MAX_INFLATED = 128 * 2**20
 """How many bytes a compressed stream may inflate to during inspection."""
@@ -44,8 +44,8 @@ SIGNED = Rejection("already_signed", "The PDF is already signed.")
 def inspect(path: Path, *, max_bytes: int) -> Rejection | None:
     """Return why the file is refused, or None.
 
-    No content of a file raises; `OSError` means that the file cannot be read. An empty user password is a protection.
-    Adobe's usage rights and empty signature fields are not signatures.
+    Raise `OSError` if the file cannot be read, but nothing because of its content. An empty user password counts
+    as protection. Adobe's usage rights and empty signature fields are not signatures.
     """
     size = path.stat().st_size
     if size > max_bytes:
@@ -65,7 +65,7 @@ def inspect(path: Path, *, max_bytes: int) -> Rejection | None:
 
 
 def load_pikepdf() -> ModuleType:
-    """Return pikepdf; from 10.14 on with limits on inflated streams, unless the process has set its own."""
+    """Return pikepdf. From 10.14 on, limit inflated streams, unless the process has set its own limits."""
     with _loading:  # libqpdf's limits are global, and setting them is not thread-safe
         return _load()
 
@@ -76,13 +76,13 @@ def _load() -> ModuleType:
     from pikepdf import settings
 
     if not hasattr(settings, "set_qpdf_limits"):
-        return pikepdf  # before 10.14, the last version for macOS on Intel and for macOS before 15
-    own = settings.get_qpdf_limits()
+        return pikepdf  # 10.13 is the last version with wheels for macOS on Intel and before macOS 15
+    current = settings.get_qpdf_limits()
     settings.set_qpdf_limits(
-        flate_max_memory=int(own["flate_max_memory"]) or MAX_INFLATED,
-        png_max_memory=int(own["png_max_memory"]) or MAX_INFLATED,
-        run_length_max_memory=int(own["run_length_max_memory"]) or MAX_INFLATED,
-        tiff_max_memory=int(own["tiff_max_memory"]) or MAX_INFLATED,
+        flate_max_memory=int(current["flate_max_memory"]) or MAX_INFLATED,
+        png_max_memory=int(current["png_max_memory"]) or MAX_INFLATED,
+        run_length_max_memory=int(current["run_length_max_memory"]) or MAX_INFLATED,
+        tiff_max_memory=int(current["tiff_max_memory"]) or MAX_INFLATED,
     )
     return pikepdf
 
@@ -120,10 +120,10 @@ def _signatures(pdf: pikepdf.Pdf) -> Iterator[Any]:
 def _unseen(objects: list[Any], seen: set[tuple[int, int]]) -> list[Any]:
     """Return the objects that are not in `seen`, and add them."""
     new = []
-    for thing in objects:
-        identity = _identity(thing)
+    for value in objects:
+        identity = _identity(value)
         if identity not in seen:
-            new.append(thing)
+            new.append(value)
         if identity:
             seen.add(identity)
     return new

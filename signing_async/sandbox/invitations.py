@@ -14,7 +14,7 @@ DAY = 86_400_000_000
 
 
 class Invitations:
-    """Sends signings, invites and reminds their recipients."""
+    """Sends signings, and invites and reminds their recipients."""
 
     def __init__(self, database: Database, clock: Clock, profile: Profile, service: Service, emit: Emit) -> None:
         self._database = database
@@ -24,13 +24,13 @@ class Invitations:
         self._emit = emit
 
     def send(self, signing_id: str, user: User | None = None) -> Signing:
-        """Leave draft mode and invite all recipients; of a sequential signing, the first."""
+        """Send a draft: invite all recipients, or only the first one if the signing is sequential."""
         signing = self._service.signing(signing_id, user)
         if not signing.is_draft:
             raise Refused(400, "cannot_be_sent", f"The signing cannot be sent: it is {signing.state}, not a draft.")
-        for what in ("document", "recipient"):
-            if not self._service.count(f"{what}s", signing_id):
-                raise Refused(400, "cannot_be_sent", f"The signing cannot be sent: it has no {what}.")
+        for kind in ("document", "recipient"):
+            if not self._service.count(f"{kind}s", signing_id):
+                raise Refused(400, "cannot_be_sent", f"The signing cannot be sent: it has no {kind}.")
         now = self._clock.micros()
         with self._database.transaction():
             sql = "UPDATE signings SET sent_at = ?, times_sent = times_sent + 1, updated_at = ? WHERE id = ?"
@@ -53,16 +53,16 @@ class Invitations:
                 self._notify(recipient, "invitation", now)
 
     def remind(self, signing_id: str, recipient_id: str, user: User | None = None) -> Recipient:
-        """Remind a recipient who is invited and has not finished, until the invitation expires."""
+        """Remind a recipient. The profile decides about uninvited and finished recipients and expired invitations."""
         signing = self._service.signing(signing_id, user)
         recipient = self._service.recipient(recipient_id, signing_id)
         if signing.state in {"draft", "cancelled"}:
-            raise Refused(400, "cannot_be_reminded", f"Nobody can be reminded: the signing is {signing.state}.")
+            raise Refused(400, "cannot_be_reminded", f"No reminder can be sent: the signing is {signing.state}.")
         if recipient.is_done or recipient.expires_at is None:
             if self._profile.remind_finished == "skip":
                 return recipient
-            why = "has finished" if recipient.is_done else "is not invited yet"
-            raise Refused(400, "cannot_be_reminded", f"The recipient {why}.")
+            reason = "has finished" if recipient.is_done else "is not invited yet"
+            raise Refused(400, "cannot_be_reminded", f"The recipient {reason}.")
         now = self._clock.micros()
         with self._database.transaction():
             if now >= recipient.expires_at:

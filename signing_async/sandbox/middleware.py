@@ -1,4 +1,4 @@
-"""What happens around every request: it is logged, and every failure becomes a response."""
+"""Middleware for every request: the request log and error responses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Middleware:
 
     @web.middleware
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Log the request. Unknown paths, wrong methods and undecodable URLs are errors in the profile's shape."""
+        """Log the request. An exception becomes an error response of the profile or of the control API."""
         record = self._log.begin(request)
         started = time.perf_counter()
         response: web.StreamResponse | None = None
@@ -57,7 +57,7 @@ class Middleware:
 
 
 def method_not_allowed(method: str, error: web.HTTPMethodNotAllowed) -> Refused:
-    """Return a 405 that names the methods which are allowed."""
+    """Return a 405 that names the allowed methods."""
     allowed = ", ".join(sorted(error.allowed_methods))
     message = f"{method} is not allowed here; use {allowed}."
     return Refused(405, "method_not_allowed", message, headers={"Allow": allowed})

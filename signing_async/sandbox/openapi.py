@@ -19,12 +19,12 @@ IDS = ("signing_id", "document_id", "recipient_id")
 
 
 async def serve(profile: Profile, _: web.Request) -> web.Response:
-    """Respond with the document."""
+    """Respond with the OpenAPI document."""
     return web.json_response(document(profile))
 
 
 def document(profile: Profile) -> Json:
-    """Return the document."""
+    """Return the OpenAPI document of the service in this profile, and of the control API."""
     return {
         "openapi": "3.1.0",
         "info": {
@@ -56,7 +56,6 @@ class _Paths:
         self._profile = profile
 
     def all(self) -> Json:
-        """Return all paths."""
         profile = self._profile
         signing, documents = f"{API}/signings/{{signing_id}}", f"{API}/signings/{{signing_id}}/documents"
         send, remind = profile.send_status, profile.remind_status
@@ -136,9 +135,9 @@ class _Paths:
         if name == "signings.create":
             responses[str(status)]["links"] = self._links()
         operation: Json = {"operationId": name, "tags": ["service"], "responses": responses}
-        shown = [{"$ref": f"#/components/parameters/{one}"} for one in path] + list(parameters)
-        if shown:
-            operation["parameters"] = shown
+        all_parameters = [{"$ref": f"#/components/parameters/{key}"} for key in path] + list(parameters)
+        if all_parameters:
+            operation["parameters"] = all_parameters
         if body:
             operation["requestBody"] = body
         return operation

@@ -84,7 +84,7 @@ class Pages:
 
 
 def _is_for_people(request: web.Request) -> bool:
-    """Return whether a browser asks: for a page, or for anything else but an API."""
+    """Return whether the request is for a page, or from a browser and not for an API."""
     path = request.path
     if is_api_path(path):
         return False

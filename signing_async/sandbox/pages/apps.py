@@ -27,7 +27,7 @@ from .markup import Child, Html, isolated, tag, theirs
 from .site import APPS, Site
 
 AUTHORIZE = "/oauth/authorize"
-ASKED = ("client_id", "redirect_uri", "response_type", "state")
+PARAMETERS = ("client_id", "redirect_uri", "response_type", "state")
 PKCE = ("code_challenge", "code_challenge_method")
 
 
@@ -57,7 +57,7 @@ class Apps:
         """Register an application and show its secret, only once."""
         fields = await self._site.fields(request)
         try:
-            user = self._user(fields)
+            user = self._chosen_user(fields)
             app = self._accounts.register_app(fields.get("name", ""), fields.get("redirect_uri", ""), user)
         except Refused as refused:
             return self._my_apps(request, Filled.refused(fields, refused), refused.status)
@@ -74,7 +74,7 @@ class Apps:
                 "redirect_uri",
                 filled,
                 [
-                    "Gets the code: https, or http on this machine, such as ",
+                    "Receives the code: https, or http on this machine, such as ",
                     tag("code", _EXAMPLE),
                 ],
                 required=True,
@@ -82,7 +82,7 @@ class Apps:
                 autocomplete="off",
                 spellcheck="false",
             ),
-            self._who("Registered by", filled),
+            self._user_field("Registered by", filled),
             tag("button", "Register"),
             class_="stack",
         )
@@ -111,14 +111,14 @@ class Apps:
             ),
         ]
 
-    def _who(self, label: str, filled: Filled) -> Html | None:
+    def _user_field(self, label: str, filled: Filled) -> Html | None:
         """Return a select field of the users, if there are several."""
         users = self._accounts.users()
         if len(users) == 1:
             return None
-        return choice_field(label, "user", filled, map(_named, users), default=self._accounts.default_user().id)
+        return choice_field(label, "user", filled, map(_user_option, users), default=self._accounts.default_user().id)
 
-    def _user(self, fields: dict[str, str]) -> User:
+    def _chosen_user(self, fields: dict[str, str]) -> User:
         """Return the user chosen in a form; without a choice, the default user."""
         chosen = fields.get("user")
         if chosen is None:
@@ -132,26 +132,26 @@ class Apps:
 
     async def consent(self, request: web.Request) -> web.StreamResponse:
         """Ask the user for consent."""
-        return self._ask(request, EMPTY)
+        return self._consent_page(request, EMPTY)
 
     async def decide(self, request: web.Request) -> web.StreamResponse:
         """Redirect to the application, with a code or an error."""
         fields = await self._site.fields(request)
         decision = fields.get("decision")
         if decision not in {"allow", "deny"}:
-            return self._ask(request, Filled(fields, {}, "Choose Allow or Deny."), 400)
+            return self._consent_page(request, Filled(fields, {}, "Choose Allow or Deny."), 400)
         try:
-            app, state, challenge = self._asked(request)
-            user = self._user(fields)
+            app, state, challenge = self._read_query(request)
+            user = self._chosen_user(fields)
         except Refused as refused:
-            return self._ask(request, Filled.refused(fields, refused), 400)
+            return self._consent_page(request, Filled.refused(fields, refused), 400)
         if decision == "deny":
             raise web.HTTPFound(redirect_with(app, error="access_denied", state=state))
         code = self._accounts.authorize(app, user=user, challenge=challenge)
         raise web.HTTPFound(redirect_with(app, code=code, state=state))
 
-    def _asked(self, request: web.Request) -> tuple[App, str | None, str | None]:
-        """Return the application, its state and code challenge; redirect to it if its request is invalid."""
+    def _read_query(self, request: web.Request) -> tuple[App, str | None, str | None]:
+        """Return the application, `state` and code challenge. Redirect an invalid request back to the application."""
         app, state = self._accounts.authorization_request(request.query)
         if request.query.get("response_type") != "code":
             raise web.HTTPFound(redirect_with(app, error="unsupported_response_type", state=state))
@@ -160,18 +160,18 @@ class Apps:
         except Refused as refused:
             raise web.HTTPFound(redirect_with(app, error=refused.code, state=state)) from None
 
-    def _ask(self, request: web.Request, filled: Filled, status: int = 200) -> web.StreamResponse:
+    def _consent_page(self, request: web.Request, filled: Filled, status: int = 200) -> web.StreamResponse:
         try:
-            app, *_ = self._asked(request)
+            app, *_ = self._read_query(request)
         except Refused as refused:
             return self._site.page(
-                request, "Cannot continue", _not_trusted(request, refused), status=400, for_recipients=True
+                request, "Cannot continue", _refusal(request, refused), status=400, for_recipients=True
             )
         response = self._site.page(
             request,
             f"Allow {isolated(app.name)}?",
             heading(["Allow ", theirs(app.name), "?"], own=False),
-            self._question(request, app, filled),
+            self._consent_form(request, app, filled),
             for_recipients=True,
             status=status,
         )
@@ -180,15 +180,15 @@ class Apps:
         response.headers["Content-Security-Policy"] = policy.replace(" form-action 'self';", "")
         return response
 
-    def _question(self, request: web.Request, app: App, filled: Filled) -> Html:
-        asked = {name: request.query[name] for name in (*ASKED, *PKCE) if name in request.query}
+    def _consent_form(self, request: web.Request, app: App, filled: Filled) -> Html:
+        query = {name: request.query[name] for name in (*PARAMETERS, *PKCE) if name in request.query}
         user = self._accounts.default_user()
         you = tag("p", "You are ", tag("strong", theirs(user.name)), " (", theirs(user.email), ").")
         form = self._site.form(
             request,
-            f"{AUTHORIZE}?{urlencode(asked)}",
+            f"{AUTHORIZE}?{urlencode(query)}",
             alert(filled.problem),
-            self._who("You are", filled) or you,
+            self._user_field("You are", filled) or you,
             tag(
                 "div",
                 tag("button", "Allow", name="decision", value="allow"),
@@ -197,7 +197,7 @@ class Apps:
             ),
             class_="stack",
         )
-        may = (
+        permissions = (
             "read your profile",
             "create, read and send signings for you",
             "upload and download their documents",
@@ -209,7 +209,7 @@ class Apps:
                 tag("strong", theirs(app.name)),
                 " asks to use the signing service for you. It will be able to:",
             ),
-            tag("ul", [tag("li", what) for what in may]),
+            tag("ul", [tag("li", text) for text in permissions]),
             facts(
                 ("Client id", identifier(app.client_id)),
                 ("Redirects to", tag("code", app.redirect_uri, class_="break")),
@@ -227,7 +227,7 @@ _EMPTY = [
 ]
 
 
-def _named(user: User) -> tuple[str, str]:
+def _user_option(user: User) -> tuple[str, str]:
     return user.id, f"{isolated(user.name)} ({isolated(user.email)}, tenant {user.tenant})"
 
 
@@ -254,14 +254,14 @@ def _registered(app: App, base_url: str) -> Html:
     )
 
 
-def _not_trusted(request: web.Request, refused: Refused) -> list[Html]:
+def _refusal(request: web.Request, refused: Refused) -> list[Html]:
     return [
         heading("This application cannot be authorized", own=False),
         tag(
             "section",
             alert(refused.message),
             tag("p", "You are not redirected: a redirect URI that is not registered cannot be trusted."),
-            facts(*((name, _parameter(request.query.get(name))) for name in ASKED)),
+            facts(*((name, _parameter(request.query.get(name))) for name in PARAMETERS)),
             tag("p", tag("a", "See the registered applications", href=APPS)),
             class_="card",
         ),

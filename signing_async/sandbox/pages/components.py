@@ -1,4 +1,4 @@
-"""The parts that pages are put together from."""
+"""Components of the pages."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def identifier(text: str) -> Html:
 
 
 def facts(*pairs: tuple[str, Child]) -> Html:
-    """Return names and values, without values of None."""
+    """Return a list of names and values, without those whose value is None."""
     shown = (tag("div", tag("dt", name), tag("dd", value)) for name, value in pairs if value is not None)
     return tag("dl", shown, class_="facts")
 
@@ -82,7 +82,7 @@ def facts(*pairs: tuple[str, Child]) -> Html:
 def table(caption: str, headers: Sequence[str], rows: Iterable[Sequence[Child]], empty: Child) -> Html:
     """Return a table, which becomes a list of cards on narrow screens, or `empty` if there are no rows.
 
-    The roles are explicit because browsers drop them from a table with another layout.
+    The roles are explicit because browsers drop them if a table gets another layout.
     """
     body = [
         tag(
@@ -163,13 +163,13 @@ def _field(
     **attributes: str | int | bool | None,
 ) -> Html:
     errors = filled.errors.get(name, ())
-    said = [f"{name}-{part}" for part, there in (("hint", hint), ("error", errors)) if there]
+    described_by = [f"{name}-{part}" for part, present in (("hint", hint), ("error", errors)) if present]
     control = tag(
         kind,
         content,
         id=f"{name}-field",
         name=name,
-        aria_describedby=" ".join(said) or None,
+        aria_describedby=" ".join(described_by) or None,
         aria_invalid="true" if errors else None,
         **attributes,
     )
