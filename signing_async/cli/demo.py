@@ -1,4 +1,4 @@
-"""`demo`: everything on this machine, from a new app to an archive of sealed PDFs whose worker is killed."""
+"""`demo`: everything on this machine, from a new app to an archive that survives a killed worker."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class _Demo:
         await oauth.exchange(f"{app.redirect_uri}?{callback}", state=request.state)
         user = await client.me()
         self._step(
-            "Its user agrees, and the code is exchanged", f"{user.name} <{user.email}>", "state checked, token saved"
+            "The user allows access; the code is exchanged", f"{user.name} <{user.email}>", "state checked, token saved"
         )
 
         signing = await self._prepare(client)
@@ -118,7 +118,7 @@ class _Demo:
         invited = Counter(one.recipient_id for one in sandbox.notifications if one.kind == "invitation")
         requests = len(sandbox.requests_of("oauth.token"))
         self._step(
-            "A day later it is sent, and the response is lost",
+            "A day later the draft is sent, and the response is lost",
             f"token refreshed automatically ({requests} token requests), signing read before any retry",
             f"sent once: {max(invited.values())} invitation for the first recipient",
         )
@@ -181,7 +181,7 @@ class _Demo:
         async for sent in client.dispatch_many(packages, journal):
             assert sent.signing is not None, sent.error
             await sandbox.complete(sent.signing.id)
-        self._step(f"{_BERTHS} more packages are sent in bulk, and signed", "each exactly once, by a journal")
+        self._step(f"{_BERTHS} more packages are sent in bulk, and signed", "each exactly once, with a journal")
 
         archive = self._new_folder("archive")
         before = len(sandbox.requests_of(_DOWNLOAD))
@@ -208,7 +208,7 @@ class _Demo:
 
     async def _start_worker(self, sandbox: Sandbox, archive: Path) -> asyncio.subprocess.Process:
         """Start `signing-async archive` in a process of its own."""
-        # Without the user's own settings: a journal, above all.
+        # Leave out the user's own settings, above all a journal.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SIGNING_")}
         settings = {
             "SIGNING_CONFIG": os.devnull,
