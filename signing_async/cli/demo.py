@@ -79,9 +79,9 @@ class _Demo:
 
     async def run(self) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as state:
-            return await self._with_state(Path(state))
+            return await self._run_steps(Path(state))
 
-    async def _with_state(self, state: Path) -> dict[str, Any]:
+    async def _run_steps(self, state: Path) -> dict[str, Any]:
         async with (
             self._serve_webhooks(state / "inbox.db") as url,
             Sandbox(webhook_url=url, webhook_secret=_SECRET) as sandbox,
@@ -97,12 +97,12 @@ class _Demo:
             )
             self._step("An app is registered", f"client id {app.client_id}", "its secret is shown once")
             async with oauth, SigningClient(sandbox.base_url, oauth) as client:
-                facts = await self._with_client(sandbox, client, oauth, app)
+                facts = await self._run_signing(sandbox, client, oauth, app)
                 facts["archive"] = await self._archive(sandbox, client, state / "berths.journal")
                 self._print_hints(self._folder / _FILES[0][0])
                 return facts
 
-    async def _with_client(self, sandbox: Sandbox, client: SigningClient, oauth: OAuth, app: Any) -> dict[str, Any]:
+    async def _run_signing(self, sandbox: Sandbox, client: SigningClient, oauth: OAuth, app: Any) -> dict[str, Any]:
         request = oauth.authorization_request()
         callback = urlencode({"code": sandbox.authorize(app), "state": request.state})
         await oauth.exchange(f"{app.redirect_uri}?{callback}", state=request.state)

@@ -191,7 +191,7 @@ class Probe:
         if requests.rate_limited:
             words = f"{requests.rate_limited} requests were rejected with 429; no header reports the limit"
             return Finding("rate limit", "warning", words)
-        return Finding("rate limit", "unknown", "no header reports one")
+        return Finding("rate limit", "unknown", "no header reports a limit")
 
     async def _read_pages(self) -> Finding:
         """Read two pages as the client does, with the learned assumptions."""
@@ -204,7 +204,7 @@ class Probe:
                 async for page in all_pages:
                     pages += 1
                     if known_ids & {signing.id for signing in page.items}:
-                        return Finding("client", "failed", f"page {pages} of a list repeats an earlier one")
+                        return Finding("client", "failed", f"page {pages} of a list repeats earlier signings")
                     known_ids |= {signing.id for signing in page.items}
                     if pages == 2:
                         break

@@ -63,7 +63,7 @@ def moment(text: str) -> datetime:
     "--limit", type=click.IntRange(1), help="Stop after this many signings.  [default: 50; with --all: no limit]"
 )
 @click.option("--all", "everything", is_flag=True, help="List everything.")
-@click.option("--cursor", help="Continue where an earlier list stopped; it prints the cursor.")
+@click.option("--cursor", help="Continue at the cursor that an earlier list printed.")
 def list_signings(
     state: State,
     states: tuple[str, ...],
