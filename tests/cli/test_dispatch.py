@@ -143,7 +143,8 @@ def test_all_problems_are_reported_with_line_and_column_and_nothing_is_sent(
         f"leases.csv, line 5, documents: cannot open '{tmp_path}/none.pdf': No such file or directory",
         "leases.csv, line 5, documents: notes.pdf: not a PDF",
         "leases.csv, line 6: cell 6, 'surplus', has no column",
-        "leases.csv, line 8, key: missing, and the package is the same as in line 7; to send both, give each a key",
+        "leases.csv, line 8, key: missing, and this is the same package as line 7; if both are to be sent, "
+        "give each a key",
     ]
     ran = run("dispatch", "leases.csv")
     assert (ran.code, ran.out) == (2, "")

@@ -75,7 +75,7 @@ class _Checker:
         if first != entry.line and key is not None:
             self.add_problems(Problem(entry.line, "key", f"{key!r} is also the key of line {first}"))
         elif first != entry.line:
-            text = f"missing, and the package is the same as in line {first}; to send both, give each a key"
+            text = f"missing, and this is the same package as line {first}; if both are to be sent, give each a key"
             self.add_problems(Problem(entry.line, "key", text))
 
 
