@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "add-recipient": ("recipients:add_recipient", "Add a recipient to a draft."),
-    "archive": ("archive:archive", "Archive the sealed PDFs of all signings, verify the archive, tell what is stuck."),
+    "archive": ("archive:archive", "Archive the sealed PDFs of all signings, verify the archive, list what is stuck."),
     "completion": ("completion:completion", "Print the completion script for your shell."),
     "create": ("signings:create", "Create a draft."),
-    "demo": ("demo:demo", "Run through everything on this machine in seconds, from a new app to a sealed PDF."),
+    "demo": ("demo:demo", "Run through everything on this machine in seconds, from a new app to an archive."),
     "dispatch": ("dispatch:dispatch", "Send every package of a manifest, each once."),
     "doctor": ("doctor:doctor", "Probe a tenant's conventions and write them to an assumptions file."),
     "download": ("documents:download", "Download sealed PDFs."),
@@ -46,15 +46,15 @@ COMMANDS = {
     "upload": ("documents:upload", "Upload PDFs to a draft."),
     "verify-sealed": (
         "verify_sealed:verify_sealed",
-        "Check whether a sealed PDF is unchanged since it was signed, and by whom.",
+        "Check whether a sealed PDF is unchanged since it was signed, and who signed it.",
     ),
     "watch": ("watch:watch", "Follow a signing until it is completed."),
     "webhook": ("webhook:webhook", "Verify, diagnose and check webhook deliveries."),
 }
-"""Command name to its location and its line in the help."""
+"""The location and the help line of each command."""
 
 
-class _Lazy(click.Group):
+class _LazyGroup(click.Group):
     """Imports a command when it runs, so that ``--help`` is fast and a missing extra affects only its command."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -69,7 +69,7 @@ class _Lazy(click.Group):
         except ModuleNotFoundError as error:
             if ctx.resilient_parsing:  # a shell asks for completions
                 return None
-            raise click.ClickException(_missing(name, error)) from None
+            raise click.ClickException(_format_missing_module(name, error)) from None
         return command
 
     def resolve_command(
@@ -83,7 +83,7 @@ class _Lazy(click.Group):
             raise
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        # Click would import every command for its help line, and stop at the first whose extra is missing.
+        # Click would import every command for its help line, and leave out those whose extra is missing.
         from click.shell_completion import CompletionItem
 
         names = [name for name in sorted(COMMANDS) if name.startswith(incomplete)]
@@ -99,11 +99,11 @@ class _Lazy(click.Group):
             formatter.write_dl([(str(code), meaning) for code, meaning in CODES.items()])
 
 
-def _missing(name: str, error: ModuleNotFoundError) -> str:
+def _format_missing_module(name: str, error: ModuleNotFoundError) -> str:
     return f"{name} needs the module {error.name}: pip install 'signing-async[all]'"
 
 
-@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]}, params=list(common_options()))
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, params=list(common_options()))
 @click.version_option(package_name="signing-async")
 def group() -> None:
     """Use the electronic signing service from the terminal.
@@ -119,11 +119,11 @@ def group() -> None:
 
 def main() -> None:
     """Run the command and exit with its exit code."""
-    _fill_streams()
+    _replace_closed_streams()
     sys.exit(run(sys.argv[1:]))
 
 
-def _fill_streams() -> None:
+def _replace_closed_streams() -> None:
     """Replace closed standard streams, so that no file or connection gets their descriptors."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         try:
@@ -136,7 +136,7 @@ def _fill_streams() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    # Escape characters that the terminal's encoding lacks; read undecodable input the way arguments are read.
+    # Escape characters that an output's encoding lacks; decode invalid input as Python decodes arguments.
     for name, errors in (("stdin", "surrogateescape"), ("stdout", "backslashreplace"), ("stderr", "backslashreplace")):
         with contextlib.suppress(AttributeError):  # not every stream has reconfigure()
             getattr(sys, name).reconfigure(errors=errors)
@@ -154,14 +154,14 @@ def _invoke(arguments: Sequence[str], out: Output) -> int:
         returned: Any = group.main(list(arguments), prog_name="signing-async", standalone_mode=False, obj=state)
         return returned if isinstance(returned, int) else 0
     except (KeyboardInterrupt, click.Abort):
-        return _interrupted(out, changing=state.changing)
+        return _report_interruption(out, changing=state.changing)
     except SigningError as error:
         return _report(out, error, code_of(error))
     except click.ClickException as error:
         return _report_usage(out, error)
 
 
-def _interrupted(out: Output, *, changing: bool) -> int:
+def _report_interruption(out: Output, *, changing: bool) -> int:
     message = "interrupted" + ("; a request in flight may have taken effect" if changing else "")
     out.error(message, {"type": "Interrupted", "message": message, "exit_code": INTERRUPTED})
     return INTERRUPTED

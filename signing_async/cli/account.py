@@ -67,10 +67,10 @@ def login(state: State, no_browser: bool, wait: float) -> None:
     Register the app at the tenant's /developer/my-apps, with a redirect URI such as http://127.0.0.1:8000/callback: the
     browser is redirected there, where this command listens. With --no-browser, or a redirect URI that is not on this
     machine, enter the URL of the page where the browser ends up, or the code in it, on the terminal or on standard
-    input. Over SSH or without a display the URL is printed, and no browser is opened.
+    input. Over SSH or without a display, the login URL is printed and no browser is opened.
 
-    Missing settings are asked for on a terminal; the client secret is not shown. If there is no settings file yet, the
-    answers are saved in one.
+    On a terminal, the command prompts for missing settings; the client secret is not shown. If there is no settings
+    file yet, the answers are saved in one.
 
     \b
     Example:
@@ -80,12 +80,12 @@ def login(state: State, no_browser: bool, wait: float) -> None:
 
     settings, answers = _prompt_for_missing(state)
     oauth = settings.oauth()
-    # Fail before the user goes to the browser if the token file holds anything else: it is never overwritten.
+    # Fail before the user goes to the browser if the token file holds anything but a token: `save` would raise.
     state.run(settings.store.load())
     if no_browser or not is_loopback(oauth.redirect_uri):
         request = oauth.authorization_request(pkce=settings.assumptions.pkce)
         state.out.say(f"Visit this URL in a browser, and allow access:\n  {request.url}", url=request.url)
-        # Ask before an event loop runs: Ctrl-C could not interrupt the prompt in one.
+        # Prompt before an event loop runs: inside one, Ctrl-C would not interrupt the prompt.
         state.run(_finish_login(state, settings, oauth, _read_callback_url(), request))
     else:
         state.run(_login_with_browser(state, settings, oauth, wait))
@@ -113,7 +113,7 @@ def _prompt_for_missing(state: State) -> tuple[Settings, dict[str, Any]]:
 
 
 def _check_answer(name: str, answer: str) -> str:
-    """Return an acceptable answer; any other is asked for again, before the next prompt."""
+    """Return the normalized answer; raise `click.UsageError` to repeat the prompt."""
     from ..transport import wire
     from .callback import is_loopback
 
@@ -139,7 +139,7 @@ def _save_answers(state: State, settings: Settings, answers: dict[str, Any]) -> 
     lines = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in answers.items())
     if settings.file is not None or path is None:
         names = ", ".join(answers)
-        state.out.warn(f"{names} not saved: add to {settings.file or 'the environment'} to avoid the prompt")
+        state.out.warn(f"{names} not saved: add them to {settings.file or 'the environment'} to avoid the prompt")
         return
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     path.touch(mode=0o600, exist_ok=False)
@@ -179,7 +179,7 @@ async def _login_with_browser(state: State, settings: Settings, oauth: OAuth, wa
                 # In a daemon thread: some browsers return only when they are closed.
                 threading.Thread(target=webbrowser.open, args=(request.url,), daemon=True).start()
             else:
-                hint = f"It must reach {callback.redirect_uri} on this machine; if it cannot, use login --no-browser."
+                hint = f"The browser must reach {callback.redirect_uri} on this machine; else use login --no-browser."
                 state.out.say(f"Visit this URL in a browser:\n  {request.url}\n{hint}", url=request.url)
             try:
                 async with asyncio.timeout(wait):
@@ -234,7 +234,7 @@ async def _logout(state: State) -> None:
     was_logged_in = store.path.exists()
     if was_logged_in:
         try:
-            # With the lock: a refresh in another process would save the token again.
+            # Hold the lock: otherwise a refresh in another process may save the token again.
             async with asyncio.timeout(_LOCK_TIMEOUT), store.lock():
                 await store.load()  # raises if the file holds anything but a token
                 store.path.unlink(missing_ok=True)
@@ -243,6 +243,6 @@ async def _logout(state: State) -> None:
     facts = {"base_url": origin, "token_file": str(store.path), "removed": was_logged_in}
     state.out.result(facts, f"Token removed: {store.path}" if was_logged_in else f"Not logged in at {origin}")
     if was_logged_in:
-        state.out.say("The service was not told: a copy of the token would work until it expires.")
+        state.out.say("The service was not told: a copy of the token works until it expires.")
     if state.settings.access_token is not None:
         state.out.warn("SIGNING_ACCESS_TOKEN is still set")

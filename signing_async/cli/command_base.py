@@ -82,7 +82,7 @@ class State:
 
         settings = self.settings
         async with contextlib.AsyncExitStack() as exits:
-            exits.enter_context(self._warnings())
+            exits.enter_context(self._print_warnings())
             _check_login(settings)
             try:
                 auth = settings.auth()
@@ -106,10 +106,10 @@ class State:
         """Run a command's coroutine until it ends or is interrupted."""
         from .running import run
 
-        return run(self._verbosely(main) if self.verbose else main)
+        return run(self._run_verbosely(main) if self.verbose else main)
 
-    async def _verbosely(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine, and print the token requests that no client makes: those of a login."""
+    async def _run_verbosely(self, main: Coroutine[Any, Any, T]) -> T:
+        """Run the coroutine, and print also the token requests of a login, which no client makes."""
         from ..telemetry.switch import is_enabled
         from ..transport.operation import CallContext, use_call_context
 
@@ -136,9 +136,9 @@ class State:
         self.out.say(" ".join(parts), attempt=attrs.asdict(attempt))
 
     @contextlib.contextmanager
-    def _warnings(self) -> Iterator[None]:
+    def _print_warnings(self) -> Iterator[None]:
         """Print the package's warnings while a client is open."""
-        handler = _Warnings(self.out)
+        handler = _WarningHandler(self.out)
         log = logging.getLogger("signing_async")
         log.addHandler(handler)
         try:
@@ -152,7 +152,7 @@ def _check_login(settings: Settings) -> None:
         raise AuthError(f"not logged in at {settings.origin}: run signing-async login")
 
 
-class _Warnings(logging.Handler):
+class _WarningHandler(logging.Handler):
     def __init__(self, out: Output) -> None:
         super().__init__(logging.WARNING)
         self._out = out
@@ -178,7 +178,7 @@ def common_options() -> list[click.Option]:
         click.Option(
             ["--timeout"],
             metavar="SECONDS",
-            help="For a call with its retries.  [env: SIGNING_TIMEOUT]",
+            help="Time limit of a call, with its retries.  [env: SIGNING_TIMEOUT]",
             **_STATE_OPTION,
         ),
         click.Option(["-v", "--verbose"], is_flag=True, help="Show every attempt of every call.", **_STATE_OPTION),
@@ -210,7 +210,8 @@ class _Command(click.Command):
 def command(name: str | None = None, *, changing: bool = False) -> Callable[[Callable[..., None]], click.Command]:
     """Turn a function into a command; its first argument is the `State`.
 
-    ``changing``: the command changes something at the service, so its interruption says that this may have happened.
+    ``changing``: the command changes something at the service. If it is interrupted, the message says that a request
+    may have taken effect.
     """
 
     def decorate(function: Callable[..., None]) -> click.Command:

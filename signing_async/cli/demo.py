@@ -1,4 +1,4 @@
-"""`demo`: everything on this machine, from a new app to an archive of sealed PDFs whose worker is killed."""
+"""`demo`: everything on this machine, from a new app to an archive that survives a killed worker."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class _Demo:
 
     async def run(self) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as state:
-            return await self._with_state(Path(state))
+            return await self._run_steps(Path(state))
 
-    async def _with_state(self, state: Path) -> dict[str, Any]:
+    async def _run_steps(self, state: Path) -> dict[str, Any]:
         async with (
             self._serve_webhooks(state / "inbox.db") as url,
             Sandbox(webhook_url=url, webhook_secret=_SECRET) as sandbox,
@@ -97,18 +97,18 @@ class _Demo:
             )
             self._step("An app is registered", f"client id {app.client_id}", "its secret is shown once")
             async with oauth, SigningClient(sandbox.base_url, oauth) as client:
-                facts = await self._with_client(sandbox, client, oauth, app)
+                facts = await self._run_signing(sandbox, client, oauth, app)
                 facts["archive"] = await self._archive(sandbox, client, state / "berths.journal")
                 self._print_hints(self._folder / _FILES[0][0])
                 return facts
 
-    async def _with_client(self, sandbox: Sandbox, client: SigningClient, oauth: OAuth, app: Any) -> dict[str, Any]:
+    async def _run_signing(self, sandbox: Sandbox, client: SigningClient, oauth: OAuth, app: Any) -> dict[str, Any]:
         request = oauth.authorization_request()
         callback = urlencode({"code": sandbox.authorize(app), "state": request.state})
         await oauth.exchange(f"{app.redirect_uri}?{callback}", state=request.state)
         user = await client.me()
         self._step(
-            "Its user agrees, and the code is exchanged", f"{user.name} <{user.email}>", "state checked, token saved"
+            "The user allows access; the code is exchanged", f"{user.name} <{user.email}>", "state checked, token saved"
         )
 
         signing = await self._prepare(client)
@@ -118,7 +118,7 @@ class _Demo:
         invited = Counter(one.recipient_id for one in sandbox.notifications if one.kind == "invitation")
         requests = len(sandbox.requests_of("oauth.token"))
         self._step(
-            "A day later it is sent, and the response is lost",
+            "A day later the draft is sent, and the response is lost",
             f"token refreshed automatically ({requests} token requests), signing read before any retry",
             f"sent once: {max(invited.values())} invitation for the first recipient",
         )
@@ -181,7 +181,7 @@ class _Demo:
         async for sent in client.dispatch_many(packages, journal):
             assert sent.signing is not None, sent.error
             await sandbox.complete(sent.signing.id)
-        self._step(f"{_BERTHS} more packages are sent in bulk, and signed", "each exactly once, by a journal")
+        self._step(f"{_BERTHS} more packages are sent in bulk, and signed", "each exactly once, with a journal")
 
         archive = self._new_folder("archive")
         before = len(sandbox.requests_of(_DOWNLOAD))
@@ -208,7 +208,7 @@ class _Demo:
 
     async def _start_worker(self, sandbox: Sandbox, archive: Path) -> asyncio.subprocess.Process:
         """Start `signing-async archive` in a process of its own."""
-        # Without the user's own settings: a journal, above all.
+        # Leave out the user's own settings, above all a journal.
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SIGNING_")}
         settings = {
             "SIGNING_CONFIG": os.devnull,

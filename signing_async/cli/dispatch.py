@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from .output import Output
 
 MAX_SHOWN = 20
-"""The number of failures, and of abandoned drafts, that are shown to people."""
+"""How many failures, and how many abandoned drafts, are printed without --json."""
 
 REPORTED = ("package %s was not sent", "package %s: draft %s was abandoned")
-"""The log records that the command reports with the lines of the manifest."""
+"""The log messages that the command replaces with its own, which name the line of the manifest."""
 
 SECONDS_BETWEEN_LINES = 10.0
-"""The interval of progress lines where there is no terminal."""
+"""The interval of progress lines where no progress bar is shown."""
 
 
 @command(changing=True)
@@ -54,7 +54,7 @@ SECONDS_BETWEEN_LINES = 10.0
     help="The report of failed packages, itself a manifest.  [default: MANIFEST with .failures before its suffix]",
 )
 @click.option("--dry-run", is_flag=True, help="Check the manifest and every PDF; send nothing.")
-@click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Packages at once.")
+@click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Packages sent at once.")
 @click.option(
     "--broker",
     metavar="URL|env:NAME",
@@ -66,7 +66,7 @@ SECONDS_BETWEEN_LINES = 10.0
     "--for",
     "seconds",
     type=Seconds(0, min_open=True),
-    help="With --broker: the seconds to wait at most for an unavailable broker and, with --wait, for the workers.",
+    help="With --broker: the time limit for an unavailable broker and, with --wait, for the workers.",
 )
 def dispatch(
     state: State,
@@ -81,10 +81,10 @@ def dispatch(
 ) -> None:
     """Send every package of MANIFEST: create a signing, upload the documents, add the recipients, send it.
 
-    MANIFEST is CSV with one row per package. Its columns are name, language, documents (paths relative to the manifest,
-    separated by ;) and recipient1_email; optional are key, message, signing_order, recipient1_first_name,
+    MANIFEST is CSV with one row per package. The columns are name, language, documents (paths relative to the manifest,
+    separated by ;) and recipient1_email; the optional ones are key, message, signing_order, recipient1_first_name,
     recipient1_last_name, recipient1_signing_method, recipient1_order, recipient1_extra_NAME, recipient2_email and so
-    on. Or it is JSON lines with the same names, and documents and recipients as lists.
+    on. JSON lines with the same names work too; documents and recipients are lists there.
 
     Everything is checked before anything is sent. Each package is sent once, identified by its key or its content: if
     the command is interrupted or killed, run it again, and it resumes from its journal. Failed packages are written to
@@ -92,11 +92,11 @@ def dispatch(
     stops at once.
 
     With --broker, workers on any number of machines send the packages. Start them with "taskiq worker
-    signing_async.taskiq:broker"; their environment holds SIGNING_BROKER, SIGNING_JOURNAL and a client's settings. They
-    read the documents under the same paths.
+    signing_async.taskiq:broker"; their environment holds SIGNING_BROKER, SIGNING_JOURNAL and a client's settings. The
+    workers read the documents under the same paths.
 
-    Exit codes: 0: all packages were sent. 1: some failed. 2: the manifest is invalid, nothing was sent. 3: the outcome
-    of some is unknown. 5: the time of --for is up.
+    Exit code 0: all packages were sent. 1: some failed. 2: the manifest is invalid, nothing was sent. 3: the outcome
+    of some is unknown. 5: --for expired before a worker reported on any package.
 
     \b
     Example:
@@ -105,7 +105,7 @@ def dispatch(
     """
     stem = _stem(manifest)
     if journal == "":
-        # The value of an unset variable, perhaps: with another journal, packages might be sent twice.
+        # Perhaps an unset variable. With the default journal instead, packages might be sent twice.
         raise InvalidRequest("--journal: must not be empty")
     refuse_password("--journal", journal, "put the URL into SIGNING_JOURNAL")
     plan = Plan(
@@ -113,9 +113,9 @@ def dispatch(
         journal or str(state.settings.journal or manifest.parent / f"{stem}.journal"),
         failures or manifest.parent / f"{stem}.failures{manifest.suffix}",
         concurrency,
-        again=shlex.join(["signing-async", *state.arguments]),
+        command_line=shlex.join(["signing-async", *state.arguments]),
         aim="sent" if broker is None or wait else "enqueued",
-        patience=seconds,
+        timeout=seconds,
     )
     if failures is not None and failures.is_dir():
         raise InvalidRequest(f"--failures: {str(failures)!r} is a folder")
@@ -156,11 +156,10 @@ class Plan:
     journal: str
     failures: Path
     concurrency: int
-    again: str
-    """The command line to resume with."""
+    command_line: str
     aim: str
-    """``sent`` or ``enqueued``."""
-    patience: float | None
+    """What this command does with the packages: ``sent`` or ``enqueued``."""
+    timeout: float | None
     """Seconds to wait for the broker and the workers; None: without limit."""
 
     @property
@@ -237,10 +236,10 @@ async def _dispatch(state: State, plan: Plan, broker: str | None) -> None:
 async def _sender(state: State, plan: Plan, broker: str | None) -> AsyncIterator[Any]:
     """Yield a client; with a broker, the workers instead."""
     if broker is not None:
-        from .workers import Patience, workers
+        from .workers import WaitPolicy, workers
 
-        patience = Patience(plan.patience, plan.aim == "sent", state.out.warn)
-        async with workers(broker, plan.journal, state.settings.assumptions.max_pdf_bytes, patience) as sender:
+        policy = WaitPolicy(plan.timeout, plan.aim == "sent", state.out.warn)
+        async with workers(broker, plan.journal, state.settings.assumptions.max_pdf_bytes, policy) as sender:
             yield sender
         return
     async with state.client() as client:
@@ -271,13 +270,13 @@ class Run:
         return self._checked.packages - self._sent - self._failed
 
     async def dispatch(self, client: Any, journal: Journal) -> None:
-        """Send all packages, or as many as were begun before Ctrl-C."""
+        """Send all packages. After Ctrl-C, begin no other package."""
         display = ProgressDisplay(self._state.out, "Sending", self._checked.packages)
         with self._stop, without_log_of(*REPORTED), display:
             try:
                 async with client.dispatch_many(self._packages(), journal, self._plan.concurrency) as results:
                     async for result in results:
-                        self._take(result)
+                        self._record_result(result)
                         display.advance(failed=result.error is not None)
             except asyncio.CancelledError:
                 if not self._stop.at_once:
@@ -298,7 +297,7 @@ class Run:
             self._under_way[key] = entry
             yield attrs.evolve(entry.package, key=key)
 
-    def _take(self, result: DispatchResult) -> None:
+    def _record_result(self, result: DispatchResult) -> None:
         key = result.package.key
         assert key is not None
         entry = self._under_way.pop(key)
@@ -346,14 +345,16 @@ class Run:
         if self._abandoned:
             lines.append(f"Abandoned drafts, left unsent at the service: {self._abandoned}.")
         if kept and enqueued:
-            lines.append(f"{self._plan.failures} is kept until they are sent; run it again with --wait.")
+            lines.append(f"{self._plan.failures} is kept until its packages are sent; dispatch it again with --wait.")
         if interrupted:
-            lines.append(f"Interrupted: {self.left} left. To resume, run the same command:\n  {self._plan.again}")
+            lines.append(
+                f"Interrupted: {self.left} left. To resume, run the same command:\n  {self._plan.command_line}"
+            )
         self._state.out.result({"summary": {**facts, **places, "interrupted": interrupted}}, "\n".join(lines))
         self._state.end(INTERRUPTED if interrupted else code_of_all(self._errors.values(), done=self._sent))
 
     def _finish_report(self, *, remove_old: bool) -> bool:
-        """Return whether the report is in place. If it can't be written, the journal still has all results."""
+        """Put the report in place and return whether there is one. If that fails, warn: the journal has all results."""
         try:
             return self._report.finish(remove_old=remove_old)
         except OSError as error:
@@ -364,7 +365,7 @@ class Run:
 
 @contextlib.contextmanager
 def without_log_of(*beginnings: str) -> Iterator[None]:
-    """Drop the log records about single items, which the command reports itself."""
+    """Drop the log records that begin with one of these texts: the command reports these items itself."""
 
     def is_kept(record: logging.LogRecord) -> bool:
         return not record.msg.startswith(beginnings)

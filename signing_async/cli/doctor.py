@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     help="The file for the learned assumptions.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing file.")
-@click.option("--check-only", is_flag=True, help="Write nothing.")
+@click.option("--check-only", is_flag=True, help="Write no file.")
 @click.option(
     "--wrong-token",
     is_flag=True,
@@ -41,12 +41,12 @@ if TYPE_CHECKING:
 def doctor(state: State, output: Path, force: bool, check_only: bool, wrong_token: bool) -> None:
     """Check a tenant, and write a file of assumptions for the client. Nothing at the service is changed.
 
-    Checked are the certificate, the clock, the token, and what the service's documentation leaves open: the parameters
-    of lists, the places of items and cursors, errors, request ids, timestamps. This takes some twenty GET requests, one
-    of them for a signing that does not exist and one without a token.
+    The command checks the certificate, the clock, the token, and what the service's documentation leaves open: the
+    parameters of lists, where items and cursors are, errors, request ids, timestamps. This takes some twenty GET
+    requests, one of them for a signing that does not exist and one without a token.
 
-    The file holds assumptions in TOML, each with its evidence as a comment. SigningClient and all commands use it if
-    the settings name it: assumptions = "assumptions.toml", or SIGNING_ASSUMPTIONS.
+    The file holds assumptions in TOML, each with its evidence as a comment. SigningClient.from_env and all commands
+    use it if the settings name it: assumptions = "assumptions.toml", or SIGNING_ASSUMPTIONS.
 
     Exit code 0: no check failed. 1: a check failed. 4: the token is not accepted.
 

@@ -34,7 +34,7 @@ class Finding:
 class _Value:
     name: str
     value: Any
-    """None if it could not be determined: the default stays."""
+    """None: not determined, so the default applies."""
     evidence: str
 
 

@@ -29,8 +29,8 @@ Command = Callable[..., None]
 def inbox() -> None:
     """List, retry and purge the events that a receiver has stored.
 
-    The inbox is a file, or a table in PostgreSQL: --inbox, the variable SIGNING_INBOX, or the setting inbox. Bodies
-    that are encrypted are shown with the key in SIGNING_INBOX_KEY.
+    The inbox is a file, or a table in PostgreSQL. Name it with --inbox, the variable SIGNING_INBOX, or the setting
+    inbox. To show encrypted payloads, set SIGNING_INBOX_KEY.
 
     \b
     Example:
@@ -43,7 +43,7 @@ class _Place:
     """Where the inbox is."""
 
     address: str | None
-    """A path or a URL; None for that of the settings."""
+    """A path or a URL; None: the one in the settings."""
     table: str
 
 
@@ -65,10 +65,10 @@ def _inbox_options(command: Command) -> Command:
 
 def _filter_options(command: Command) -> Command:
     for option in (
-        click.option("--until", type=moment, help="Only events received before: 7d, 2031-03-31, ..."),
-        click.option("--since", type=moment, help="Only events received since: 90min, 7d, 2031-03-31, ..."),
+        click.option("--until", type=moment, help="Only events received before this time: 7d, 2031-03-31, ..."),
+        click.option("--since", type=moment, help="Only events received since this time: 90min, 7d, 2031-03-31, ..."),
         click.option(
-            "--type", "kind", metavar="TYPE", help="Only events of this type, or of types such as recipient.*"
+            "--type", "kind", metavar="TYPE", help="Only events of this type. A final * matches any ending: recipient.*"
         ),
     ):
         command = option(command)
@@ -110,11 +110,11 @@ def list_events(
 
 async def _list(state: State, place: _Place, selection: EventFilter, limit: int | None) -> None:
     rows: list[tuple[object, ...]] = []
-    shown, is_stopped = 0, False
-    async with _opened(state, place) as inbox:
+    shown, has_more = 0, False
+    async with _open_inbox(state, place) as inbox:
         # Without the bodies, no key is needed.
         async for stored in inbox.store.select(selection):
-            if is_stopped := shown == limit:
+            if has_more := shown == limit:
                 break
             shown += 1
             if state.json:
@@ -124,7 +124,7 @@ async def _list(state: State, place: _Place, selection: EventFilter, limit: int 
     if rows:
         columns = ("ID", "STATE", "TYPE", "SIGNING", "RECEIVED", "ATTEMPTS", "ERROR")
         state.out.table(columns, rows, optional=("ATTEMPTS", "SIGNING", "RECEIVED", "ERROR"))
-    if is_stopped:
+    if has_more:
         state.out.say(f"There are more than {limit}: use --all, or a filter such as --since.", more=True)
     elif not shown:
         state.out.say("No events.")
@@ -179,8 +179,8 @@ def show(state: State, place: _Place, event: str) -> None:
 
 
 async def _get(state: State, place: _Place, event: str) -> tuple[StoredEvent, str | None]:
-    """Return the event, and why its payload cannot be shown."""
-    async with _opened(state, place) as inbox:
+    """Return the event, and the reason if its payload cannot be shown."""
+    async with _open_inbox(state, place) as inbox:
         # Without the key of an encrypted inbox, all but the payload can be shown.
         found = [stored async for stored in inbox.store.select(EventFilter(ids=[event]))]
         if not found:
@@ -207,10 +207,10 @@ def retry(
     since: datetime | None,
     until: datetime | None,
 ) -> None:
-    """Let events be handled again, as if they had just arrived: those with these ids, or all that match the options.
+    """Make events due at once, as if they had just arrived.
 
-    Without --dead, events that were handled before are handled again too. Events that are being handled now, and
-    events whose body was purged, are left as they are.
+    Give either the ids of the events, or options that select them. Without --dead, events that were handled before are
+    handled again too. Events that are being handled now, and events whose body was purged, are left as they are.
 
     \b
     Example:
@@ -227,7 +227,7 @@ def retry(
 
 
 async def _retry(state: State, place: _Place, selection: EventFilter) -> None:
-    async with _opened(state, place) as inbox:
+    async with _open_inbox(state, place) as inbox:
         known = [stored.id async for stored in inbox.store.select(selection)] if selection.ids else None
         if missing := set(selection.ids or ()) - set(known or ()):
             raise _no_event(sorted(missing))
@@ -247,10 +247,10 @@ async def _retry(state: State, place: _Place, selection: EventFilter) -> None:
     type=moment,
     required=True,
     metavar="AGE",
-    help="Purge what was handled before: 90d, 2w, 2031-03-31, ...",
+    help="Purge events handled or dropped before this time: 90d, 2w, 2031-03-31, ...",
 )
 def purge(state: State, place: _Place, before: datetime) -> None:
-    """Forget the bodies of events that were handled or dropped long ago.
+    """Delete the bodies of events that were handled or dropped long ago.
 
     Their ids stay: a late duplicate is recognized. Pending and dead events are kept.
 
@@ -265,7 +265,7 @@ def purge(state: State, place: _Place, before: datetime) -> None:
 
 
 async def _purge(state: State, place: _Place, age: float) -> None:
-    async with _opened(state, place) as inbox:
+    async with _open_inbox(state, place) as inbox:
         purged = await inbox.purge(older_than=age)
     state.out.result({"purged": purged}, f"Purged {_count(purged)}.")
 
@@ -273,7 +273,7 @@ async def _purge(state: State, place: _Place, age: float) -> None:
 @command()
 @_inbox_options
 def stats(state: State, place: _Place) -> None:
-    """Count the events by state, and show how long the oldest pending one has waited.
+    """Count events by state; show the age of the oldest pending event.
 
     \b
     Example:
@@ -284,7 +284,7 @@ def stats(state: State, place: _Place) -> None:
 
 
 async def _stats(state: State, place: _Place) -> None:
-    async with _opened(state, place) as inbox:
+    async with _open_inbox(state, place) as inbox:
         stats = await inbox.stats()
     counts = {status.value: stats.counts.get(status, 0) for status in EventStatus}
     oldest = stats.oldest_pending
@@ -307,8 +307,8 @@ def _no_event(ids: list[str]) -> InboxError:
 
 
 @contextlib.asynccontextmanager
-async def _opened(state: State, place: _Place) -> AsyncIterator[Inbox]:
-    """Open an inbox that exists."""
+async def _open_inbox(state: State, place: _Place) -> AsyncIterator[Inbox]:
+    """Open the inbox; raise `ConfigurationError` if it does not exist."""
     if place.address == "":
         raise ConfigurationError("--inbox: must not be empty")
     refuse_password("--inbox", place.address, "put the URL into SIGNING_INBOX")

@@ -25,13 +25,13 @@ CURSORS: tuple[str, ...] = (
 NO_SUCH = "00000000-0000-0000-0000-000000000000"
 MAX_RECIPIENT_LISTS = 5
 
-_ONWARD = re.compile(r"next|cursor|after|continu", re.IGNORECASE)
+_NEXT = re.compile(r"next|cursor|after|continu", re.IGNORECASE)
 _BACK = re.compile(r"prev|before|first|last|self|current", re.IGNORECASE)
 _MORE = re.compile(r"more", re.IGNORECASE)
 _DONE = re.compile(r"complet|sign|done|finish|approv", re.IGNORECASE)
-_MOMENT = re.compile(r"(_at|_on|At|On|date|time|timestamp)$")
-_ADDRESS = re.compile(r"https?:|/", re.IGNORECASE)
-_LINKED = re.compile(r';\s*rel="?next\b')
+_TIME = re.compile(r"(_at|_on|At|On|date|time|timestamp)$")
+_URL = re.compile(r"https?:|/", re.IGNORECASE)
+_LINK_TO_NEXT = re.compile(r';\s*rel="?next\b')
 
 
 class ListProbe:
@@ -53,11 +53,11 @@ class ListProbe:
         path, found = items
         if path:
             self._learned.add_first("item_paths", path, "observed")
-        where = f"in {path}" if path else "the response itself"
+        where = f"in {path}" if path else "which is the list itself"
         yield Finding("list", "ok", f"{len(found)} signings on the first page, {where}", {"items": path or None})
-        page, params, finding = await self._limited_to_one(page, found)
+        page, params, finding = await self._page_size(page, found)
         yield finding
-        yield await self._onward(page, params)
+        yield await self._next_page(page, params)
         if found:
             yield await self._record(found[0])
             yield self._timestamps(found)
@@ -65,10 +65,10 @@ class ListProbe:
 
     # Pages
 
-    async def _limited_to_one(
+    async def _page_size(
         self, page: ProbeResponse, found: Sequence[Any]
     ) -> tuple[ProbeResponse, Mapping[str, str], Finding]:
-        """Return a page of one item and its parameters; the given page if the size cannot be limited."""
+        """Return a page of one item, its parameters and the finding; the given page if the size cannot be limited."""
         if len(found) < 2:
             words = "undetermined: there are fewer than two signings"
             self._learned.add("limit_param", None, words)
@@ -83,39 +83,39 @@ class ListProbe:
         self._learned.add("limit_param", None, words)
         return page, {}, Finding("page size", "warning", words)
 
-    async def _onward(self, page: ProbeResponse, params: Mapping[str, str]) -> Finding:
+    async def _next_page(self, page: ProbeResponse, params: Mapping[str, str]) -> Finding:
         """Determine where a page has its cursor, and which parameter takes it."""
-        place, cursor = self._next(page)
+        place, cursor = self._find_cursor(page)
         if place is None:
             few = "undetermined: there are not enough signings for a second page"
             words = "the first page has no cursor" if params else few
             self._learned.add("cursor_param", None, words)
             return Finding("next page", "unknown", words)
-        if _ADDRESS.match(cursor):
+        if _URL.match(cursor):
             self._learned.add("cursor_param", None, "not needed: a page holds the URL of the next one")
             return Finding("next page", "ok", f"its URL is in {place}", {"next": place})
-        name = await self._cursor(page, params, cursor)
+        name = await self._find_cursor_param(page, params, cursor)
         if name is None:
             words = f"a page has a cursor in {place}, but no known parameter takes it"
             self._learned.add("cursor_param", None, f"{words}: {', '.join(CURSORS)}")
             return Finding("next page", "failed", words, {"next": place})
-        self._learned.add("cursor_param", name, "observed: it returned other items")
+        self._learned.add("cursor_param", name, "observed: with it, the service returned other items")
         return Finding(
             "next page", "ok", f"the cursor in {place} is sent back as {name!r}", {"next": place, "cursor_param": name}
         )
 
-    def _next(self, page: ProbeResponse) -> tuple[str | None, str]:
+    def _find_cursor(self, page: ProbeResponse) -> tuple[str | None, str]:
         """Return the place of a page's cursor, and the cursor; learn the place if it is new."""
         data = page.data
         for path in self._known.next_paths:
             if found := _scalar(look_up(data, path)):
                 return path, found
-        if _LINKED.search(page.headers.get("Link", "")):
+        if _LINK_TO_NEXT.search(page.headers.get("Link", "")):
             return "the Link header", "/"
         members = list(walk(data))
         for path, value in members:
             last = path.rpartition(".")[2]
-            if (found := _scalar(value)) and _ONWARD.search(path) and not _BACK.search(last):
+            if (found := _scalar(value)) and _NEXT.search(path) and not _BACK.search(last):
                 self._learned.add_first("next_paths", path, "observed")
                 return path, found
         known = [(path, look_up(data, path)) for path in self._known.has_more_paths]
@@ -127,7 +127,7 @@ class ListProbe:
                 return f"{path} and the last item's id", str(items[1][-1].get("id")) if items and items[1] else ""
         return None, ""
 
-    async def _cursor(self, page: ProbeResponse, params: Mapping[str, str], cursor: str) -> str | None:
+    async def _find_cursor_param(self, page: ProbeResponse, params: Mapping[str, str], cursor: str) -> str | None:
         """Return the name of the parameter that takes a cursor: with it, other items are returned."""
         for name in dict.fromkeys((self._known.cursor_param, *CURSORS)):
             before = self._ids(page)
@@ -153,7 +153,7 @@ class ListProbe:
             words = f"a signing cannot be read: HTTP {response.status}"
             return Finding("record", "failed", words, {"status": response.status})
         if "id" in data:
-            return Finding("record", "ok", "a signing is the response itself")
+            return Finding("record", "ok", "the response is the signing itself")
         for path, value in [*((path, look_up(data, path)) for path in self._known.record_paths), *walk(data)]:
             if isinstance(value, dict) and "id" in value:
                 self._learned.add_first("record_paths", path, "observed")
@@ -174,7 +174,7 @@ class ListProbe:
         return Finding("timestamps", "ok", words)
 
     async def _recipients(self, items: Sequence[Mapping[str, Any]]) -> Finding:
-        """Determine which field of a recipient says that it has finished."""
+        """Determine which field shows that a recipient has finished."""
         some = [item for item in items if item.get("id")]
         some.sort(key=lambda item: (not item.get("is_completed"), bool(item.get("is_draft"))))
         empty: dict[str, None] = {}
@@ -187,17 +187,17 @@ class ListProbe:
             candidates = [(name, value) for name, value in fields if _is_done_field(name)]
             filled = next((name for name, value in candidates if value is not None), None)
             if filled is not None:
-                return self._finished(filled, "observed with a value", "ok")
+                return self._done_field(filled, "observed with a value", "ok")
             empty.update(dict.fromkeys(name for name, _ in candidates))
         if not empty:
-            return Finding("recipients", "unknown", "no recipient has a field for having finished")
-        return self._finished(next(iter(empty)), "observed, always empty: guessed by its name", "warning")
+            return Finding("recipients", "unknown", "no field shows whether a recipient has finished")
+        return self._done_field(next(iter(empty)), "observed, but always empty: chosen by its name", "warning")
 
-    def _finished(self, name: str, evidence: str, state: State) -> Finding:
+    def _done_field(self, name: str, evidence: str, state: State) -> Finding:
         if name in self._known.recipient_done_fields:
             state = "ok"
         self._learned.add_first("recipient_done_fields", name, evidence)
-        return Finding("recipients", state, f"{name!r} tells who has finished ({evidence})", {"field": name})
+        return Finding("recipients", state, f"{name!r} shows who has finished ({evidence})", {"field": name})
 
 
 def _scalar(value: object) -> str:
@@ -206,4 +206,4 @@ def _scalar(value: object) -> str:
 
 
 def _is_done_field(name: object) -> bool:
-    return isinstance(name, str) and _DONE.search(name) is not None and _MOMENT.search(name) is not None
+    return isinstance(name, str) and _DONE.search(name) is not None and _TIME.search(name) is not None

@@ -83,14 +83,14 @@ class Output:
             self.text(self.styled(clean(text), colour))
 
     def say(self, text: str, **facts: Any) -> None:
-        """Print a remark to standard error; as JSON its facts, if it has any."""
+        """Print a remark to standard error; with --json, its facts instead, if there are any."""
         if not self.json:
             self._print(clean(text))
         elif facts:
             self._print_json(facts)
 
     def failed(self, name: str, error: BaseException, facts: Mapping[str, Any]) -> None:
-        """Print one failed item among several; as JSON it is a result like the others."""
+        """Print one failed item among several; with --json, it is a result like the others."""
         if self.json:
             self.result({**facts, "error": facts_of(error)})
         else:
@@ -115,8 +115,8 @@ class Output:
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()) -> None:
         """Print rows for people.
 
-        A terminal shows the first column and STATE in full. If it is too narrow, it leaves out the ``optional`` columns
-        one by one, and then puts each cell on a line of its own.
+        A terminal shows the first column and STATE in full. If the terminal is too narrow, ``optional`` columns are
+        left out one by one; if that is not enough, each cell gets a line of its own.
         """
         if not self.is_terminal:
             self._write(_plain(columns, rows))
@@ -174,7 +174,7 @@ class Output:
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Callable[[Progress], None] | None]:
-        """Show a progress bar on standard error if it is a terminal, and yield its ``on_progress``."""
+        """Show a progress bar and yield its ``on_progress``; without a terminal, yield None."""
         if not self.live:
             yield None
             return
@@ -198,11 +198,11 @@ class Output:
         if style and _is_coloured(sys.stderr):
             head, colon, rest = text.partition(":")
             text = click.style(head + colon, fg=style, bold=True) + rest
-        if not self._above_bar(text + "\n", sys.stderr):
+        if not self._print_above_bar(text + "\n", sys.stderr):
             click.echo(text, err=True)
 
-    def _above_bar(self, text: str, stream: Any) -> bool:
-        """Print above the progress bar if the terminal shows both. Return whether it did."""
+    def _print_above_bar(self, text: str, stream: Any) -> bool:
+        """Print above the progress bar if there is one and the stream is a terminal. Return whether it was printed."""
         if self._bar is None or not _is_terminal(stream):
             return False
         from rich.text import Text
@@ -211,7 +211,7 @@ class Output:
         return True
 
     def _write(self, text: str) -> None:
-        if self._above_bar(text, sys.stdout):
+        if self._print_above_bar(text, sys.stdout):
             return
         self.binary(text)
 

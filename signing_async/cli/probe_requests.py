@@ -1,4 +1,4 @@
-"""The doctor's GET requests, which keep every response, whatever its status."""
+"""The doctor's GET requests. Every response is kept, whatever its status."""
 
 from __future__ import annotations
 

@@ -27,11 +27,11 @@ from .probe_requests import ProbeRequests, ProbeResponse
 
 __all__ = ["Probe"]
 
-SOON_DAYS = 21
-SKEW = 10.0
+CERTIFICATE_WARNING_DAYS = 21
+MAX_CLOCK_SKEW = 10.0
 
-_IDENTITY = re.compile(r"request.?id|correlation|trace.?id|^x-amzn-trace", re.IGNORECASE)
-_RATE = re.compile(r"rate.?limit|quota", re.IGNORECASE)
+_REQUEST_ID = re.compile(r"request.?id|correlation|trace.?id|^x-amzn-trace", re.IGNORECASE)
+_RATE_LIMIT = re.compile(r"rate.?limit|quota", re.IGNORECASE)
 
 
 class Probe:
@@ -46,7 +46,7 @@ class Probe:
         self.learned: Learned = Learned(self._assumptions)
 
     async def findings(self) -> AsyncGenerator[Finding, None]:
-        """Yield the finding of each check; stop after the token's if it is not accepted."""
+        """Yield the finding of each check; stop if ``GET /me`` fails."""
         yield await self._certificate()
         me = await self._get("/me")
         yield self._clock(me)
@@ -65,7 +65,7 @@ class Probe:
         yield self._request_ids()
         yield self._rate_limits()
         if has_list:
-            yield await self._try_out()
+            yield await self._read_pages()
 
     # The connection and the token
 
@@ -85,7 +85,7 @@ class Probe:
         writer.transport.abort()
         days = int((ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) // 86_400)
         words = f"{version}; the certificate is valid for {days} more days"
-        return Finding("https", "warning" if days < SOON_DAYS else "ok", words, {"days_left": days})
+        return Finding("https", "warning" if days < CERTIFICATE_WARNING_DAYS else "ok", words, {"days_left": days})
 
     def _clock(self, response: ProbeResponse) -> Finding:
         try:
@@ -96,7 +96,7 @@ class Probe:
         skew = date.timestamp() + 0.5 - (response.began + response.ended) / 2
         uncertain = 0.5 + (response.ended - response.began) / 2
         facts = {"skew_seconds": round(skew, 1)}
-        if abs(skew) <= SKEW + uncertain:
+        if abs(skew) <= MAX_CLOCK_SKEW + uncertain:
             words = f"the clocks of this machine and the service agree within {abs(skew) + uncertain:.1f} s"
             return Finding("clock", "ok", words, facts)
         words = f"this machine's clock is {abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the service's"
@@ -160,7 +160,7 @@ class Probe:
         )
         data, redact = response.data, self._requests.redact_and_truncate
         shape = f"an object with {', '.join(sorted(map(str, data)))}" if isinstance(data, dict) else "no object"
-        kind = response.headers.get("Content-Type", "no type").partition(";")[0]
+        kind = response.headers.get("Content-Type", "no Content-Type").partition(";")[0]
         words = f"HTTP {response.status}, {redact(kind)}, {redact(shape)}; code {error.code or 'missing'}"
         return Finding("errors", "ok", words, {"status": response.status, "code": error.code})
 
@@ -170,7 +170,7 @@ class Probe:
             name = next((name for name in self._assumptions.request_id_headers if response.headers.get(name)), None)
             if name is None:
                 name = next(
-                    (name for name in response.headers if _IDENTITY.search(name) and NAME.fullmatch(name)), None
+                    (name for name in response.headers if _REQUEST_ID.search(name) and NAME.fullmatch(name)), None
                 )
             if name is not None:
                 self.learned.add_first("request_id_headers", name, "observed")
@@ -181,7 +181,9 @@ class Probe:
 
     def _rate_limits(self) -> Finding:
         requests = self._requests
-        names = sorted({name for response in requests.responses for name in response.headers if _RATE.search(name)})
+        names = sorted(
+            {name for response in requests.responses for name in response.headers if _RATE_LIMIT.search(name)}
+        )
         if names:
             return Finding(
                 "rate limit", "ok", f"reported in {requests.redact_and_truncate(', '.join(names))}", {"headers": names}
@@ -189,9 +191,9 @@ class Probe:
         if requests.rate_limited:
             words = f"{requests.rate_limited} requests were rejected with 429; no header reports the limit"
             return Finding("rate limit", "warning", words)
-        return Finding("rate limit", "unknown", "no header reports one")
+        return Finding("rate limit", "unknown", "no header reports a limit")
 
-    async def _try_out(self) -> Finding:
+    async def _read_pages(self) -> Finding:
         """Read two pages as the client does, with the learned assumptions."""
         client = self._client.with_options(assumptions=self.learned.assumptions)
         known_ids: set[str] = set()
@@ -202,7 +204,7 @@ class Probe:
                 async for page in all_pages:
                     pages += 1
                     if known_ids & {signing.id for signing in page.items}:
-                        return Finding("client", "failed", f"page {pages} of a list repeats an earlier one")
+                        return Finding("client", "failed", f"page {pages} of a list repeats earlier signings")
                     known_ids |= {signing.id for signing in page.items}
                     if pages == 2:
                         break

@@ -24,7 +24,7 @@ PROFILES = ("default", "laravel", "rfc9457", "numeric")
 
 
 @command()
-@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0 takes a free port.")
+@click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--data",
@@ -79,8 +79,8 @@ def sandbox(
         )
         state.run(_run(server, state.out))
     except Refused as error:
-        said = "; ".join(message for messages in error.errors.values() for message in messages) or str(error)
-        raise click.UsageError(said.replace("allow_remote_webhooks", "--allow-remote-webhooks")) from error
+        message = "; ".join(text for texts in error.errors.values() for text in texts) or str(error)
+        raise click.UsageError(message.replace("allow_remote_webhooks", "--allow-remote-webhooks")) from error
     except click.exceptions.Exit:  # which is a RuntimeError
         raise
     except OSError as error:
@@ -99,7 +99,7 @@ async def _run(server: Sandbox, out: Output) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(*NO_HANDLERS):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    with _logging(out):
+    with _print_log(out):
         async with server:
             _announce(server, out)
             await stop.wait()
@@ -108,9 +108,9 @@ async def _run(server: Sandbox, out: Output) -> None:
 
 
 @contextlib.contextmanager
-def _logging(out: Output) -> Iterator[None]:
+def _print_log(out: Output) -> Iterator[None]:
     """Print the sandbox's log on standard error."""
-    log, handler = logging.getLogger("signing_async.sandbox"), _Log(out)
+    log, handler = logging.getLogger("signing_async.sandbox"), _LogHandler(out)
     level = log.level
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -121,7 +121,7 @@ def _logging(out: Output) -> Iterator[None]:
         log.removeHandler(handler)
 
 
-class _Log(logging.Handler):
+class _LogHandler(logging.Handler):
     def __init__(self, out: Output) -> None:
         super().__init__(logging.INFO)
         self._out = out
@@ -148,7 +148,7 @@ def _announce(server: Sandbox, out: Output) -> None:
         lines += [f"  Webhook secret    {endpoint.secret} (for {endpoint.url})" for endpoint in endpoints]
         if len(endpoints) == 1:
             exports["SIGNING_WEBHOOK_SECRET"] = endpoints[0].secret
-    lines.append("To use it from a shell, with an access token for a day:")
+    lines.append("To use the sandbox from a shell, with an access token that is valid for a day:")
     lines += [f"  export {name}={shlex.quote(value)}" for name, value in exports.items()]
     if not is_loopback(server.host):
         lines.append("Everybody who can reach this address has full access: the sandbox asks for no password.")

@@ -34,7 +34,7 @@ def duration(text: str) -> timedelta:
 
 
 def duration_or_moment(text: str) -> timedelta | datetime:
-    """Parse a duration before now, a date or a time."""
+    """Parse a duration, which stays a `timedelta`, or a date or a time."""
     return duration(text) if _SPAN.fullmatch(text) else moment(text)
 
 
@@ -54,14 +54,16 @@ def moment(text: str) -> datetime:
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(_STATES), help="Only signings in this state. May be repeated."
 )
-@click.option("--name", metavar="TEXT", help="Only signings with this text in their name, in any case.")
-@click.option("--updated-since", "since", type=moment, help="Only signings updated since: 7d, 12h, 2031-03-31, ...")
-@click.option("--updated-before", "before", type=moment, help="Only signings updated before.")
+@click.option("--name", metavar="TEXT", help="Only signings with this text in their name, ignoring case.")
+@click.option(
+    "--updated-since", "since", type=moment, help="Only signings updated since this time: 7d, 12h, 2031-03-31, ..."
+)
+@click.option("--updated-before", "before", type=moment, help="Only signings updated before this time.")
 @click.option(
     "--limit", type=click.IntRange(1), help="Stop after this many signings.  [default: 50; with --all: no limit]"
 )
 @click.option("--all", "everything", is_flag=True, help="List everything.")
-@click.option("--cursor", help="Continue where an earlier list stopped; it prints the cursor.")
+@click.option("--cursor", help="Continue at the cursor that an earlier list printed.")
 def list_signings(
     state: State,
     states: tuple[str, ...],
@@ -74,8 +76,8 @@ def list_signings(
 ) -> None:
     """List signings, in the service's own order.
 
-    The service documents no filters, so they are applied to what it lists. If the list stops at its limit, it prints
-    how to continue to standard error. --json prints one object per line.
+    The service documents no filters, so this command filters on this machine. If the list stops at its limit, standard
+    error says how to continue. --json prints one object per line.
 
     \b
     Example:
@@ -87,7 +89,7 @@ def list_signings(
 
 
 class _Filter:
-    """The filters of `list`; ``signing in filter`` tells whether a signing passes."""
+    """The filters of `list`; ``signing in filter`` tells whether a signing passes them."""
 
     def __init__(
         self, states: tuple[str, ...], name: str | None, since: datetime | None, before: datetime | None
@@ -158,7 +160,7 @@ async def _list(state: State, selected: _Filter, limit: int | None, start: _Curs
 
 
 async def _walk(client: SigningClient, start: _Cursor) -> AsyncGenerator[tuple[Signing, _Cursor], None]:
-    """Yield the signings from ``start``, each with the cursor of a list that starts with it."""
+    """Yield the signings from ``start``, each with the cursor that starts a list at that signing."""
     position = _Cursor(start.page)
     async with aclosing(client.signings.list(cursor=start.page).pages()) as pages:
         async for page in pages:
@@ -219,7 +221,7 @@ async def _show(state: State, signing_id: str) -> None:
 def create(
     state: State, name: str, language: str, order: str | None, message: str | None, message_file: str | None
 ) -> None:
-    """Create a draft called NAME. Only its id goes to standard output, for use in scripts.
+    """Create a draft called NAME. Only the draft's id goes to standard output, for use in scripts.
 
     \b
     Example:
@@ -244,8 +246,8 @@ async def _create(state: State, fields: Mapping[str, Any]) -> None:
 def send(state: State, signing: str) -> None:
     """Send a draft: its recipients are notified, and it can no longer be edited.
 
-    A draft is never sent twice: after a lost response the service is read before anything is repeated. Exit code 3: it
-    is unknown whether the draft was sent.
+    A draft is never sent twice: after a 5xx or a lost response, the command reads the signing before it retries. Exit
+    code 3: it is unknown whether the draft was sent.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""`verify-sealed`: whether a sealed PDF is unchanged since it was signed, and by whom."""
+"""`verify-sealed`: whether a sealed PDF is unchanged since it was signed, and who signed it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REVOCATION = {False: "the data in the file", True: "the data in the file and the
     "--trust",
     multiple=True,
     metavar="ROOTS",
-    help='Certificates to trust: a PEM or DER file, a folder of those, or "system". May be repeated.',
+    help='Certificates to trust: a PEM or DER file, a folder of such files, or "system". May be repeated.',
 )
 @click.option("--fetch", is_flag=True, help="With --trust: ask the revocation services that the certificates name.")
 @click.option("--no-form-filling", is_flag=True, help="Do not permit form fields to be filled in after a signature.")
@@ -40,11 +40,12 @@ def verify_sealed(
 
     A file is sound if every signature is valid, and only validation data, timestamps, further signatures, document
     information and, where the document permits it, form field values were added afterwards. It is trusted if the
-    certificates also lead to the roots of --trust. This is not a legal opinion. Without --fetch nothing leaves this
-    machine.
+    certificates also lead to the roots of --trust, and no revocation is known. This is not a legal opinion. Without
+    --fetch nothing leaves this machine.
 
-    Exit code 0: all files are sound and, with --trust, trusted. 7: one is not sound. 8: with --trust, one is sound but
-    not trusted. 2: one cannot be read or is not a PDF. 1: one could not be verified for now; run the command again.
+    Exit code 0: all files are sound and, with --trust, trusted. 7: a file is not sound. 8: with --trust, a file is
+    sound but not trusted. 2: a file cannot be read or is not a PDF. 1: a file could not be verified for now; run the
+    command again.
 
     \b
     Example:
@@ -77,9 +78,9 @@ def _verify(
     state: State, path: Path, *, trust: tuple[str, ...] | None, fetch: bool, form_filling: bool, timeout: float
 ) -> int:
     try:
-        most = state.settings.assumptions.max_sealed_bytes
+        max_bytes = state.settings.assumptions.max_sealed_bytes
         report = load_inspector()(
-            path, trust=trust, fetch=fetch, form_filling=form_filling, timeout=timeout, max_bytes=most
+            path, trust=trust, fetch=fetch, form_filling=form_filling, timeout=timeout, max_bytes=max_bytes
         )
     except SigningError as error:
         state.out.failed(str(path), error, {"file": str(path), "sound": None})

@@ -29,7 +29,7 @@ Show = Callable[["Signing", Sequence["Recipient"]], None]
 @click.option("--for", "seconds", type=Seconds(0, min_open=True), help="Give up after this time.")
 @click.option("--poll", default=5.0, show_default=True, type=Seconds(0.05, 3600), help="Polling interval.")
 def watch(state: State, signing: str, seconds: float | None, poll: float) -> None:
-    """Follow a signing until everyone has signed. Outages on the way are waited out.
+    """Follow a signing until everyone has signed. Once the signing has been read, outages are waited out.
 
     A terminal shows the current state of documents and recipients. Elsewhere each change is a line, or an object with
     --json.

@@ -39,7 +39,7 @@ def webhook() -> None:
     """Verify, diagnose and check webhook deliveries.
 
     The secret comes from --secret, the variable SIGNING_WEBHOOK_SECRET, the settings file (webhook_secret) or a prompt.
-    It is never an argument, because every process on the machine can read those.
+    It is never an argument, because every process on the machine can read arguments.
 
     \b
     Example:
@@ -83,7 +83,7 @@ def _delivery_options(command: Command) -> Command:
 @_delivery_options
 @_secret_option
 @_scheme_option
-@click.option("--any-age", is_flag=True, help="Accept a signed timestamp of any age, such as that of a saved delivery.")
+@click.option("--any-age", is_flag=True, help="Accept a signed timestamp of any age. A saved delivery may be old.")
 def verify(
     state: State,
     body: str,
@@ -102,9 +102,9 @@ def verify(
     Exit code 0: the signature is valid. 1: it is not. 2: wrong usage.
     """
     selected = replace(SCHEMES[scheme], tolerance=math.inf) if any_age else SCHEMES[scheme]
-    verifier = _as_usage_error(lambda: WebhookVerifier(_secret(state, source, body), selected))
-    content = _read(body)
-    pairs = _pairs(headers)
+    verifier = _as_usage_error(lambda: WebhookVerifier(_load_secret(state, source, body), selected))
+    content = _read_body(body)
+    pairs = _parse_headers(headers)
     try:
         verifier.verify(content, signature, headers=pairs)
     except InvalidSignature as error:
@@ -132,7 +132,7 @@ def doctor(
     """Explain why the delivery saved in BODY does not verify.
 
     BODY is a file, or - for standard input. Nothing leaves this machine. A secret from a file is used with its final
-    newline, which may be the fault.
+    newline, which may be the cause.
 
     \b
     Example:
@@ -140,8 +140,8 @@ def doctor(
 
     Exit code 0: the delivery verifies. 1: it does not, and the cause is shown. 2: wrong usage. 3: no cause was found.
     """
-    secret = _secret(state, source, body, keep_line_end=True)
-    diagnosis = diagnose(secret, _read(body), signature, headers=_pairs(headers), scheme=SCHEMES[scheme])
+    secret = _load_secret(state, source, body, keep_line_end=True)
+    diagnosis = diagnose(secret, _read_body(body), signature, headers=_parse_headers(headers), scheme=SCHEMES[scheme])
     facts = {
         "accepted": diagnosis.accepted,
         "explained": diagnosis.explained,
@@ -191,7 +191,7 @@ def check(
     Example:
       signing-async webhook check http://localhost:8000/webhooks --secret file:webhook-secret
 
-    Exit code 0: all checks passed. 1: one failed. 2: wrong usage. 3: the endpoint cannot be reached.
+    Exit code 0: all checks passed. 1: a check failed. 2: wrong usage. 3: the endpoint cannot be reached.
     """
     from ..webhooks.check import check_receiver
 
@@ -211,7 +211,7 @@ def check(
                 _print_result(state, result)
         return results
 
-    secret = _secret(state, source)
+    secret = _load_secret(state, source)
     try:
         results = _as_usage_error(lambda: state.run(run()))
     except TransportError as error:
@@ -242,7 +242,7 @@ def _as_usage_error(call: Callable[[], T]) -> T:
         raise click.UsageError(str(error)) from None
 
 
-def _read(body: str) -> bytes:
+def _read_body(body: str) -> bytes:
     if body == "-":
         return sys.stdin.buffer.read()
     try:
@@ -251,7 +251,7 @@ def _read(body: str) -> bytes:
         raise click.BadParameter(f"could not read {body}: {error.strerror}", param_hint="BODY") from None
 
 
-def _pairs(headers: tuple[str, ...]) -> list[tuple[str | bytes, str | bytes]]:
+def _parse_headers(headers: tuple[str, ...]) -> list[tuple[str | bytes, str | bytes]]:
     pairs: list[tuple[str | bytes, str | bytes]] = []
     for header in headers:
         name, colon, value = header.partition(":")
@@ -261,7 +261,7 @@ def _pairs(headers: tuple[str, ...]) -> list[tuple[str | bytes, str | bytes]]:
     return pairs
 
 
-def _secret(state: State, source: str | None, body: str = "", *, keep_line_end: bool = False) -> str:
+def _load_secret(state: State, source: str | None, body: str = "", *, keep_line_end: bool = False) -> str:
     kind, _, rest = (source or f"env:{SECRET_VARIABLE}").partition(":")
     if source == "-" and body == "-":
         raise click.UsageError("standard input can be either the body or the secret, not both")

@@ -15,7 +15,7 @@ from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown, Signing
 from ..models import Signing
 from ..worker_pool import copy_unsent
 
-__all__ = ["Patience", "WorkerError", "Workers", "workers"]
+__all__ = ["WaitPolicy", "WorkerError", "Workers", "workers"]
 
 BATCH = 100
 """How many packages are polled at a time, in the order in which they were enqueued."""
@@ -27,22 +27,22 @@ QUIET = 30.0
 
 
 @attrs.frozen
-class Patience:
-    """How long to wait, and how to warn of a delay."""
+class WaitPolicy:
+    """How long to wait for the broker and the workers, and how to warn of a delay."""
 
-    seconds: float | None
-    """For the broker, and for the workers; None: without limit."""
-    outcomes: bool
-    """Whether to wait for the workers at all."""
+    timeout: float | None
+    """In seconds, for an unavailable broker and for the workers; None: no limit."""
+    for_outcomes: bool
+    """Whether to wait for the workers, and not only for the broker."""
     warn: Callable[[str], None]
 
-    def is_over(self, began: float) -> bool:
-        """Return whether the wait that began at a time of the monotonic clock is to end."""
-        return self.seconds is not None and time.monotonic() - began >= self.seconds
+    def has_expired(self, began: float) -> bool:
+        """Return whether a wait has lasted longer than the timeout; ``began`` is its start (`time.monotonic`)."""
+        return self.timeout is not None and time.monotonic() - began >= self.timeout
 
 
 class WorkerError(Exception):
-    """The error of a package, as its worker reported it; ``kind`` is the name of the error's own class."""
+    """The error of a package, as its worker reported it; ``kind`` is the name of the original error's class."""
 
     def __init__(self, outcome: Any) -> None:
         super().__init__(outcome.error)
@@ -51,7 +51,7 @@ class WorkerError(Exception):
 
 
 @asynccontextmanager
-async def workers(url: str, journal: str, max_pdf_bytes: int, patience: Patience) -> AsyncIterator[Workers]:
+async def workers(url: str, journal: str, max_pdf_bytes: int, policy: WaitPolicy) -> AsyncIterator[Workers]:
     """Connect to the workers' broker."""
     if "://" not in journal:
         raise InvalidRequest("--broker: needs a journal that all workers can reach: --journal postgresql://...")
@@ -60,15 +60,15 @@ async def workers(url: str, journal: str, max_pdf_bytes: int, patience: Patience
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"--broker: {error}") from None
     async with enqueuing(redis_streams(url), max_pdf_bytes=max_pdf_bytes) as enqueue:
-        yield Workers(enqueue, patience)
+        yield Workers(enqueue, policy)
 
 
 class Workers:
-    """The part of a client that `dispatch` uses, carried out by workers."""
+    """Replaces the part of a client that `dispatch` uses: workers send the packages."""
 
-    def __init__(self, enqueue: Callable[[SigningPackage], Awaitable[Any]], patience: Patience) -> None:
+    def __init__(self, enqueue: Callable[[SigningPackage], Awaitable[Any]], policy: WaitPolicy) -> None:
         self._enqueue = enqueue
-        self._patience = patience
+        self._policy = policy
 
     @asynccontextmanager
     async def dispatch_many(
@@ -91,43 +91,44 @@ class Workers:
                     ended_by = error
                 yield DispatchResult(package, None, error)
                 continue
-            if self._patience.outcomes:
+            if self._policy.for_outcomes:
                 pending[enqueued] = package
             else:
                 yield DispatchResult(package)
-        async for result in self._outcomes(pending, self._patience):
+        async for result in self._outcomes(pending, self._policy):
             yield result
 
     async def _enqueue_through_outage(self, package: SigningPackage) -> Any:
-        """Enqueue a package. An outage of the broker is waited out; its error is raised when the time is up."""
+        """Enqueue a package. Wait out an outage of the broker; raise its error when the timeout expires."""
         began, is_outage = time.monotonic(), False
         while True:
             try:
                 return await self._enqueue(package)
             except SigningError as error:
-                if self._patience.is_over(began) or error.fatal or not error.client_wide:
+                if self._policy.has_expired(began) or error.fatal or not error.client_wide:
                     raise
                 if not is_outage:
-                    self._patience.warn(f"{error}; waiting for it")
+                    self._policy.warn(f"{error}; waiting for it")
                 is_outage = True
             await asyncio.sleep(POLL)
 
-    async def _outcomes(self, pending: dict[Any, SigningPackage], patience: Patience) -> AsyncIterator[DispatchResult]:
+    async def _outcomes(self, pending: dict[Any, SigningPackage], policy: WaitPolicy) -> AsyncIterator[DispatchResult]:
         began = last_outcome = time.monotonic()
         is_timeout = is_outage = False
         while pending and not is_timeout:
             now = time.monotonic()
-            is_timeout = patience.is_over(began)
+            is_timeout = policy.has_expired(began)
             for enqueued in list(pending)[: None if is_timeout else BATCH]:
                 try:
                     outcome = await enqueued.outcome()
                 except TransportError as error:
                     if not error.transient:
+                        message = f"{error}: the package may still be sent"
                         for package in pending.values():
-                            yield DispatchResult(package, None, OutcomeUnknown(f"{error}: it may still be sent"))
+                            yield DispatchResult(package, None, OutcomeUnknown(message))
                         return
                     if not is_outage:
-                        patience.warn(f"{error}; waiting for it")
+                        policy.warn(f"{error}; waiting for it")
                     is_outage = True
                     break
                 is_outage = False
@@ -135,13 +136,11 @@ class Workers:
                     last_outcome = now
                     yield _result(pending.pop(enqueued), outcome)
             if now - last_outcome >= QUIET:
-                patience.warn(
-                    f"no worker has reported for {now - last_outcome:.0f} s; packages pending: {len(pending)}"
-                )
+                policy.warn(f"no worker has reported for {now - last_outcome:.0f} s; packages pending: {len(pending)}")
                 last_outcome = now
             await asyncio.sleep(POLL)
         for package in pending.values():
-            message = f"no worker reported on it within {patience.seconds:g} s: it may still be sent"
+            message = f"no worker reported within {policy.timeout:g} s: the package may still be sent"
             timed_out = WaitTimeout(message)
             timed_out.effect = "unknown"
             yield DispatchResult(package, None, timed_out)

@@ -473,7 +473,7 @@ def test_answers_are_not_written_into_an_existing_settings_file(
     (folder / "config.toml").write_text("")
     ran = run("login")
     assert ran.code == 0
-    assert f"Warning: redirect_uri not saved: add to {folder / 'config.toml'} to avoid the prompt" in ran.err
+    assert f"Warning: redirect_uri not saved: add them to {folder / 'config.toml'} to avoid the prompt" in ran.err
     assert (folder / "config.toml").read_text() == ""
 
 

@@ -92,7 +92,7 @@ def test_package_warnings_are_printed_while_a_client_is_open(capfd: pytest.Captu
     for as_json, expected in ((False, "Warning: a refresh failed\n"), (True, '{"warning": "a refresh failed"}\n')):
         state = State()
         state.json = as_json
-        with state._warnings():
+        with state._print_warnings():
             log.warning("a %s failed", "refresh")
         assert capfd.readouterr().err == expected
     assert log.handlers == before

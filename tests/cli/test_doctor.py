@@ -329,7 +329,7 @@ async def test_cursor_that_no_parameter_takes_is_a_failure() -> None:
     numbers = iter(range(1, 10_000))
     odd = lambda _: web.json_response({"data": _signings("1"), "next_cursor": f"c{next(numbers)}"})  # noqa: E731  # short
     async with probed({"/me": {}, "/signings": odd}) as (found, probe):
-        assert found["client"].message == "page 2 of a list repeats an earlier one"
+        assert found["client"].message == "page 2 of a list repeats earlier signings"
 
 
 async def test_member_name_cannot_inject_lines_into_the_file() -> None:

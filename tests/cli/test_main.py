@@ -141,6 +141,6 @@ def test_closed_standard_streams_are_replaced_by_the_null_device(service: Servic
 
 def test_missing_stdout_object_is_replaced(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "stdout", None)
-    cli._fill_streams()
+    cli._replace_closed_streams()
     print("x", flush=True)
     assert capfd.readouterr().out == "x\n"

@@ -194,7 +194,7 @@ OBJECTS = {
     '{"name": }': "invalid JSON: Expecting value",
     '{"name": "a", "name": "b"}': "duplicate member 'name'",
     '{"a": ' * 100_000: "invalid JSON: ",
-    '{"nmae": 1}': "nmae: unknown field; did you mean 'name'?",
+    '{"nmae": 1}': "nmae: unknown member; did you mean 'name'?",
     '{"documents": "a.pdf"}': "documents: must be a list, got 'a.pdf'",
     '{"recipients": {}}': "recipients: must be a list, got {}",
     '{"documents": [5]}': "documents[0]: must be a path, or an object with a path, got 5",
@@ -394,7 +394,7 @@ def test_lone_surrogate_in_json_is_reported(text: str, written: Written) -> None
     [
         (
             HEADER + "\rk,Lease,EN,a.pdf,anna@example.com\r",
-            "invalid CSV: it has the line endings of classic Mac OS; save it as 'CSV UTF-8'",
+            "invalid CSV: the file has the line endings of classic Mac OS; save it as 'CSV UTF-8'",
         ),
         (HEADER + "x" * 200_000, "invalid CSV: field larger than field limit (131072)"),
         (f"sep=;\n{HEADER}{'x' * 200_000}", "invalid CSV: field larger than field limit (131072)"),

@@ -15,7 +15,7 @@ from redis import Redis
 from signing_async import NewRecipient, OutcomeUnknown, SigningPackage, TransportError, WaitTimeout
 from signing_async.cli.dispatch import without_password
 from signing_async.cli.output import Output
-from signing_async.cli.workers import Patience, Workers
+from signing_async.cli.workers import WaitPolicy, Workers
 from signing_async.taskiq import Outcome
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -169,7 +169,7 @@ def test_packages_that_no_worker_reports_fail_after_the_timeout_and_can_be_run_a
     assert ran.code == 5
     assert ran.out.startswith("0 of 3 packages were sent, 3 failed.\n")
     assert "Warning: no worker has reported" in ran.err
-    assert "leases.csv, line 2: no worker reported on it within 0.7 s: it may still be sent" in ran.err
+    assert "leases.csv, line 2: no worker reported within 0.7 s: the package may still be sent" in ran.err
     request.getfixturevalue("worker")
     ran = run("dispatch", "leases.failures.csv", "--broker", redis.url, "--wait", "--for", "60")
     assert (ran.code, ran.out) == (0, "3 of 3 packages were sent, 0 failed.\n")
@@ -185,7 +185,7 @@ async def test_package_that_no_worker_reports_on_may_still_be_sent() -> None:
         return Silent()
 
     package = SigningPackage("Lease", "EN", ["lease.pdf"], [NewRecipient("anna@example.com")])
-    waiting = Workers(enqueue, Patience(0.01, True, lambda text: None))
+    waiting = Workers(enqueue, WaitPolicy(0.01, True, lambda text: None))
     async with waiting.dispatch_many([package], None, 1) as results:
         (result,) = [each async for each in results]
     assert isinstance(result.error, WaitTimeout)
@@ -227,14 +227,14 @@ async def test_outage_of_the_broker_is_reported_once_and_waited_out(transient: b
 
     faults = broker_errors(3, transient=transient)
     warnings: list[str] = []
-    waiting = Workers(enqueue, Patience(60, True, warnings.append))
+    waiting = Workers(enqueue, WaitPolicy(60, True, warnings.append))
     async with waiting.dispatch_many(packages("a", "b"), None, 1) as results:
         found = [result async for result in results]
     if transient:
         assert [result.signing and result.signing.id for result in found] == ["signing-a", "signing-b"]
         assert warnings == ["the broker is unavailable (TimeoutError); waiting for it"]
     else:
-        text = "the broker is unavailable (TimeoutError): it may still be sent"
+        text = "the broker is unavailable (TimeoutError): the package may still be sent"
         assert [(result.package.key, str(result.error)) for result in found] == [("a", text), ("b", text)]
         assert all(isinstance(result.error, OutcomeUnknown) for result in found)
         assert not warnings
@@ -252,7 +252,7 @@ async def test_packages_enqueued_before_the_broker_fails_for_good_or_too_long_ar
         raise broker_errors(1, transient=transient)[0]
 
     attempts: list[str] = []
-    waiting = Workers(enqueue, Patience(0.3, outcomes, lambda text: None))
+    waiting = Workers(enqueue, WaitPolicy(0.3, outcomes, lambda text: None))
     async with waiting.dispatch_many(packages("a", "b", "c"), None, 1) as results:
         found = {result.package.key: result async for result in results}
     assert found["a"].error is None
@@ -322,7 +322,7 @@ def test_report_is_kept_until_its_packages_are_sent(
     assert (ran.code, report.read_bytes()) == (0, before)
     assert ran.out == (
         "3 of 3 packages were enqueued, 0 failed.\n"
-        "leases.failures.csv is kept until they are sent; run it again with --wait.\n"
+        "leases.failures.csv is kept until its packages are sent; dispatch it again with --wait.\n"
     )
     ran = run("--json", "dispatch", report.name, "--broker", redis.url)
     assert (ran.lines[-1]["summary"]["failures"], report.read_bytes()) == (None, before)

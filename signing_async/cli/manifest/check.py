@@ -20,7 +20,7 @@ MAX_PROBLEMS = 1000
 
 @attrs.define
 class CheckedManifest:
-    """What a valid manifest holds."""
+    """The totals of a valid manifest, and the hashes of its packages."""
 
     packages: int = 0
     documents: int = 0
@@ -29,23 +29,23 @@ class CheckedManifest:
     """The content hash of each package without a key, in order, 32 bytes each."""
 
     def key_of(self, number: int) -> str:
-        """Return the key of the ``number``-th package without a key of its own."""
+        """Return the hash of the ``number``-th package without a key, counted from 0."""
         return self.hashes[32 * number : 32 * number + 32].hex()
 
 
 class _Checker:
-    """Collects what a manifest holds, and its problems."""
+    """Collects a manifest's totals, hashes and problems."""
 
     def __init__(self, max_pdf_bytes: int) -> None:
         self.checked: CheckedManifest = CheckedManifest()
         self.problems: list[Problem] = []
-        self.count: int = 0
+        self.problem_count: int = 0
         self._max_pdf_bytes = max_pdf_bytes
         self._lines: dict[bytes, int] = {}
-        """The line of each key, by a short hash."""
+        """The line of each key or content hash, by its short hash."""
 
     def add_problems(self, *problems: Problem) -> None:
-        self.count += len(problems)
+        self.problem_count += len(problems)
         self.problems += problems[: max(0, MAX_PROBLEMS - len(self.problems))]
 
     async def check(self, entry: Entry) -> None:
@@ -67,7 +67,7 @@ class _Checker:
         self._check_key(entry, entry.package.key, prepared.content)
 
     def _check_key(self, entry: Entry, key: str | None, content: str) -> None:
-        """Note the package's key, or its content hash; two packages must not share one."""
+        """Register the package's key or content hash; add a problem if an earlier package has the same."""
         if key is None:
             self.checked.hashes += bytes.fromhex(content)
         short = hashlib.blake2b((key or content).encode(), digest_size=12).digest()
@@ -80,23 +80,23 @@ class _Checker:
 
 
 async def check_manifest(manifest: Manifest, max_pdf_bytes: int, on_entry: Callable[[], None]) -> CheckedManifest:
-    """Return what the manifest holds; raise `InvalidRequest` with all problems of it and its PDFs."""
+    """Check a manifest and its PDFs; raise `InvalidRequest` with all problems."""
     checker = _Checker(max_pdf_bytes)
     for entry in manifest.entries():
         await checker.check(entry)
         on_entry()
         # Small files are read without suspending; this lets Ctrl-C through.
         await asyncio.sleep(0)
-    if not checker.checked.packages and not checker.count:
+    if not checker.checked.packages and not checker.problem_count:
         checker.add_problems(Problem(1, "", "the manifest has no packages"))
-    if checker.count:
+    if checker.problem_count:
         raise _make_error(manifest, checker)
     return checker.checked
 
 
 def _make_error(manifest: Manifest, checker: _Checker) -> InvalidRequest:
     lines = [f"{manifest.path}, {problem}" for problem in checker.problems]
-    more = checker.count - len(lines)
+    more = checker.problem_count - len(lines)
     lines += [f"and {more} more"] if more else []
-    count = "1 problem" if checker.count == 1 else f"{checker.count} problems"
+    count = "1 problem" if checker.problem_count == 1 else f"{checker.problem_count} problems"
     return InvalidRequest("\n  ".join([f"{count} in {manifest.path}; nothing was sent:", *lines]), problems=lines)

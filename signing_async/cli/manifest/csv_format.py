@@ -3,8 +3,8 @@
 The columns are ``key``, ``name``, ``language``, ``signing_order``, ``message``, ``documents`` (paths separated by ``;``
 or line breaks) and for each recipient, from 1, ``recipient1_email``, ``recipient1_first_name``,
 ``recipient1_last_name``, ``recipient1_signing_method``, ``recipient1_order``, and ``recipient1_extra_NAME`` for fields
-that the specification does not name. Commas, semicolons or tabs separate the cells, with or without a byte order mark,
-as in Excel's "CSV UTF-8".
+that the specification does not name. Commas, semicolons, tabs or vertical bars separate the cells. A byte order mark,
+as in Excel's "CSV UTF-8", is accepted.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Columns:
 
 
 class CsvFormat:
-    """Values separated by commas, semicolons or tabs, with a header."""
+    """CSV with a header, which determines the delimiter."""
 
     def __init__(self) -> None:
         self._header: list[str] = []
@@ -112,7 +112,7 @@ class CsvFormat:
 
 
 def _normalize(name: str) -> str:
-    """Return a column name as it is compared: people write "Signing order". Names of extra fields keep their case."""
+    """Return a column's name for comparison: people write "Signing order". Names of extra fields keep their case."""
     name = re.sub(r"[\s-]+", "_", name.strip())
     prefix = re.match(r"recipient\d+_extra_", name, re.IGNORECASE)
     return prefix[0].lower() + name[prefix.end() :] if prefix else name.lower()
@@ -124,7 +124,7 @@ def _is_known(name: str) -> bool:
 
 def _split_header(header: str, delimiter: str) -> list[str]:
     if "\r" in header.rstrip("\r\n"):
-        raise csv.Error("it has the line endings of classic Mac OS; save it as 'CSV UTF-8'")
+        raise csv.Error("the file has the line endings of classic Mac OS; save it as 'CSV UTF-8'")
     return next(csv.reader([header], delimiter=delimiter), [])
 
 

@@ -1,4 +1,4 @@
-"""The report of the packages that failed: a manifest that can be run again."""
+"""The report of failed packages: a manifest that can be dispatched again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FailureReport:
         self._partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
 
     def check(self) -> None:
-        """Raise `InvalidRequest` if the report can't be written, or would replace a file that is no such report."""
+        """Raise `InvalidRequest` if the report can't be written, or would replace an unrelated file."""
         try:
             self._open().close()
             self._partial.unlink()
@@ -43,9 +43,9 @@ class FailureReport:
             raise InvalidRequest(f"--failures: {str(self.path)!r} exists and is not a report of failures")
 
     def add(self, row: Mapping[str, Any], key: str, error: str) -> None:
-        """Add a failed package under its key, with the reason, which is ignored when the report is read.
+        """Add a failed package with its key and error; when the report is dispatched, the error is ignored.
 
-        If that fails, `finish` raises the error, so that the other packages are sent nevertheless.
+        If the report can't be written, `finish` raises the error, so the other packages are still sent.
         """
         if self._failure is not None:
             return
@@ -65,9 +65,10 @@ class FailureReport:
         return os.fdopen(descriptor, "w", encoding="utf-8", newline="")
 
     def finish(self, *, remove_old: bool = True) -> bool:
-        """Put the report in place and return whether there is one; without failures, remove an old one if asked to.
+        """Put the report in place, and return whether there is one.
 
-        Raises `OSError` if the report can't be written. An older report is then left as it was.
+        If no package failed, ``remove_old`` removes an older report. Raises `OSError` if the report can't be written;
+        an older one then stays as it was.
         """
         if self._failure is not None:
             raise self._failure
@@ -83,9 +84,9 @@ class FailureReport:
         return True
 
     def discard(self) -> None:
-        """Leave an older report as it was."""
+        """Discard an unfinished report. An older report stays as it was."""
         if self._file is not None:
-            with suppress(OSError):  # of what could not be written before
+            with suppress(OSError):  # closing writes what is buffered
                 self._file.close()
             self._partial.unlink(missing_ok=True)
 

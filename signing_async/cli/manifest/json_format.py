@@ -1,6 +1,6 @@
 """JSON lines manifests: one object for each package.
 
-The members are named as the columns of a CSV file; ``documents`` and ``recipients`` are lists.
+The members are named like the columns of a CSV file; ``documents`` and ``recipients`` are lists.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SURROGATE_ESCAPE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
 
 class JsonFormat:
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     def entries(self, lines: Lines, folder: Path) -> Iterator[Entry]:
         for text in lines:
@@ -65,7 +65,7 @@ def _read_object(text: str, line: int, folder: Path) -> Entry:
         return _invalid(line, f"must be an object, got {shorten(row)}")
     known = [*FIELDS, "documents", "recipients"]
     problems = [
-        Problem(line, name, f"unknown field{did_you_mean(name, known)}")
+        Problem(line, name, f"unknown member{did_you_mean(name, known)}")
         for name in row
         if name not in (*known, "error")
     ]

@@ -36,7 +36,7 @@ _MAX_SHOWN = 200
 
 @attrs.frozen
 class Problem:
-    """One problem of a manifest. ``column`` is empty if it concerns the whole line."""
+    """One problem in a manifest. ``column`` is empty if it concerns the whole line."""
 
     line: int
     column: str
@@ -115,7 +115,7 @@ class Lines:
 
 
 class Format(Protocol):
-    """How the rows of a manifest are written."""
+    """A manifest format: reads entries, and formats rows for a report."""
 
     def entries(self, lines: Lines, folder: Path) -> Iterator[Entry]: ...
 
