@@ -257,7 +257,7 @@ def _font_files() -> list[Path]:
 
 
 def _wrap(text: str, face: _Face, limit: float, lines: int) -> list[str]:
-    """Return the text in lines no wider than `limit`; what `lines` lines cannot hold is cut with an ellipsis."""
+    """Return the text in lines no wider than `limit`; text beyond `lines` lines is cut with an ellipsis."""
     wrapped: list[str] = []
     rest = text
     while rest and len(wrapped) < lines:

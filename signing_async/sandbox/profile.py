@@ -179,7 +179,7 @@ class Profile:
     identification_field: str = "personal_number"
     """Name of the identification field; for example `identification_number` or `ssn`."""
     recipient_completed_field: str = "completed_at"
-    """Name of the recipient's completion time; for example `signed_at`."""
+    """Name of the field with the time of signing; for example `signed_at`."""
 
     megabyte: Literal[1048576, 1000000] = 1_048_576
     """Bytes per MB in the limit of 10 MB."""

@@ -1,6 +1,6 @@
 """Frozen records; their fields are the columns of the tables.
 
-Times are microseconds since the epoch on the sandbox's clock. A time is None if there is none yet.
+Times are microseconds since the epoch on the sandbox's clock. A time of None means "not yet".
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ async def receive_file(request: web.Request, incoming: Incoming) -> str:
         problem = str(error).splitlines()[-1].strip()[:200]
         raise Refused(400, "malformed_multipart", f"The body is not valid multipart/form-data: {problem}.") from None
     if filename is None:
-        raise invalid({FILE_FIELD: [f"The {FILE_FIELD} is required, as a file."]})
+        raise invalid({FILE_FIELD: [f"The {FILE_FIELD} is required and must be a file."]})
     request[BODY] = f"[multipart/form-data: {FILE_FIELD} {filename!r}, {incoming.size} bytes]".encode()
     return filename
 
@@ -115,7 +115,7 @@ async def _receive(reader: MultipartReader, incoming: Incoming) -> str | None:
             raise ValueError("a part is multipart itself")  # noqa: TRY004  # not a programming error
         wanted = part.name == FILE_FIELD and part.filename is not None
         if wanted and filename is not None:
-            raise invalid({FILE_FIELD: [f"There must be one {FILE_FIELD}."]})
+            raise invalid({FILE_FIELD: [f"There must be only one {FILE_FIELD}."]})
         if wanted:
             filename = _unescape(part.filename or "")
         while chunk := await part.read_chunk(CHUNK):
@@ -126,7 +126,7 @@ async def _receive(reader: MultipartReader, incoming: Incoming) -> str | None:
             if incoming.too_large:
                 return filename
             if ignored > MAX_BODY:
-                raise Refused(413, "body_too_large", f"The parts beside the file have more than {MAX_BODY} bytes.")
+                raise Refused(413, "body_too_large", f"The parts other than the file have more than {MAX_BODY} bytes.")
     return filename
 
 

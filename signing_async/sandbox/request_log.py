@@ -106,7 +106,7 @@ class RequestLog:
 
 
 def _is_refresh(request: web.Request) -> bool:
-    """Return whether a page is refreshing itself; such requests would crowd out all others."""
+    """Return whether the request refreshes an open page; such requests would crowd out all others."""
     return "X-Refresh" in request.headers and not is_api_path(request.path)
 
 

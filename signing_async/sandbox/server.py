@@ -90,7 +90,7 @@ class Sandbox:
 
     async def __aenter__(self) -> Self:
         if self._exits is not None:
-            raise RuntimeError("this sandbox was started before; make a new one")
+            raise RuntimeError("this sandbox was already started once; create a new one")
         async with contextlib.AsyncExitStack() as exits:
             self._open(self._open_folder(exits), exits)
             await self._listen(exits)
@@ -248,7 +248,7 @@ class Sandbox:
         return self._state.rate_limit
 
     def snapshot(self) -> Snapshot:
-        """Return what the sandbox holds now, with the clock; without faults, the rate limit and the request log."""
+        """Return the database and the clock, without faults, the rate limit and the request log."""
         return self._state.snapshot()
 
     def restore(self, snapshot: Snapshot) -> None:

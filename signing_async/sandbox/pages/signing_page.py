@@ -41,7 +41,7 @@ class SigningPage:
         ]
 
     async def page(self, request: web.Request) -> web.Response:
-        """Show the page."""
+        """Show the signing page."""
         return self._page(request, self._recipient(request))
 
     async def act(self, request: web.Request) -> web.Response:
