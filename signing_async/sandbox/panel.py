@@ -1,7 +1,7 @@
 """Draw the visible panel of a sealed document: pages that say who signed, how and when.
 
-Text in Helvetica's encoding is set in Helvetica, which is not embedded. Other scripts are shaped and embedded from an
-installed font; characters without a font are shown as code points, such as U+5C71.
+Text in Helvetica's encoding is set in Helvetica, which is not embedded. Other text is shaped with an installed font,
+which is embedded. Characters without a font are shown as code points, such as U+5C71.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Signer:
 
 @dataclass(frozen=True)
 class Panel:
-    """The contents of the panel: names of the signing and the document, a reference, and the signers."""
+    """The contents of the panel."""
 
     signing_name: str
     document_name: str
@@ -93,14 +93,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Drawn:
-    """The panel's pages in the writer; the seal's field goes on the last one, in `SEAL_BOX`."""
+    """The panel's pages and the appearance of the seal, which goes on the last page, in `SEAL_BOX`."""
 
     pages: Sequence[Any]
     seal: Any
 
 
 class _Face(Protocol):
-    """A font that measures text in units of its size, and shows it."""
+    """A font: measures text as a multiple of the font size, and returns the operators that show it."""
 
     @property
     def name(self) -> str: ...
@@ -155,7 +155,7 @@ class _Typography:
         self.characters = frozenset("".join(map(_tidy, words))) | set("U+0123456789ABCDEF .")
 
     def choose(self, text: str, *, bold: bool) -> tuple[_Face, str]:
-        """Return the font for a text, and the text in the font's characters."""
+        """Return the font for a text, and the text with code points for the characters that the font lacks."""
         text = _tidy(text)
         foreign = {char for char in text if char not in _ADVANCE}
         best = max(_fonts(), key=lambda font: len(foreign & font.characters), default=None) if foreign else None
@@ -194,7 +194,7 @@ def _embed(name: str, path: Path, characters: frozenset[str], writer: Incrementa
 
 @lru_cache(maxsize=32)
 def _subset(path: Path, characters: frozenset[str]) -> bytes:
-    """Return a font file of these characters, at 1000 units per em, which pyHanko assumes."""
+    """Return a font file with only these characters, at 1000 units per em, which pyHanko assumes."""
     library: Any = import_module("fontTools.ttLib")
     subset: Any = import_module("fontTools.subset")
     scaling: Any = import_module("fontTools.ttLib.scaleUpem")
@@ -257,7 +257,7 @@ def _font_files() -> list[Path]:
 
 
 def _wrap(text: str, face: _Face, limit: float, lines: int) -> list[str]:
-    """Return the text in lines no wider than `limit`; what does not fit is cut with an ellipsis."""
+    """Return the text in lines no wider than `limit`; text beyond `lines` lines is cut with an ellipsis."""
     wrapped: list[str] = []
     rest = text
     while rest and len(wrapped) < lines:
@@ -303,11 +303,11 @@ class _Sheet:
         bold: bool = False,
         color: tuple[float, float, float] = INK,
     ) -> float:
-        """Draw text in at most `lines` lines from the base line of `at`; return the last base line."""
+        """Draw text in at most `lines` lines, the first with its baseline at `at`; return the last baseline."""
         face, text = self.typography.choose(text, bold=bold)
         self.fonts[face.name] = face.resource
         x, y = at
-        heavier = bold and isinstance(face, _Embedded)  # only one weight is embedded; an outline makes it bold
+        heavier = bold and isinstance(face, _Embedded)  # only one weight is embedded; an outline makes the text bold
         weight = b"%g %g %g RG 0.35 w 2 Tr" % color if heavier else b"0 Tr"
         for number, line in enumerate(_wrap(text, face, width / size, lines)):
             y = at[1] - number * size * 1.3
@@ -348,7 +348,7 @@ def draw(panel: Panel, writer: IncrementalPdfFileWriter, when: datetime) -> Draw
         if y < BOTTOM:
             sheet = _Sheet(typography)
             sheets.append(sheet)
-            y = _continued(sheet, panel)
+            y = _continued_heading(sheet, panel)
         y = _signer(sheet, y, signer)
     for number, each in enumerate(sheets, 1):
         each.rule(66)
@@ -377,7 +377,7 @@ def _heading(sheet: _Sheet, panel: Panel, when: datetime) -> float:
     return y - 33
 
 
-def _continued(sheet: _Sheet, panel: Panel) -> float:
+def _continued_heading(sheet: _Sheet, panel: Panel) -> float:
     sheet.text((LEFT, 770), "Signatures, continued", size=12, width=280, bold=True)
     sheet.text((METHOD_AT, 770), panel.reference, size=9.5, width=RIGHT - METHOD_AT, color=MUTED)
     sheet.rule(759)
@@ -385,7 +385,7 @@ def _continued(sheet: _Sheet, panel: Panel) -> float:
 
 
 def _signer(sheet: _Sheet, y: float, signer: Signer) -> float:
-    """Draw a signer from the base line y; return the next base line."""
+    """Draw a signer from the baseline `y`; return the baseline of the next."""
     sheet.tick(LEFT + 8, y - 3)
     sheet.text((METHOD_AT, y), METHODS.get(signer.method, signer.method), size=10.5, width=RIGHT - METHOD_AT)
     sheet.text((METHOD_AT, y - 14), _moment(signer.signed_at), size=9, width=RIGHT - METHOD_AT, color=MUTED)

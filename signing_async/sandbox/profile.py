@@ -82,7 +82,7 @@ class Profile:
 
     pagination: Literal["meta_cursor", "top_cursor", "next_url", "link_header", "has_more", "bare"] = "meta_cursor"
     """Where a page of signings has its cursor: in `meta.next_cursor`, in `next_cursor`, in the URL `links.next`, in a
-    `Link` header beside a bare list, in the last item's id with `has_more`; or there is one bare list of everything."""
+    `Link` header beside a bare list, in the last item's id with `has_more`; or there is one bare list of them all."""
     cursor_param: str = "cursor"
     """Query parameter of the cursor; for example `after` or `starting_after`."""
     limit_param: str = "limit"
@@ -94,7 +94,7 @@ class Profile:
     max_page_size: int = 100
     """Largest page size."""
     over_page_size: Literal["clamp", "refuse"] = "clamp"
-    """A request for a larger page gets the largest one, or 400."""
+    """A request for a larger page gets the largest page, or 400."""
     list_order: Literal["newest_first", "oldest_first"] = "newest_first"
     """Order of the list of signings, by creation."""
     documents_in_list: bool = False
@@ -110,7 +110,8 @@ class Profile:
     token_error_shape: Literal["oauth", "profile"] = "oauth"
     """Errors of the token endpoint: RFC 6749's `{error, error_description}`, or as everywhere else."""
     timestamps: Literal["iso_z", "iso_micros", "iso_offset", "epoch_seconds", "epoch_millis"] = "iso_z"
-    """`2026-01-31T12:00:00Z`, with microseconds, with an offset (`+01:00`), or numbers since the epoch."""
+    """`2026-01-31T12:00:00Z`, with microseconds, with an offset (`+01:00`), or seconds or
+    milliseconds since the epoch."""
     ids: Literal["uuid", "ulid", "integer"] = "uuid"
     """Identifiers: UUIDs, 26 letters and digits that sort by age, or numbers as strings."""
     request_id: Literal["both", "header", "body", "none"] = "both"
@@ -144,11 +145,11 @@ class Profile:
     issue_refresh_tokens: bool = True
     """Whether refresh tokens are issued at all."""
     rotate_refresh_tokens: bool = True
-    """Whether a refresh issues a new refresh token and ends the old one."""
+    """Whether a refresh issues a new refresh token and invalidates the old one."""
     revoke_family_on_replay: bool = True
     """Whether reuse of an old refresh token (or code) revokes all tokens of the same consent."""
     replay_grace: float = 0
-    """Seconds in which an old refresh token may be used again."""
+    """Seconds after a refresh in which the old refresh token still works."""
     refresh_revokes_access_tokens: bool = False
     """Whether a refresh revokes the access tokens issued before."""
 
@@ -162,7 +163,7 @@ class Profile:
     required_signing_fields: tuple[str, ...] = ()
     """Which of `signing_order` and `message` are required."""
     default_signing_order: Literal["parallel", "sequential"] = "parallel"
-    """`signing_order` if it is not given."""
+    """`signing_order` if the request does not give it."""
     required_recipient_fields: tuple[str, ...] = ()
     """Which of `first_name`, `last_name`, `order` and `signing_method` are required."""
     unique_order: Literal["sequential", "always"] = "sequential"
@@ -172,20 +173,20 @@ class Profile:
     phone_methods: tuple[str, ...] = ("sms",)
     """Methods that need the phone field."""
     phone_field: str = "phone"
-    """For example `phone_number` or `mobile`."""
+    """Name of the phone field; for example `phone_number` or `mobile`."""
     identification_methods: tuple[str, ...] = ("bankid",)
     """Methods that need the identification field."""
     identification_field: str = "personal_number"
-    """For example `identification_number` or `ssn`."""
+    """Name of the identification field; for example `identification_number` or `ssn`."""
     recipient_completed_field: str = "completed_at"
-    """For example `signed_at`."""
+    """Name of the field with the time of signing; for example `signed_at`."""
 
     megabyte: Literal[1048576, 1000000] = 1_048_576
-    """What MB means in "10 MB"."""
+    """Bytes per MB in the limit of 10 MB."""
     accept_exact_limit: bool = True
     """Whether a file of exactly 10 MB is accepted."""
     document_name: Literal["filename", "stem"] = "filename"
-    """A document's name: the file's, with or without `.pdf`."""
+    """A document's name: the file name with or without `.pdf`."""
     max_documents: int | None = None
     """Largest number of documents of a signing."""
     max_recipients: int | None = None
@@ -194,13 +195,13 @@ class Profile:
     invitation_days: int = 14
     """Days an invitation is valid; the specification says 14."""
     expiry_blocks_signing: bool = True
-    """Whether an expired invitation can no longer be signed."""
+    """Whether a recipient whose invitation expired can no longer sign or decline."""
     remind_expired: Literal["refuse", "renew"] = "refuse"
     """A reminder of an expired invitation: 400 `invitation_expired`, or the invitation is renewed."""
     remind_finished: Literal["skip", "refuse"] = "skip"
     """A reminder to a recipient who has finished or is not invited yet: nothing is sent, or 400."""
     decline_effect: Literal["cancels", "nothing"] = "cancels"
-    """Whether declining cancels the signing; if not, the others may sign, but it is never completed."""
+    """Whether declining cancels the signing; if not, the others may sign, but the signing is never completed."""
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -266,7 +267,7 @@ class Profile:
 
     @classmethod
     def numeric(cls, **changes: Any) -> Profile:
-        """Return the profile of a service with numbers: epochs, counted ids, `has_more`, nested errors."""
+        """Return the profile of a service with epoch timestamps, integer ids, `has_more` and nested errors."""
         settings: dict[str, Any] = {
             "pagination": "has_more",
             "cursor_param": "starting_after",

@@ -27,7 +27,7 @@ class RateLimit:
         self._tokens, self._at = float(self.burst), self.clock.seconds()
 
     def admit(self) -> float | None:
-        """Return None if the request may pass, else the seconds until one may."""
+        """Return None if the request is admitted, else the seconds until the next one would be."""
         now = self.clock.seconds()
         passed = max(0.0, now - self._at)  # restoring a snapshot may set the clock back
         self._tokens = min(float(self.burst), self._tokens + passed * self.rate)

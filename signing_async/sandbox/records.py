@@ -1,6 +1,6 @@
 """Frozen records; their fields are the columns of the tables.
 
-Times are microseconds since the epoch on the sandbox's clock. None means that it has not happened.
+Times are microseconds since the epoch on the sandbox's clock. A time of None means "not yet".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class App:
-    """A registered application. Only registering it returns the secret."""
+    """A registered application. The secret is returned only on registration."""
 
     client_id: str
     name: str
@@ -60,7 +60,7 @@ class Signing:
 
     @property
     def is_completed(self) -> bool:
-        """Whether all recipients have finished."""
+        """Whether all recipients have signed."""
         return self.completed_at is not None
 
     @property
@@ -91,7 +91,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """A person who is to sign; `order` is the position in a sequential signing."""
+    """A person who is asked to sign; `order` is the position in a sequential signing."""
 
     seq: int
     id: str
@@ -112,7 +112,7 @@ class Recipient:
 
     @property
     def full_name(self) -> str:
-        """First and last name, or the e-mail address if there is neither."""
+        """First and last name, or the e-mail address if both are missing."""
         return " ".join(part for part in (self.first_name, self.last_name) if part) or self.email
 
     @property
@@ -206,7 +206,7 @@ _COLUMNS: dict[type[Any], str] = {}
 
 
 def columns_of(record: type[Any]) -> str:
-    """Return the record's fields as a list of columns."""
+    """Return the record's fields as a list of columns in SQL."""
     if record not in _COLUMNS:
         _COLUMNS[record] = ", ".join(f'"{field.name}"' for field in fields(record))
     return _COLUMNS[record]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 REDACTED = "[redacted]"
 SECRET_HEADERS = frozenset({"authorization", "cookie", "proxy-authorization", "set-cookie", "x-signature"})
-URL_HEADERS = frozenset({"location", "referer"})  # the query of a consent page's URL holds the state or a code
+URL_HEADERS = frozenset({"location", "referer"})  # in OAuth, their queries hold the state or a code
 
 _NAMES = "access_token|refresh_token|client_secret|code_verifier|csrf_token|secret"
 _VALUE = r'"(?:[^"\\]|\\.)*"?|[^\s,}\]]+'

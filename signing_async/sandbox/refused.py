@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 
 class Refused(Exception):
-    """A request that the service refuses: over HTTP an error response, in Python this exception."""
+    """Raised for a request that the service refuses; over HTTP it becomes an error response."""
 
     def __init__(
         self,
@@ -29,10 +29,10 @@ class Refused(Exception):
 
 
 def invalid(errors: Mapping[str, Sequence[str]]) -> Refused:
-    """Return a 400 with the problems of each field."""
+    """Return the refusal with status 400 and the problems of each field."""
     return Refused(400, "validation_failed", "The given data was invalid.", errors)
 
 
 def not_found(what: str) -> Refused:
-    """Return a 404 for something that does not exist, or belongs to another tenant."""
+    """Return the refusal with status 404: `what` does not exist, or belongs to another tenant."""
     return Refused(404, "not_found", f"There is no such {what}.")

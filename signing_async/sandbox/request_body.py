@@ -1,4 +1,4 @@
-"""Reading request bodies: bounded, validated, and refused with a reason."""
+"""Reads request bodies: bounded and validated; an invalid body is refused with a reason."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .files import Incoming
 from .refused import Refused, invalid
 
 MAX_BODY = 1024 * 1024
-"""The largest JSON or form body."""
+"""The largest JSON or form body, in bytes."""
 
 CHUNK = 64 * 1024
 FILE_FIELD = "selected_file"
 
 BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
-"""The key of a request's body once it was read; for an upload, a description of it."""
+"""The key of a request's body once it was read; for an upload, a description of the file."""
 
 
 async def chunks_of(request: web.Request) -> AsyncIterator[bytes]:
@@ -33,7 +33,7 @@ async def chunks_of(request: web.Request) -> AsyncIterator[bytes]:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Return the whole body if it is not longer than `MAX_BODY`."""
+    """Return the whole body; refuse a body longer than `MAX_BODY` with 413."""
     body = bytearray()
     async for chunk in chunks_of(request):
         body += chunk
@@ -86,7 +86,7 @@ async def read_form_or_json(request: web.Request) -> dict[str, Any]:
 
 
 async def receive_file(request: web.Request, incoming: Incoming) -> str:
-    """Stream the part named `selected_file` to disk and return its file name. Stop reading if it is too large."""
+    """Stream the part named `selected_file` to disk and return its file name. Stop reading if the file is too large."""
     try:
         if request.content_type != "multipart/form-data":
             raise ValueError("another content type")
@@ -98,11 +98,11 @@ async def receive_file(request: web.Request, incoming: Incoming) -> str:
         filename = await _receive(reader, incoming)
     except (web.RequestPayloadError, ConnectionError):
         raise _incomplete() from None
-    except (ValueError, RuntimeError, RuntimeWarning, HttpProcessingError) as error:  # a warning if they are errors
+    except (ValueError, RuntimeError, RuntimeWarning, HttpProcessingError) as error:  # RuntimeWarning under `-W error`
         problem = str(error).splitlines()[-1].strip()[:200]
         raise Refused(400, "malformed_multipart", f"The body is not valid multipart/form-data: {problem}.") from None
     if filename is None:
-        raise invalid({FILE_FIELD: [f"The {FILE_FIELD} is required, as a file."]})
+        raise invalid({FILE_FIELD: [f"The {FILE_FIELD} is required and must be a file."]})
     request[BODY] = f"[multipart/form-data: {FILE_FIELD} {filename!r}, {incoming.size} bytes]".encode()
     return filename
 
@@ -115,7 +115,7 @@ async def _receive(reader: MultipartReader, incoming: Incoming) -> str | None:
             raise ValueError("a part is multipart itself")  # noqa: TRY004  # not a programming error
         wanted = part.name == FILE_FIELD and part.filename is not None
         if wanted and filename is not None:
-            raise invalid({FILE_FIELD: [f"There must be one {FILE_FIELD}."]})
+            raise invalid({FILE_FIELD: [f"There must be only one {FILE_FIELD}."]})
         if wanted:
             filename = _unescape(part.filename or "")
         while chunk := await part.read_chunk(CHUNK):
@@ -126,12 +126,12 @@ async def _receive(reader: MultipartReader, incoming: Incoming) -> str | None:
             if incoming.too_large:
                 return filename
             if ignored > MAX_BODY:
-                raise Refused(413, "body_too_large", f"The parts beside the file have more than {MAX_BODY} bytes.")
+                raise Refused(413, "body_too_large", f"The parts other than the file have more than {MAX_BODY} bytes.")
     return filename
 
 
 def _unescape(filename: str) -> str:
-    """Undo the escapes of browsers (HTML, "multipart/form-data"), which aiohttp leaves in a name."""
+    """Undo the escapes that browsers use in file names (HTML, "multipart/form-data") and aiohttp leaves in place."""
     for escaped, character in (("%22", '"'), ("%0D", "\r"), ("%0A", "\n")):
         filename = filename.replace(escaped, character)
     return filename

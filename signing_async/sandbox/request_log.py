@@ -49,7 +49,7 @@ class RequestRecord:
 
     @property
     def response_body(self) -> str | None:
-        """The body as text; None if there was none, or it is no longer kept."""
+        """The body as text; None if there was no response, or the body is no longer kept."""
         return None if self._response_body is None else redact_body(self._response_body)
 
 
@@ -66,7 +66,7 @@ class RequestLog:
         self.records: deque[RequestRecord] = deque(maxlen=keep)
 
     def find(self, request_id: str) -> RequestRecord | None:
-        """Return the record of that id, if it is still kept."""
+        """Return the record of that id, or None if it is no longer kept."""
         return next((record for record in reversed(self.records) if record.id == request_id), None)
 
     def begin(self, request: web.Request) -> RequestRecord:
@@ -89,7 +89,7 @@ class RequestLog:
         return record
 
     def end(self, request: web.Request, response: web.StreamResponse | None, seconds: float) -> None:
-        """Record the response, or that there was none, and log a line."""
+        """Record the response, or that there was none, and log the request."""
         record = request[RECORD]
         record.seconds = seconds
         if response is not None and response.status:
@@ -106,7 +106,7 @@ class RequestLog:
 
 
 def _is_refresh(request: web.Request) -> bool:
-    """Return whether a page refreshes itself; these requests would bury all others."""
+    """Return whether the request refreshes an open page; such requests would crowd out all others."""
     return "X-Refresh" in request.headers and not is_api_path(request.path)
 
 

@@ -35,7 +35,7 @@ class Response:
 
 
 def is_api_path(path: str) -> bool:
-    """Return whether a program asks there: for the service's API or the control API."""
+    """Return whether the path belongs to the service's API or the control API, and not to a page."""
     return path == "/api" or path.startswith(("/api/", f"{CONTROL_API}/")) or path == "/openapi.json"
 
 
@@ -46,7 +46,7 @@ def control_error(refused: Refused) -> Response:
 
 
 class Encoder:
-    """Encodes records as the profile says."""
+    """Encodes records and responses as the profile says."""
 
     def __init__(self, profile: Profile) -> None:
         self._profile = profile
@@ -83,7 +83,7 @@ class Encoder:
         return shown
 
     def document(self, document: Document) -> dict[str, Any]:
-        """Return a document; `signed_file_path` is absent until it is signed."""
+        """Return a document; `signed_file_path` is absent until the document is sealed."""
         shown: dict[str, Any] = {
             "id": document.id,
             "name": document.name,
@@ -120,14 +120,14 @@ class Encoder:
     # responses
 
     def record(self, status: int, record: Mapping[str, Any], request_id: str) -> Response:
-        """Return a response of one record; with 204, one without a body."""
+        """Return a response with one record, or without a body if the status is 204."""
         if status == 204:
             return Response(204)
         wrapper = self._profile.record_field
         return self.json(status, {wrapper: record} if wrapper else dict(record), request_id)
 
     def json(self, status: int, value: Any, request_id: str) -> Response:
-        """Return a response of any value; the profile says whether an object carries the request id."""
+        """Return a response with any value; the profile says whether an object carries the request id."""
         if self._profile.request_id in {"both", "body"} and isinstance(value, dict):
             value = {**value, "request_id": request_id}
         return Response(status, json.dumps(value, ensure_ascii=False).encode(), {"Content-Type": JSON})
@@ -175,27 +175,27 @@ class Encoder:
         """Return a page's body and its Link header (or "")."""
         profile = self._profile
         cursor = None if next_seq is None else self.cursor(next_seq)
-        following = None
+        next_url = None
         if cursor is not None:
-            following = f"{url}?{urlencode({profile.cursor_param: cursor, profile.limit_param: limit})}"
+            next_url = f"{url}?{urlencode({profile.cursor_param: cursor, profile.limit_param: limit})}"
         envelope: dict[str, Any] = {profile.items_field: shown}
         if profile.pagination == "meta_cursor":
             return envelope | {"meta": {"next_cursor": cursor, "per_page": limit}}, ""
         if profile.pagination == "top_cursor":
             return envelope | {"next_cursor": cursor}, ""
         if profile.pagination == "next_url":
-            return envelope | {"links": {"next": following}}, ""
+            return envelope | {"links": {"next": next_url}}, ""
         if profile.pagination == "has_more":
             return envelope | {"has_more": cursor is not None}, ""
-        return shown, f'<{following}>; rel="next"' if following else ""
+        return shown, f'<{next_url}>; rel="next"' if next_url else ""
 
     @staticmethod
     def cursor(seq: int) -> str:
-        """Return the cursor of what follows the record of that number."""
+        """Return the cursor for the records after sequence number `seq`."""
         return base64.urlsafe_b64encode(b"s%d" % seq).decode().rstrip("=")
 
     def parse_cursor(self, text: str) -> int:
-        """Return the number in a cursor; refuse anything else."""
+        """Return the sequence number in a cursor; refuse an invalid cursor."""
         try:
             raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         except ValueError:

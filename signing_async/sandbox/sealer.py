@@ -1,4 +1,4 @@
-"""Sealing in a thread, by an authority that is created on first use; pyHanko is imported then."""
+"""Seals documents in a thread, with an authority that is opened on first use."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Sealer:
         signed: Sequence[tuple[Recipient, int]],
         now: int,
     ) -> None:
-        """Write the sealed document to the file of that name."""
+        """Write the sealed document to the file `name`."""
         from . import sealing
 
         panel = sealing.Panel(

@@ -1,6 +1,6 @@
 """Seal completed documents: a visible panel and a PAdES signature by the sandbox's own authority.
 
-pyHanko and cryptography are imported when the first document is sealed.
+pyHanko is imported when the first document is sealed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Authority", "Panel", "SealingFailed", "Signer", "seal"]
 
 RESERVED: Final[dict[Level, int]] = {"B-B": 8192, "B-T": 16384, "B-LT": 16384, "B-LTA": 16384}
-"""Hexadecimal digits reserved for the signature, which needs about 3,000, with a timestamp 7,000."""
+"""Hexadecimal digits reserved for a signature. It needs about 3,000, or 7,000 with a timestamp."""
 
 FIELD_NAME: Final = "SandboxSeal"
 
@@ -44,9 +44,9 @@ def seal(
     """Write the sealed copy of `source` to `target` atomically. Blocking and thread-safe.
 
     The original's bytes come first, unchanged (without anything before the `%PDF-` header); one incremental update
-    adds the panel's pages and the signature. Levels above B-B add a timestamp, B-LT and B-LTA also an update with
-    certificates and OCSP responses, B-LTA one more with a document timestamp. A damaged file is first repaired by an
-    update that repeats its objects. Raise `SealingFailed` if it cannot be repaired.
+    adds the panel's pages and the signature. Levels above B-B add a timestamp to the signature. B-LT and B-LTA append
+    an update with certificates and OCSP responses; B-LTA appends another with a document timestamp. A damaged file is
+    first repaired by an update that repeats its objects. Raise `SealingFailed` if it cannot be repaired.
     """
     with _replacing(target) as path:
         _copy_from_header(source, path)
@@ -109,7 +109,7 @@ def _seal_checked(
 
 
 def _count_pages(path: Path, *, strict: bool) -> int:
-    """Return how many pages a reader finds; raise if the file is unreadable, or with `strict`, damaged."""
+    """Return how many pages a reader finds; raise if the file is unreadable or, with `strict`, damaged."""
     pikepdf = load_pikepdf()
     try:
         with pikepdf.open(path) as pdf:
@@ -128,7 +128,7 @@ def _rebuild(path: Path) -> None:
     out = io.BytesIO()
     try:
         with pikepdf.open(path) as pdf, _rebuild_lock, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about other defects, which stay
+            warnings.simplefilter("ignore")  # warnings about other defects, which are not repaired
             pdf.trailer["/Size"] = 0  # pikepdf rewrites it only if it is present
             pdf.save(out, object_stream_mode=pikepdf.ObjectStreamMode.disable)
     except Exception as error:
@@ -227,7 +227,7 @@ def _add_field(writer: IncrementalPdfFileWriter, drawn: Drawn) -> str:
 
 
 def _get_or_create(writer: IncrementalPdfFileWriter, holder: Any, key: str, empty: dict[str, Any] | list[Any]) -> Any:
-    """Return the holder's entry if it has the type of `empty`; else replace it by a new one."""
+    """Return the holder's entry if it has the type of `empty`; otherwise replace it with `empty`."""
     entry = _entry(holder, key)
     if not isinstance(entry, type(empty)):
         entry = as_pdf(empty)
@@ -245,7 +245,7 @@ def _entry(holder: Any, key: str) -> Any:
 
 
 def _drop_usage_rights(writer: IncrementalPdfFileWriter) -> None:
-    """Remove usage rights: readers warn about them in a changed file."""
+    """Remove usage rights: PDF readers warn about them in a changed file."""
     generic: Any = import_module("pyhanko.pdf_utils.generic")
     rights = _entry(writer.root, "/Perms")
     if isinstance(rights, generic.DictionaryObject):

@@ -1,4 +1,4 @@
-"""The sandbox: a server on this machine, and its interface for tests and tools in Python."""
+"""The sandbox: a server on this machine, and its Python interface for tests and tools."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from .state import Snapshot, State
 __all__ = ["Sandbox", "Snapshot"]
 
 SHUTDOWN = 0.25
-"""How many seconds requests in flight have when the sandbox stops."""
+"""How many seconds requests in flight have to finish when the sandbox stops."""
 
 
 class Sandbox:
@@ -43,7 +43,7 @@ class Sandbox:
     Without `data` everything is temporary. With a folder everything is kept there, and nothing acknowledged is lost
     even if the process is killed. `port=0` takes a free port. The same `seed` gives the same ids, tokens and secrets.
     Webhooks are sent to this machine only, unless `allow_remote_webhooks` is set. `seal_level` is the PAdES level of
-    the sealed documents: B-B, B-T, B-LT or B-LTA, with a timestamp service and OCSP responses of the sandbox's own.
+    the sealed documents: B-B, B-T, B-LT or B-LTA. The sandbox itself makes the timestamps and OCSP responses.
     """
 
     clock: Clock
@@ -90,7 +90,7 @@ class Sandbox:
 
     async def __aenter__(self) -> Self:
         if self._exits is not None:
-            raise RuntimeError("this sandbox was started before; make a new one")
+            raise RuntimeError("this sandbox was already started once; create a new one")
         async with contextlib.AsyncExitStack() as exits:
             self._open(self._open_folder(exits), exits)
             await self._listen(exits)
@@ -137,8 +137,8 @@ class Sandbox:
         state = self._state
         encoder = Encoder(self.profile)
         api, site = Api(state, encoder), pages.Pages(state)
-        around = [Middleware(state.requests, encoder).handle, state.forms.new_cookies, site.errors]
-        app = web.Application(middlewares=around)
+        middlewares = [Middleware(state.requests, encoder).handle, state.forms.new_cookies, site.errors]
+        app = web.Application(middlewares=middlewares)
         app.router.add_routes(api.routes())
         app.router.add_routes(Control(state).routes())
         app.router.add_routes(_with_faults(site.routes(), api))
@@ -177,7 +177,7 @@ class Sandbox:
     # recipients' actions
 
     async def sign(self, recipient_id: str) -> Signing:
-        """Sign for a recipient; after the last one the documents are sealed. Raise `Refused` if it is not allowed."""
+        """Sign for a recipient; the last signature seals the documents. Raise `Refused` if it is not allowed."""
         return await self._state.signatures.sign(recipient_id)
 
     async def decline(self, recipient_id: str) -> Signing:
@@ -185,7 +185,7 @@ class Sandbox:
         return await self._state.signatures.decline(recipient_id)
 
     async def complete(self, signing_id: str) -> Signing:
-        """Sign for all recipients who have not signed."""
+        """Sign for all recipients who have neither signed nor declined."""
         return await self._state.signatures.complete(signing_id)
 
     async def cancel(self, signing_id: str) -> Signing:
@@ -236,9 +236,9 @@ class Sandbox:
     # behaviour
 
     def rate_limit(self, rate: float | None, burst: int | None = None, *, retry_after: float | None = None) -> None:
-        """Limit the API to `rate` requests per second, `burst` at once (default: one second's); None lifts the limit.
+        """Limit the API to `rate` requests per second, `burst` at once (default: one second's); None removes it.
 
-        Other requests get 429 with a Retry-After of `retry_after`, by default the whole seconds until one may pass.
+        Other requests get 429 with a Retry-After of `retry_after`, by default the seconds until the next is admitted.
         """
         self._state.limit_rate(rate, burst, retry_after)
 
@@ -248,7 +248,7 @@ class Sandbox:
         return self._state.rate_limit
 
     def snapshot(self) -> Snapshot:
-        """Return everything the sandbox holds now, the clock included; not faults and the request log."""
+        """Return the database and the clock, without faults, the rate limit and the request log."""
         return self._state.snapshot()
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -260,7 +260,7 @@ class Sandbox:
 
 
 def _with_faults(routes: list[web.RouteDef], api: Api) -> list[web.RouteDef]:
-    """Return the pages' routes; the consent page is an operation that faults can be arranged for."""
+    """Return the pages' routes, with the faults arranged for the consent page (`oauth.authorize`)."""
     return [
         web.get(route.path, partial(api.serve_page, "oauth.authorize", route.handler))
         if (route.method, route.path) == ("GET", "/oauth/authorize")

@@ -26,7 +26,7 @@ STATES = {
     "completed": "completed_at IS NOT NULL AND cancelled_at IS NULL",
     "cancelled": "cancelled_at IS NOT NULL",
 }
-"""The states of `Signing.state`, as conditions of SQL."""
+"""The values of `Signing.state`, each with its condition in SQL."""
 
 _MATCHES = """(id = :text OR folded(name) LIKE :like ESCAPE '!' OR id IN (
     SELECT signing_id FROM documents WHERE folded(name) LIKE :like ESCAPE '!' UNION
@@ -36,7 +36,7 @@ _MATCHES = """(id = :text OR folded(name) LIKE :like ESCAPE '!' OR id IN (
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some signings and the number of the last one if more follow."""
+    """A page of signings; `next_seq` is the `seq` of the last one if more follow, else None."""
 
     items: list[Signing]
     next_seq: int | None
@@ -90,7 +90,7 @@ class Service:
         return found
 
     def list_signings(self, user: User, after: int | None, limit: int) -> Page:
-        """Return up to `limit` of the tenant's signings in the profile's order, after number `after`."""
+        """Return up to `limit` of the tenant's signings in the profile's order, after sequence number `after`."""
         newest = self._profile.list_order == "newest_first"
         start = after if after is not None else (2**62 if newest else 0)
         where = "tenant = ? AND seq < ? ORDER BY seq DESC" if newest else "tenant = ? AND seq > ? ORDER BY seq"
@@ -102,7 +102,7 @@ class Service:
         return self._database.select(Signing, "signings", "1 ORDER BY seq")
 
     def search(self, text: str, state: str, offset: int, limit: int) -> tuple[list[Signing], int]:
-        """Return signings, newest first, and how many there are in all.
+        """Return up to `limit` matching signings, newest first, and how many match in all.
 
         `text` is an id, or part of the name of a signing, document or recipient, or of an e-mail address; `state` is
         a key of `STATES`. Empty strings match everything.
@@ -140,7 +140,7 @@ class Service:
         return signing
 
     def check_document_limit(self, signing_id: str) -> None:
-        """Refuse one more document than the profile allows."""
+        """Refuse if the signing already has as many documents as the profile allows."""
         most = self._profile.max_documents
         if most is not None and self.count("documents", signing_id) >= most:
             raise invalid({"selected_file": [f"A signing can have at most {most} documents."]})
@@ -150,7 +150,7 @@ class Service:
         return self._files.incoming(self._profile.max_pdf_bytes)
 
     async def add_document(self, signing_id: str, user: User, filename: str, incoming: Incoming) -> Document:
-        """Inspect the received file and add it, unless the signing was sent meanwhile."""
+        """Inspect the received file and add it if the signing is still a draft."""
         name = self._files.new_name()
         await asyncio.to_thread(self._accept, incoming, name)
         now = self._clock.micros()
@@ -281,7 +281,7 @@ class Service:
 
 
 def document_name(filename: str, style: str) -> str:
-    """Return a document's name for a file's name, without folders and control characters."""
+    """Return a document's name: the file name without folders and control characters."""
     name = re.split(r"[/\\]", filename)[-1]
     name = re.sub(r"[\x00-\x1f\x7f]", "", name).strip()[:255] or "document.pdf"
     if style == "stem" and name.lower().endswith(".pdf"):

@@ -1,4 +1,4 @@
-"""What recipients do: sign or decline. After the last signature the documents are sealed."""
+"""What recipients do: sign or decline. The last signature seals the documents."""
 
 from __future__ import annotations
 
@@ -57,19 +57,19 @@ class Signatures:
         return None
 
     async def sign(self, recipient_id: str) -> Signing:
-        """Sign for the recipient. If it is the last one, seal the documents and complete the signing."""
+        """Sign for the recipient. The last signature seals the documents and completes the signing."""
         signing_id = self._service.recipient(recipient_id).signing_id
         async with self._lock(signing_id):
             return await self._sign(recipient_id)
 
     async def complete(self, signing_id: str) -> Signing:
-        """Sign for all recipients who have not finished, in order."""
+        """Sign for all recipients who have neither signed nor declined, in order."""
         signing = self._service.signing(signing_id)
         if signing.state != "sent":
             raise Refused(400, "cannot_be_completed", f"The signing cannot be completed: it is {signing.state}.")
         async with self._lock(signing_id):
-            while waiting := self._waiting(signing_id):
-                await self._sign(waiting[0].id)
+            while invited := self._invited(signing_id):
+                await self._sign(invited[0].id)
         return self._service.signing(signing_id)
 
     async def decline(self, recipient_id: str) -> Signing:
@@ -89,7 +89,7 @@ class Signatures:
                     self._invitations.invite_next(signing)
         return self._service.signing(signing_id)
 
-    def _waiting(self, signing_id: str) -> list[Recipient]:
+    def _invited(self, signing_id: str) -> list[Recipient]:
         everybody = self._service.recipients(signing_id)
         return [recipient for recipient in everybody if not recipient.is_done and recipient.invited_at is not None]
 

@@ -1,4 +1,4 @@
-"""What one sandbox holds, for the API, the control API and the pages to work on."""
+"""The state of one sandbox, shared by the API, the control API and the pages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .signatures import Signatures
 
 @dataclass(frozen=True, repr=False)
 class Snapshot:
-    """Everything a sandbox held at one moment."""
+    """A sandbox's database and clock at one moment, without the documents' files."""
 
     database: bytes
     offset: int
@@ -72,7 +72,7 @@ class State:
         self.accounts.default_user()
 
     def limit_rate(self, rate: float | None, burst: int | None = None, retry_after: float | None = None) -> None:
-        """Set the rate limit; None lifts it. By default, one second's requests may arrive at once."""
+        """Set the rate limit; None removes it. By default, one second's requests may arrive at once."""
         if rate is None:
             self.rate_limit = None
             return
@@ -80,7 +80,7 @@ class State:
         self.rate_limit = RateLimit(rate, default if burst is None else burst, retry_after, self.clock)
 
     def snapshot(self) -> Snapshot:
-        """Return everything the sandbox holds now, except faults and the request log."""
+        """Return the database and the clock, without faults, the rate limit and the request log."""
         return Snapshot(self._database.dump(), self._saved_offset())
 
     def restore(self, snapshot: Snapshot) -> None:
@@ -90,7 +90,7 @@ class State:
         self.webhooks.wake_all()
 
     def reset(self) -> None:
-        """Delete all signings and the request log, remove faults and the rate limit, and set the clock to real time.
+        """Delete signings, notifications, events, requests, faults and the rate limit; set the clock to real time.
 
         Users, applications, tokens and webhook endpoints stay.
         """

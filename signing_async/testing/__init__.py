@@ -59,8 +59,8 @@ else:
 
 try:
     from pytest_asyncio import fixture as async_fixture
-except ModuleNotFoundError:  # without it there are no async fixtures, as pytest reports when one is used
-    async_fixture = pytest.fixture  # type: ignore[assignment]  # used in the one way that both support
+except ModuleNotFoundError:  # another plugin must run the fixtures; pytest reports them if there is none
+    async_fixture = pytest.fixture  # type: ignore[assignment]  # both can be used as plain decorators
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -80,8 +80,7 @@ async def signing_sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandb
 
 @async_fixture
 async def signing_client(signing_sandbox: Sandbox) -> AsyncIterator[SigningClient]:
-    """A client for the sandbox's default user that retries without long delays."""
-    from .._sample_pdf import sample_pdf as sample_pdf
+    """A client for the sandbox's default user; it retries without long delays."""
     from ..client import SigningClient
     from ..transport.retry import RetryPolicy
 

@@ -45,14 +45,14 @@ class ArchiveStoreConformance:
     async def test_stored_file_is_read_unchanged(
         self, open_store: OpenStore, tmp_path: Path, name: str, content: bytes
     ) -> None:
-        """By other store objects too."""
+        """Every store object on the storage reads the same bytes."""
         store = open_store()
         await put(store, name, content, tmp_path)
         assert await content_of(store, name) == content
         assert await content_of(open_store(), name) == content
 
     async def test_missing_file_raises_file_not_found(self, open_store: OpenStore, tmp_path: Path) -> None:
-        """Also in a folder that holds other files, and if its name begins like another's."""
+        """Even if other files are in its folder or have similar names."""
         store = open_store()
         await put(store, "2031/lease.pdf", _PDF, tmp_path)
         await store.append("manifest.jsonl", 0, b"{}\n")
@@ -90,7 +90,7 @@ class ArchiveStoreConformance:
         assert await content_of(open_store(), "lease.pdf") == content
 
     async def test_one_of_many_concurrent_files_wins(self, open_store: OpenStore, tmp_path: Path) -> None:
-        """Writers of other content are refused; the name holds the content of the one that succeeded."""
+        """Writers of other content are refused; the name holds the content of the writer that succeeded."""
         contents = [bytes([65 + number]) * 70_000 for number in range(6)]
         stores = [open_store() for _ in contents]
         for name in ("a.pdf", "b.pdf"):
@@ -124,7 +124,7 @@ class ArchiveStoreConformance:
             assert await content_of(open_store(), name) == _LONG
 
     async def test_appends_are_read_in_order(self, open_store: OpenStore) -> None:
-        """By any store object. Lengths of one, two and three digits must not confuse the order."""
+        """By every store object. Offsets of one, two and three digits must not confuse the order."""
         store, other = open_store(), open_store()
         written = b""
         for number in range(30):
@@ -135,7 +135,7 @@ class ArchiveStoreConformance:
             assert await content_of(reader, "manifest.jsonl") == written
 
     async def test_file_is_read_from_an_offset_on(self, open_store: OpenStore, tmp_path: Path) -> None:
-        """From the middle of a file or of an append; at the end and beyond there is nothing."""
+        """The offset may be in the middle of an append. At the end and beyond, nothing is read."""
         store = open_store()
         await put(store, "lease.pdf", _PDF, tmp_path)
         for number in range(0, 30, 10):
@@ -148,7 +148,7 @@ class ArchiveStoreConformance:
             await content_of(store, "missing", 5)
 
     async def test_append_at_another_offset_than_the_end_is_refused(self, open_store: OpenStore) -> None:
-        """Nothing changes, and the right offset is accepted afterwards."""
+        """The file does not change, and an append at its end is accepted afterwards."""
         store = open_store()
         for offset in (1, 6):
             with pytest.raises(ArchiveConflict):
@@ -165,7 +165,7 @@ class ArchiveStoreConformance:
         assert await content_of(store, "manifest.jsonl") == b"first\nsecond\nthird\n"
 
     async def test_stale_writer_is_refused_after_others_appended(self, open_store: OpenStore) -> None:
-        """It remembers an end that is no longer the end."""
+        """Its offset is no longer the end of the file."""
         stale, other = open_store(), open_store()
         await stale.append("manifest.jsonl", 0, b"a\n")
         await other.append("manifest.jsonl", 2, b"bcd\n")
@@ -177,7 +177,7 @@ class ArchiveStoreConformance:
         assert await content_of(other, "manifest.jsonl") == b"a\nbcd\ne\n"
 
     async def test_one_of_two_writers_at_one_offset_wins(self, open_store: OpenStore) -> None:
-        """Every time, for the first append and for later ones."""
+        """Three writers append at once, first to a missing file, then to the same file again."""
         stores = [open_store() for _ in range(3)]
         written = b""
         for _ in range(10):
@@ -216,7 +216,7 @@ class ArchiveStoreConformance:
             assert [line for line in lines if line.startswith(f"{writer} ")] == [f"{writer} {n}" for n in range(8)]
 
     async def test_reader_may_stop_early(self, open_store: OpenStore, tmp_path: Path) -> None:
-        """Whatever it held is released: the store can be read again, many times."""
+        """An abandoned read leaves nothing open: the store can be read many times."""
         store = open_store()
         await put(store, "lease.pdf", _LONG, tmp_path)
         for _ in range(20):
@@ -232,7 +232,7 @@ class ListedStoreConformance:
     async def test_all_files_are_listed_and_hidden_ones_are_not(
         self, open_store: Callable[[], Any], tmp_path: Path
     ) -> None:
-        """Each once, whether it was put or appended to; parts that begin with a dot do not count."""
+        """Each file is listed once, put or appended. A file is hidden if a part of its name begins with a dot."""
         store = open_store()
         assert [name async for name in store.names()] == []
         names = [f"2031/Lease Å {number}/a.pdf" for number in range(30)] + ["2031/a.pdf", "b.pdf"]
@@ -245,8 +245,8 @@ class ListedStoreConformance:
 
 
 async def put(store: ArchiveStore, name: str, content: bytes, folder: Path) -> None:
-    """Store content under a name, from a local file of its own."""
-    # Never a name that was used: a cancelled call may still be at work on its source, in a thread.
+    """Store content under a name, from a new local file."""
+    # Never reuse a name: a thread of a cancelled call may still read its source.
     source = folder / f"source-{secrets.token_hex(8)}"
     source.write_bytes(content)
     try:
@@ -256,7 +256,7 @@ async def put(store: ArchiveStore, name: str, content: bytes, folder: Path) -> N
 
 
 async def content_of(store: ArchiveStore, name: str, offset: int = 0, *, missing: bytes | None = None) -> bytes:
-    """Return the content of a file from ``offset`` on; ``missing`` if there is no such file and it is given."""
+    """Return the content of a file from ``offset`` on. If it does not exist, return ``missing`` unless that is None."""
     try:
         return b"".join([chunk async for chunk in store.read(name, offset)])
     except FileNotFoundError:

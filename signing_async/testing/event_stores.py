@@ -1,4 +1,4 @@
-"""Conformance suites for the stores of an inbox."""
+"""Conformance suites for event stores, which keep the events of an inbox."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TIMEOUT = 20.0
 
 
 class _ManagementConformance:
-    """The part of `EventStoreConformance` about reading, repeating and purging stored events."""
+    """The part of `EventStoreConformance` about selecting, requeuing and purging stored events."""
 
     async def test_select_yields_the_matching_events_in_order_of_arrival(self, open_store: OpenStore) -> None:
         store = open_store()
@@ -62,7 +62,7 @@ class _ManagementConformance:
         assert (await anext(store.select(_ALL))).id in names
 
     async def test_requeued_events_are_due_with_no_attempts_counted(self, open_store: OpenStore) -> None:
-        """Handled, dropped, dead, or waiting for their next attempt; those that do not match are not changed."""
+        """Whether handled, dropped, dead or postponed. Events that do not match the filter do not change."""
         store = open_store()
         for status in (EventStatus.HANDLED, EventStatus.DROPPED, EventStatus.DEAD):
             await add(store, status, f"s {status}")
@@ -154,14 +154,14 @@ class _AddingConformance:
         assert claim.stored == StoredEvent(event.id, event.type, event.signing_id, body, _RECEIVED, attempts=1)
 
     async def test_body_is_kept_to_the_byte(self, open_store: OpenStore) -> None:
-        """It may be encrypted, so it need not be text."""
+        """The body may be encrypted, so it need not be text."""
         store = open_store()
         body = bytes(range(256)) * 4
         await store.add(delivery("a")[0], body)
         assert [stored.body async for stored in store.select(_ALL)] == [body]
 
     async def test_known_event_is_not_added_again(self, open_store: OpenStore) -> None:
-        """Neither by another process nor after it was handled; ids are distinct to the last character."""
+        """Neither by another process nor after it was handled. Ids are distinct if any character differs."""
         store, other = open_store(), open_store()
         assert await add(store, "Event")
         assert [await add(other, name) for name in ("Event", "event", "Event ", "Eventé", "Evente\u0301")] == [
@@ -189,7 +189,7 @@ class _AddingConformance:
         assert [claim.stored.body for claim in await open_store().claim(1)] == [body]
 
     async def test_event_that_the_store_refuses_does_not_fail_those_added_with_it(self, open_store: OpenStore) -> None:
-        """It may as well be stored, or its type changed."""
+        """The store may also accept such an event, or change its type."""
         store = open_store()
         events = [delivery(f"e{number}", "s") for number in range(5)]
         for number, kind in ((1, "a lone \ud800"), (3, "a \0")):
@@ -305,7 +305,7 @@ class EventStoreConformance(_AddingConformance, _ManagementConformance):
         assert abs(first.settled_at - datetime.now(UTC)) < timedelta(hours=1)
 
     async def test_ended_claim_is_refused(self, open_store: OpenStore) -> None:
-        """Whether or not the event is claimed again."""
+        """Whether or not the event was claimed again."""
         store, other = open_store(), open_store()
         await add(store, "a")
         (claim,) = await store.claim(1)
@@ -353,7 +353,7 @@ class EventStoreConformance(_AddingConformance, _ManagementConformance):
     async def test_attempt_that_is_postponed_without_being_counted_leaves_its_place_to_other_events(
         self, open_store: OpenStore
     ) -> None:
-        """Even without a delay: events that are due for a longer time are claimed first."""
+        """Even without a delay: events that became due earlier are claimed first."""
         store = open_store()
         for name, signing in (("a1", "a"), ("a2", "a"), ("b1", "b")):
             await add(store, name, signing)
@@ -375,7 +375,7 @@ class EventStoreConformance(_AddingConformance, _ManagementConformance):
     # Waiting
 
     async def test_wait_returns_when_an_event_is_added(self, open_store: OpenStore) -> None:
-        """By this object or by another process, and also if it was added before."""
+        """By this object or by another process, during the wait or before it."""
         store = open_store()
         for adding in (store, open_store()):
             waiting = asyncio.create_task(store.wait(_TIMEOUT))
@@ -420,7 +420,7 @@ class EventStoreConformance(_AddingConformance, _ManagementConformance):
 
 
 class FencedEventStoreConformance:
-    """Tests a store whose claims can expire while their holder lives, because it was paused or cut off.
+    """Tests a store whose claims can expire while their holder lives, because the holder was paused or cut off.
 
     Besides ``open_store`` (see `EventStoreConformance`) it needs a fixture ``lapse``: an ``async`` function that takes
     a store and returns as soon as others can claim its events.

@@ -50,7 +50,7 @@ class JournalConformance:
     async def test_last_written_state_is_returned_by_the_next_claim(
         self, open_journal: OpenJournal, key: str, state: str
     ) -> None:
-        """Complete, and for exactly this key."""
+        """The state is complete, and belongs to exactly this key."""
         journal = open_journal()
         claim = await claimed(journal, key)
         await journal.write(claim, "earlier")
@@ -62,7 +62,7 @@ class JournalConformance:
             await again.release(claim)
 
     async def test_keys_are_distinct_to_the_last_character(self, open_journal: OpenJournal) -> None:
-        """Long keys with a common beginning; keys that differ in case, a space or an accent."""
+        """Even if long keys begin alike, or keys differ only in case, a space or Unicode normalization."""
         journal = open_journal()
         keys = ["k" * 500 + "a", "k" * 500 + "b", "Lease", "lease", "lease ", "é", "e\u0301"]
         for key in keys:
@@ -90,7 +90,7 @@ class JournalConformance:
         assert fences == sorted(set(fences))
 
     async def test_claimed_package_cannot_be_claimed(self, open_journal: OpenJournal) -> None:
-        """Neither by another run nor by another task of the same run; other packages can."""
+        """Neither by another run nor by another task of the same run. Other packages can be claimed."""
         journal, other = open_journal(), open_journal()
         claim = await claimed(journal, "k")
         assert await journal.claim("k") is None
@@ -122,7 +122,7 @@ class JournalConformance:
         assert [(await claimed(other, key)).state for key in keys] == [f"{key}-4" for key in keys]
 
     async def test_released_claim_is_refused(self, open_journal: OpenJournal) -> None:
-        """It neither writes nor releases, whether or not the package is claimed again."""
+        """It can neither write nor release, whether or not the package was claimed again."""
         journal, other = open_journal(), open_journal()
         claim = await claimed(journal, "k")
         await journal.write(claim, "first")
@@ -175,7 +175,7 @@ class ListedJournalConformance:
     pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
 
     async def test_last_written_states_are_listed_by_key(self, open_journal: Callable[[], Any]) -> None:
-        """Each once, claimed or not, also those of other runs; a key that has no text is left out."""
+        """Each key is listed once, claimed or not, by this run or another. A key without a state is left out."""
         journal, other = open_journal(), open_journal()
         assert [record async for record in journal.records()] == []
         began = datetime.now(UTC) - timedelta(minutes=1)
@@ -190,7 +190,7 @@ class ListedJournalConformance:
 
         for first in range(0, len(keys), 8):
             await asyncio.gather(*(write(key) for key in keys[first : first + 8]))
-        await claimed(journal, "without a text")
+        await claimed(journal, "without a state")
         for each in (journal, other):
             records = [record async for record in each.records()]
             assert [(record.key, record.state) for record in records] == [(key, f"of {key}") for key in keys]
@@ -198,7 +198,7 @@ class ListedJournalConformance:
 
 
 class FencedJournalConformance:
-    """Tests a journal whose claims can expire while their holder lives, because it was paused or cut off.
+    """Tests a journal whose claims can expire while their holder lives, because the holder was paused or cut off.
 
     Besides ``open_journal`` (see `JournalConformance`) it needs a fixture ``lapse``: an ``async`` function that takes a
     journal and returns as soon as others can claim its packages.

@@ -23,7 +23,7 @@ class OpenSeenEvents(Protocol):
     """Opens the same storage again, as another receiver would: a new object each time."""
 
     def __call__(self, *, ttl: float = ..., lease: float = ...) -> SeenEvents:
-        """Remember confirmed events for ``ttl`` seconds, and claims for ``lease`` seconds."""
+        """Return an object that remembers confirmed events for ``ttl`` seconds, and claims for ``lease`` seconds."""
         ...
 
 
@@ -47,8 +47,8 @@ class SeenEventsConformance:
     """Tests the promises of the `SeenEvents` protocol, which let a receiver handle every event, and none twice.
 
     Subclass it with a fixture ``open_seen`` that returns a function. Each call of the function, with ``ttl`` and
-    ``lease`` in seconds, opens the same storage as a new object; the storage is empty when a test begins. (An
-    implementation that lives in one object returns it again for the same settings.) The tests need pytest-asyncio. ::
+    ``lease`` in seconds, opens the same storage as a new object; the storage is empty when a test begins. (If the
+    storage is one object in memory, return that object again for the same settings.) The tests need pytest-asyncio. ::
 
         class TestMySeenEvents(SeenEventsConformance):
             @pytest.fixture
@@ -59,7 +59,7 @@ class SeenEventsConformance:
     pytestmark: pytest.MarkDecorator = pytest.mark.asyncio
 
     async def test_event_is_claimed_once_and_stays_confirmed(self, open_seen: OpenSeenEvents) -> None:
-        """New, then pending for all receivers, then confirmed; other events are not affected."""
+        """It is new, then pending for all receivers, then confirmed. Other events are not affected."""
         seen, other = (open_seen(ttl=_LONG, lease=_LONG) for _ in range(2))
         assert seen.lease == _LONG
         assert await _claim(seen, "a") is Claim.NEW
@@ -80,7 +80,7 @@ class SeenEventsConformance:
         assert await _claim(seen, "a") is Claim.PENDING
 
     async def test_confirmed_event_cannot_be_released(self, open_seen: OpenSeenEvents) -> None:
-        """A late failure elsewhere changes nothing; releasing an unknown event is harmless."""
+        """A receiver that fails later changes nothing. Releasing an unknown event is harmless."""
         seen = open_seen(ttl=_LONG, lease=_LONG)
         await _claim(seen, "a")
         await _confirm(seen, "a")

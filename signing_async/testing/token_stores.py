@@ -17,7 +17,7 @@ from ..models import Token
 __all__ = ["FencedTokenStoreConformance", "OpenStore", "TokenStoreConformance"]
 
 OpenStore = Callable[[], TokenStore]
-"""Opens the same store again, as another worker would: a new object each time."""
+"""Opens the same storage again, as another worker would: a new object each time."""
 
 _FULL = Token("access-1", "refresh-1", datetime(2031, 5, 6, 7, 8, 9, 250000, UTC), "DPoP")
 _BARE = Token("access-2")
@@ -32,8 +32,8 @@ class TokenStoreConformance:
     """Tests the promises of the `TokenStore` protocol, without which an `OAuth` could lose a refresh token.
 
     Subclass it with a fixture ``open_store`` that returns a function. Each call of the function opens the same storage
-    as a new object; the storage is empty when a test begins. (A store that lives in one object returns it each time.)
-    The tests need pytest-asyncio. ::
+    as a new object; the storage is empty when a test begins. (If the storage is one object in memory, return that
+    object each time.) The tests need pytest-asyncio. ::
 
         class TestMyStore(TokenStoreConformance):
             @pytest.fixture
@@ -52,7 +52,7 @@ class TokenStoreConformance:
 
     @pytest.mark.parametrize("token", [_FULL, _BARE, _LONG], ids=["full", "bare", "long"])
     async def test_saved_token_is_loaded(self, open_store: OpenStore, token: Token) -> None:
-        """Complete, by every object on the storage; it replaces the former token."""
+        """Every store object on the storage loads the complete token, which replaces the previous one."""
         store = open_store()
         await store.save(Token("access-0", "refresh-0", datetime.now(UTC) + timedelta(hours=1)))
         await store.save(token)
@@ -69,7 +69,7 @@ class TokenStoreConformance:
         assert await open_store().load() == _BARE
 
     async def test_lock_excludes_concurrent_updates(self, open_store: OpenStore) -> None:
-        """Of many workers that add one, none overwrites the sum of another."""
+        """Many workers add 1 to a counter, and no addition is lost."""
         await open_store().save(Token("0"))
 
         async def add(store: TokenStore) -> None:
@@ -195,7 +195,7 @@ class FencedTokenStoreConformance:
     """Tests a store whose lock can be lost while its holder lives: a lease expires, or a connection breaks.
 
     Besides ``open_store`` (see `TokenStoreConformance`) it needs a fixture ``lapse``: an ``async`` function that takes
-    the store whose lock is held, and returns as soon as others can acquire it, as if its holder were cut off. ::
+    the store that holds the lock, and returns as soon as others can acquire it, as if the holder were cut off. ::
 
         class TestMyFences(FencedTokenStoreConformance):
             @pytest.fixture
@@ -209,7 +209,7 @@ class FencedTokenStoreConformance:
     async def test_former_holder_cannot_overwrite_a_newer_token(
         self, open_store: OpenStore, lapse: Callable[[TokenStore], Awaitable[None]]
     ) -> None:
-        """The save raises `TokenSuperseded`, the newer token stays, and the error shows neither."""
+        """The save raises `TokenSuperseded`, the newer token stays, and the error shows neither token."""
         late, quick = open_store(), open_store()
         await late.save(_FULL)
 
@@ -244,7 +244,7 @@ class FencedTokenStoreConformance:
     async def test_lock_can_be_acquired_again_after_it_was_lost(
         self, open_store: OpenStore, lapse: Callable[[TokenStore], Awaitable[None]]
     ) -> None:
-        """The former holder does not release the lock of the present one."""
+        """The former holder does not release the lock of the new holder."""
         late, quick = open_store(), open_store()
         async with contextlib.AsyncExitStack() as held:
             async with late.lock():

@@ -35,7 +35,7 @@ from .site import DASHBOARD, FAULTS, REQUESTS, WEBHOOKS, Site, redirect
 PAGE = 20
 LATEST = 6
 NAMED = 4
-"""How many documents and recipients of a signing the list shows."""
+"""How many documents and how many recipients of a signing the list shows."""
 
 UNITS = {"seconds": "seconds", "minutes": "minutes", "hours": "hours", "days": "days"}
 JUMPS = (("1", "hours", "1 hour"), ("1", "days", "1 day"), ("14", "days", "14 days"))
@@ -101,16 +101,16 @@ class Dashboard:
         number = request.query.get("page", "")
         page = max(1, int(number)) if re.fullmatch(r"[0-9]{1,9}", number) else 1
         found, total = self._state.service.search(text, state, (page - 1) * PAGE, PAGE)
-        searched: Child = _NO_SIGNINGS
+        empty: Child = _NO_SIGNINGS
         if text or state or page > 1:
-            searched = [tag("p", tag("strong", "No signing matches.")), tag("p", tag("a", "Show all", href=DASHBOARD))]
+            empty = [tag("p", tag("strong", "No signing matches.")), tag("p", tag("a", "Show all", href=DASHBOARD))]
         rows = [self._row(request, signing) for signing in found]
         return card(
             "Signings",
             _search(text, state),
             live(
                 "signings-list",
-                table("Signings", _SIGNINGS, rows, searched),
+                table("Signings", _SIGNINGS, rows, empty),
                 _pager(page, total, {"search": text, "state": state}),
             ),
         )
@@ -132,7 +132,7 @@ class Dashboard:
     def _recipient(self, signing: Signing, recipient: Recipient) -> Child:
         return [theirs(recipient.full_name), " ", badge(standing(self._state.signatures, signing, recipient))]
 
-    # the side
+    # the side column
 
     def _endpoints(self) -> Html:
         endpoints = self._state.webhooks.endpoints()
@@ -193,8 +193,8 @@ class Dashboard:
         try:
             self._state.clock.advance(**{unit: float(amount.replace(",", "."))})
         except (ValueError, OverflowError):
-            wrong = {"amount": [f"The clock cannot be advanced by {amount} {unit}."]}
-            return self._overview(request, Filled(fields, wrong), 400)
+            errors = {"amount": [f"The clock cannot be advanced by {amount} {unit}."]}
+            return self._overview(request, Filled(fields, errors), 400)
         raise redirect(DASHBOARD, "clock")
 
 
@@ -232,7 +232,7 @@ def _pager(page: int, total: int, query: Mapping[str, str]) -> Html | None:
     return tag(
         "nav",
         tag("p", f"Page {page:,} of {pages:,}, {total:,} signings", class_="quiet"),
-        tag("ul", [one for one in links if one]),
+        tag("ul", [each for each in links if each]),
         class_="tabs pager",
         aria_label="Pages",
     )

@@ -95,7 +95,7 @@ class FaultsPage:
         raise redirect(FAULTS, "fault")
 
     async def remove(self, request: web.Request) -> web.Response:
-        """Remove a fault, if it was not removed before."""
+        """Remove a fault if it still exists."""
         wanted = (await self._site.fields(request)).get("fault")
         for fault in list(self._state.faults.arranged):
             if fault.id == wanted:

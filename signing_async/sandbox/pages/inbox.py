@@ -26,7 +26,7 @@ class Inbox:
         return [web.get(INBOX, self.inbox)]
 
     async def inbox(self, request: web.Request) -> web.Response:
-        """Show the newest messages to everybody, or to one address."""
+        """Show the newest messages, to all addresses or to one."""
         messages = self._site.state.invitations.notifications()
         addresses = sorted({message.email for message in messages})
         wanted = request.query.get("to", ALL)

@@ -1,4 +1,4 @@
-"""HTML without injection: every string becomes text, and only `Html` is markup."""
+"""HTML without injection: every string is escaped, and only `Html` is markup."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _EMPTY = frozenset({"br", "hr", "input", "link", "meta"})
 
 @dataclass(frozen=True, slots=True)
 class Html:
-    """Markup that goes into a page unchanged. Made by `tag`."""
+    """Markup that goes into a page unchanged; `tag` returns it."""
 
     text: str
 
@@ -21,7 +21,7 @@ Child: TypeAlias = "Html | str | int | Iterable[Child] | None"
 
 
 def tag(element: str, /, *children: Child, **attributes: str | int | bool | None) -> Html:
-    """Return an element. `class_` is class, `aria_label` is aria-label; True has no value, False and None are omitted.
+    """Return an element. `class_` is class, `aria_label` is aria-label. True adds no value; False and None are omitted.
 
     Example: tag("p", "Signed by ", tag("b", name), class_="note")
     """

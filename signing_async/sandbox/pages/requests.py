@@ -30,7 +30,7 @@ class Requests:
         return [web.get(REQUESTS, self.log), web.get(f"{REQUESTS}/{{request_id}}", self.details)]
 
     async def log(self, request: web.Request) -> web.Response:
-        """Show the newest requests to the API; on demand also those for pages."""
+        """Show the newest requests to the API; with `?show=all`, also those for pages."""
         everything = request.query.get("show") == "all"
         links = (
             (REQUESTS, "To the API", not everything),
@@ -85,7 +85,7 @@ class Requests:
 
 
 def table_of_requests(state: State, most: int, *, everything: bool = False, about: str = "") -> Html:
-    """Return a table of the newest requests: to the API, to all paths, or with an id in their path."""
+    """Return a table of the newest requests whose path contains `about`; with `everything`, also those for pages."""
     wanted = [
         record
         for record in reversed(state.requests.records)
@@ -95,7 +95,7 @@ def table_of_requests(state: State, most: int, *, everything: bool = False, abou
 
 
 def code_block(label: str, text: str) -> Html:
-    """Return text in a labelled box that scrolls; JSON with line breaks."""
+    """Return text in a labelled box that scrolls; JSON is indented."""
     with contextlib.suppress(ValueError):
         text = json.dumps(json.loads(text), indent=2, ensure_ascii=False)
     box = tag("pre", tag("code", text), tabindex=0, role="region", aria_label=label)

@@ -1,4 +1,4 @@
-"""The page of one signing for developers: its fields, documents, recipients and events, and what was asked about it."""
+"""The page of one signing for developers: its fields, documents, recipients, events and API requests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NO_RECIPIENTS = tag("p", "No recipients yet. A signing cannot be sent without o
 
 
 class SigningDetails:
-    """One signing, to look at, complete or cancel."""
+    """The page of one signing, which can be completed or cancelled there."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -62,7 +62,7 @@ class SigningDetails:
         raise redirect(DASHBOARD if fields.get("back") == "list" else detail_page(signing_id), "cancelled")
 
     async def complete(self, request: web.Request) -> web.Response:
-        """Sign for all recipients who have not signed."""
+        """Sign for all recipients who have neither signed nor declined."""
         fields, signing_id = await self._site.fields(request), request.match_info["signing_id"]
         try:
             signing = await self._state.signatures.complete(signing_id)
@@ -83,12 +83,12 @@ class SigningDetails:
             [event.type, moment(event.created_at), identifier(event.id)]
             for event in self._state.webhooks.events_of(signing_id)
         ]
-        asked = requests.table_of_requests(self._state, LATEST, about=signing_id)
+        latest = requests.table_of_requests(self._state, LATEST, about=signing_id)
         main = [
             card("Documents", live("document-list", table("Documents", _DOCUMENTS, documents, _NO_DOCUMENTS))),
             card("Recipients", live("recipient-list", table("Recipients", _RECIPIENTS, recipients, _NO_RECIPIENTS))),
             card("Events", live("event-list", table("Events", _EVENTS, events, tag("p", "No events yet.")))),
-            card("API requests", live("request-list", asked)),
+            card("API requests", live("request-list", latest)),
         ]
         return self._site.page(
             request,

@@ -41,7 +41,7 @@ class SigningPage:
         ]
 
     async def page(self, request: web.Request) -> web.Response:
-        """Show the page."""
+        """Show the signing page."""
         return self._page(request, self._recipient(request))
 
     async def act(self, request: web.Request) -> web.Response:
@@ -126,7 +126,7 @@ class SigningPage:
         )
 
     def _status(self, texts: Texts, signing: Signing, recipient: Recipient, now: Standing) -> Html:
-        said: dict[Standing, tuple[str, int | None, str]] = {
+        statuses: dict[Standing, tuple[str, int | None, str]] = {
             "draft": (texts.state_draft, None, "quiet"),
             "waiting": (texts.state_waiting, None, "quiet"),
             "invited": (texts.valid_until, recipient.expires_at, "busy"),
@@ -139,7 +139,7 @@ class SigningPage:
             "declined": (texts.state_declined, recipient.declined_at, "bad"),
             "cancelled": (texts.state_cancelled, None, "bad"),
         }
-        text, at, tone = said[now]
+        text, at, tone = statuses[now]
         return tag(
             "p", tag("strong", texts.standings[now]), tag("br"), text, [" ", moment(at), "."] if at else None,
             class_=f"state {tone}", id="state",
@@ -218,7 +218,7 @@ class SigningPage:
     # the simulated BankID
 
     async def bankid(self, request: web.Request) -> web.Response:
-        """Show the simulated BankID app; redirect a recipient who cannot sign now to the signing page."""
+        """Show the simulated BankID app; redirect to the signing page if the recipient cannot sign with BankID now."""
         recipient = self._recipient(request)
         signing, texts = self._service.signing(recipient.signing_id), self._texts(recipient)
         if recipient.signing_method != "bankid" or standing(self._state.signatures, signing, recipient) != "invited":
@@ -231,7 +231,7 @@ class SigningPage:
             tag("a", texts.bankid_back, href=signing_page(recipient), class_="button plain wide"),
             class_="stack",
         )
-        signs: list[Child] = [tag("li", theirs(document.name)) for document in self._service.documents(signing.id)]
+        documents: list[Child] = [tag("li", theirs(document.name)) for document in self._service.documents(signing.id)]
         return self._site.page(
             request,
             texts.bankid,
@@ -240,7 +240,7 @@ class SigningPage:
                 heading(texts.bankid, own=False),
                 tag("p", texts.bankid_plays, class_="warning"),
                 tag("p", texts.bankid_signs, " ", tag("strong", theirs(signing.name)), ":"),
-                tag("ul", signs),
+                tag("ul", documents),
                 facts(
                     (texts.name, theirs(recipient.full_name)),
                     (texts.bankid_number, theirs(recipient.identification) if recipient.identification else None),

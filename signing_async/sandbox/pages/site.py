@@ -47,7 +47,7 @@ NOTICES = {
     "resent": "The event is sent again, as a new delivery.",
     "endpoint-removed": "The endpoint was removed; it gets no more events.",
 }
-"""What a page says after an action. The URL has the key, never the text."""
+"""What a page says after an action. The URL carries the key, never the text."""
 
 
 class Site:
@@ -66,7 +66,7 @@ class Site:
         for_recipients: bool = False,
         language: str = "en",
     ) -> web.Response:
-        """Return a whole page. Pages that recipients and users of a real service would see have no developers' menu."""
+        """Return a whole page. Pages that the real service would show (`for_recipients`) have no developers' menu."""
         html = render(
             [
                 Html("<!doctype html>\n"),
@@ -83,18 +83,18 @@ class Site:
     def button(
         self, request: web.Request, action: str, label: str, about: str = "", kind: str = "", **hidden: str
     ) -> Html:
-        """Return a form of one button; `about` tells screen readers what it acts on."""
+        """Return a form with one button; `about` tells screen readers what the button acts on."""
         fields = [tag("input", type="hidden", name=name, value=value) for name, value in hidden.items()]
-        said = [label, tag("span", f" {about}", class_="unseen") if about else None]
-        return self.form(request, action, fields, tag("button", said, class_=f"small {kind}".strip()), class_="inline")
+        text = [label, tag("span", f" {about}", class_="unseen") if about else None]
+        return self.form(request, action, fields, tag("button", text, class_=f"small {kind}".strip()), class_="inline")
 
     async def fields(self, request: web.Request) -> dict[str, str]:
-        """Return the fields of such a form; refuse any other."""
+        """Return the fields of a form that a page of this sandbox sent; refuse any other form."""
         return await self.state.forms.read(request)
 
 
 def redirect(path: str, done: str | None = None) -> web.HTTPSeeOther:
-    """Return a redirect to another page, with the key of a notice."""
+    """Return a redirect to another page; `done` is the key of the notice to show there."""
     return web.HTTPSeeOther(f"{path}?done={done}" if done else path)
 
 

@@ -61,7 +61,7 @@ class Texts:
     turn_of: str
     standings: dict[str, str]
     refusals: dict[str, str]
-    """Why a recipient of this state can neither sign nor decline."""
+    """Why a recipient in this state can neither sign nor decline."""
 
 
 ENGLISH = Texts(

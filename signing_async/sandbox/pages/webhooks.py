@@ -53,7 +53,7 @@ class Webhooks:
         return self._page(request, EMPTY)
 
     async def register(self, request: web.Request) -> web.Response:
-        """Register an endpoint and show its secret, only once."""
+        """Register an endpoint and show its secret, which no page shows again."""
         fields = await self._site.fields(request)
         url = fields.get("url", "").strip()
         twice = self._webhooks.is_registered(url)
@@ -83,7 +83,7 @@ class Webhooks:
                 "Secret",
                 "secret",
                 EMPTY,
-                "Signs every delivery. Leave empty to have one made.",
+                "Signs every delivery. Leave empty to generate one.",
                 type="password",
                 autocomplete="new-password",
             ),
@@ -135,10 +135,10 @@ class Webhooks:
         await self._site.fields(request)
         delivery = self._webhooks.delivery(request.match_info["delivery_id"])
         try:
-            again = self._webhooks.resend(delivery.id)
+            resent = self._webhooks.resend(delivery.id)
         except Refused as refused:
             return self._delivery(request, delivery, refused.message, refused.status)
-        raise redirect(f"{WEBHOOKS}/deliveries/{again.id}", "resent")
+        raise redirect(f"{WEBHOOKS}/deliveries/{resent.id}", "resent")
 
     def _delivery(
         self, request: web.Request, delivery: Delivery, problem: str | None = None, status: int = 200
@@ -154,7 +154,7 @@ class Webhooks:
             ("Last error", _problem(delivery)),
         )
         attempts = self._webhooks.attempts_of(delivery.id)
-        tried = [
+        cards = [
             tag("div", card(f"Attempt {number}", _attempt(attempt)), class_="attempt")
             for number, attempt in enumerate(attempts, 1)
         ]
@@ -172,7 +172,7 @@ class Webhooks:
                 "div",
                 tag(
                     "div",
-                    tried or card("Attempts", tag("p", "None yet.")),
+                    cards or card("Attempts", tag("p", "None yet.")),
                     card(
                         "Body",
                         tag(
