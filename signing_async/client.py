@@ -48,7 +48,7 @@ class SigningClient:
     ``auth`` is an access token or an `OAuth`. ``session`` is the caller's own `aiohttp.ClientSession`, which any number
     of clients may share and which the client never closes; by default the client makes one. ``timeout`` is `Timeouts`,
     or the seconds that a whole call may take, including its waits and retries. ``on_attempt`` is called after every
-    attempt, also of the token requests that a call causes; ``on_response`` with every response except those of
+    attempt, including those of token requests that a call causes; ``on_response`` with every response except those of
     downloads and streams. By default each client has a ``rate_limiter`` of its own; if the service counts the requests
     of several clients together, give them one: a `LocalRateLimiter`, or a `redis.RedisRateLimiter` for many machines.
     ``telemetry=False`` disables OpenTelemetry, as ``SIGNING_TELEMETRY=off`` does for a process; True overrides it. ::

@@ -86,7 +86,7 @@ class Exchange(Generic[T]):
     async def send(self, deadline: float, number: int, *, may_refresh: bool) -> T | FailedAttempt | TokenReplaced:
         """Send the request, and return what its response holds; ``deadline`` is the loop time at which it is cancelled.
 
-        A rejected token is replaced if ``may_refresh``. ``number`` counts the call's attempts.
+        A rejected token is replaced if ``may_refresh``. ``number`` is the attempt's number in the call.
         """
         await custom_records.prepare()
         operation, loop = self.operation, asyncio.get_running_loop()
@@ -205,7 +205,7 @@ class Exchange(Generic[T]):
     def throttled(self, wait: float) -> FailedAttempt:
         """Return the failure of an attempt that the rate limiter would delay for too long."""
         error = errors.RateLimited(
-            "the rate limiter would delay this call past its deadline; nothing was sent",
+            "the rate limiter would delay this attempt for longer than the call may take; it was not sent",
             status=429,
             operation=self.operation.name,
             retry_after=wait,
@@ -274,7 +274,7 @@ class Exchange(Generic[T]):
         raise error
 
     def _keep_for_hook(self, content: bytes) -> bytes:
-        """Keep the body of an error for the ``on_response`` hook. Without a hook, as in token requests, drop it."""
+        """Keep the body of an error for the ``on_response`` hook. Without a hook, as in token requests, don't."""
         if self.options.on_response is not None:
             self._content = content
         return content
