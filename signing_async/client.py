@@ -48,10 +48,10 @@ class SigningClient:
     ``auth`` is an access token or an `OAuth`. ``session`` is the caller's own `aiohttp.ClientSession`, which any number
     of clients may share and which the client never closes; by default the client makes one. ``timeout`` is `Timeouts`,
     or the seconds that a whole call may take, including its waits and retries. ``on_attempt`` is called after every
-    attempt, also of the token requests that a call causes; ``on_response`` with every response except those of
+    attempt, including those of token requests that a call causes; ``on_response`` with every response except those of
     downloads and streams. By default each client has a ``rate_limiter`` of its own; if the service counts the requests
     of several clients together, give them one: a `LocalRateLimiter`, or a `redis.RedisRateLimiter` for many machines.
-    ``telemetry=False`` disables OpenTelemetry, as ``SIGNING_TELEMETRY=off`` does for a process; True overrides that. ::
+    ``telemetry=False`` disables OpenTelemetry, as ``SIGNING_TELEMETRY=off`` does for a process; True overrides it. ::
 
         async with SigningClient("https://tenant.example.com", token) as client:
             user = await client.me()
@@ -129,7 +129,7 @@ class SigningClient:
     ) -> Self:
         """Return a client configured by the environment and the settings file; the environment takes precedence.
 
-        Required are ``SIGNING_BASE_URL``, and either ``SIGNING_ACCESS_TOKEN`` or all of ``SIGNING_CLIENT_ID``,
+        Set ``SIGNING_BASE_URL``, and either ``SIGNING_ACCESS_TOKEN`` or all of ``SIGNING_CLIENT_ID``,
         ``SIGNING_CLIENT_SECRET``, ``SIGNING_REDIRECT_URI`` and ``SIGNING_TOKEN_FILE``. After ``signing-async login``,
         ``SIGNING_TOKEN_FILE`` is optional. `signing_async.settings` lists the others. Arguments override both.
         """
@@ -201,7 +201,7 @@ class SigningClient:
         call returns its signing. If the call fails, a note of the exception names the draft. If another run is working
         on the package, the call waits for that run. With a journal, an `OutcomeUnknown` is ``transient`` if the next
         call may find out what happened. Documents are uploaded one after the other, in the package's order; with
-        ``ordered=False`` side by side, in any order. ::
+        ``ordered=False`` concurrently, in any order. ::
 
             package = SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com")])
             signing = await client.dispatch(package, journal="leases.journal")
@@ -219,12 +219,12 @@ class SigningClient:
     ) -> Results[DispatchResult]:
         """Send packages, ``concurrency`` at a time; return an async iterator of results in completion order.
 
-        Packages are pulled as workers become free. A package that fails is a result with an error, and the others go
-        on. A fatal error (the client is closed, the token is rejected for good) becomes the result of every remaining
-        package, and nothing more is sent. Repeat the call with the same journal after a crash, or for the packages that
-        failed: each is sent once, with exactly its documents and recipients. If the outcome of a sending cannot be
-        determined, the error is `OutcomeUnknown`. Any number of runs may share a journal. If the journal fails, the run
-        stops with a `JournalError`. ``ordered`` is as for `dispatch`. ::
+        Packages are pulled as workers become free. A package that fails is a result with an error, and the others
+        continue. A fatal error (the client is closed, the token is rejected for good) becomes the result of every
+        remaining package, and nothing more is sent. Repeat the call with the same journal after a crash, or for the
+        packages that failed: each is sent once, with exactly its documents and recipients. If the outcome of a `send`
+        cannot be determined, the error is `OutcomeUnknown`. Any number of runs may share a journal. If the journal
+        fails, the run stops with a `JournalError`. ``ordered`` is as for `dispatch`. ::
 
             async for result in client.dispatch_many(packages, journal="leases.journal"):
                 print(result.package.name, result.error or result.signing.id)

@@ -40,7 +40,7 @@
         └── MalformedEvent       the delivery is genuine, but its body is not an event
 
 ``error.transient`` says whether repeating the call may help, ``error.effect`` whether it may have taken effect.
-Every error survives ``pickle`` and ``copy``, and no text of one contains a token, a secret or an authorization code.
+Every error survives ``pickle`` and ``copy``, and no error's text contains a token, a secret or an authorization code.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class SigningError(Exception):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of a command that fails with this error, as the guide to the command line lists them."""
+        """The exit code of a command that fails with this error; the guide to the command line lists all codes."""
         if self.effect == "unknown":
             return 3
         return 1 if self.transient else self._exit_code
@@ -206,17 +206,17 @@ class TransportError(SigningError):
 
 
 class RequestTimeout(TransportError, TimeoutError):
-    """The call's deadline passed, and nothing changed: the request was not sent, or may be repeated without harm."""
+    """The call's deadline passed. The request was not sent, or can be repeated without harm."""
 
 
 class OutcomeUnknown(SigningError):
-    """The request may or may not have taken effect, and reading the service could not tell.
+    """The request may or may not have taken effect.
 
-    It is not a `TransportError`, so a retry of those sends nothing twice. ``attempts`` counts the requests that were
-    made; ``known`` holds the records that were found, for a person to decide by. ``may_clear`` is true if the service
-    could not be read, or not in time: a later reading may tell. Only a dispatch with a journal, which reads before it
-    repeats anything, is then ``transient``. ``client_wide`` is that of the error that the reading ended with.
-    ``after_transient`` is false if the request itself failed permanently, as by a response that cannot be decoded.
+    It is not a `TransportError`: code that retries on those sends nothing twice. ``attempts`` counts the requests that
+    were made; ``known`` holds the records that were found, to help a person decide. ``may_clear`` is true if no reading
+    succeeded in time, but a later one may. Only a dispatch with a journal, which reads before it repeats anything, is
+    then ``transient``. ``client_wide`` is that of the error with which the reading ended. ``after_transient`` is false
+    if the request itself failed permanently, for example because its response cannot be decoded.
     """
 
     effect: Literal["none", "unknown"] = "unknown"
@@ -243,7 +243,7 @@ class OutcomeUnknown(SigningError):
 
 
 class OutcomeUnknownTimeout(OutcomeUnknown, TimeoutError):
-    """The call's deadline passed after the request was sent: it may yet take effect."""
+    """The call's deadline passed after the request was sent, which may have taken effect or may still do so."""
 
 
 class APIError(SigningError):
@@ -326,16 +326,16 @@ class DocumentRejected(APIError):
 
 
 class RateLimited(APIError):
-    """429: too many requests, and the call's deadline or the policy did not allow to wait longer.
+    """429: too many requests, and the call's deadline or the policy did not allow a longer wait.
 
-    ``retry_after`` is the number of seconds after which to try again, if the service named it.
+    ``retry_after`` is the number of seconds after which to try again, if it is known.
     """
 
     transient: bool = True
 
 
 class ServerError(APIError):
-    """5xx: the service failed, in every attempt that the retry policy allowed."""
+    """5xx: the service failed, and no further attempt was allowed."""
 
     transient: bool = True
 
@@ -476,7 +476,7 @@ class SigningCancelled(SigningError):
 class WaitTimeout(SigningError, TimeoutError):
     """The signing was not completed within the timeout; ``signing`` is its last known state, or None."""
 
-    # Also if a worker may still send the package, and ``effect`` is ``"unknown"``: to wait again is safe.
+    # Even if ``effect`` is ``"unknown"`` because a worker may still send the package: waiting again is safe.
     exit_code: int = 5
 
     def __init__(self, message: str, *, signing: Any = None) -> None:

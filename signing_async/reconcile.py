@@ -1,8 +1,8 @@
 """Reconciliation: find out whether an ambiguous request took effect, before it is repeated.
 
-The service has no idempotency keys. After an ambiguous attempt (a 5xx, or a lost response) a `Reconciler` reads the
-service until the effect shows, or until it had enough time to show; only then may the request be repeated. An `Effect`
-recognizes what one call does: a draft that is sent, a document or a recipient that is created.
+The service has no idempotency keys. After an ambiguous attempt (a 408, a 5xx or a lost response) a `Reconciler` reads
+the service until the effect shows, or has had enough time to show. Only if it did not show may the request be repeated.
+An `Effect` recognizes what one call does: a draft that is sent, a document or a recipient that is created.
 """
 
 from __future__ import annotations
@@ -57,15 +57,15 @@ class Effect(Protocol[T]):
     """Recognizes the effect of one call."""
 
     ambiguities: Counter[bool]
-    """Ambiguous attempts of such calls on the signing whose effect was not found, by whether it may still show."""
+    """Counts ambiguous attempts whose effect was not found; the key says whether the effect may still show late."""
     reading: str
-    """The operation that `find` reads with."""
+    """The name of the operation that `find` reads with."""
     adds_up: bool
     """Whether the effects of two attempts are two records."""
 
     @property
     def may_show_late(self) -> bool:
-        """Whether a call that fails may take effect nevertheless: an ambiguous request may be carried out late."""
+        """Whether a call that failed may still take effect: an ambiguous request may be carried out late."""
 
     async def find(self, read: Read, since: float) -> Found[T] | None:
         """Return the effect if a reading that began after ``since`` shows it; raise `Undecidable` if it cannot tell."""
@@ -83,8 +83,8 @@ class Effect(Protocol[T]):
 class Reconciler(Generic[T]):
     """The ambiguity of one call: whether its attempts so far may have taken effect.
 
-    Times are of the event loop's clock. A call is ambiguous from an attempt that may have taken effect until a reading
-    has shown the effect, or a reading that began after the settle time has not.
+    Times are in loop time. A call is ambiguous from an attempt that may have taken effect until a reading shows the
+    effect, or a reading that began after the settle time does not.
     """
 
     def __init__(self, effect: Effect[T], read: Read, deadline: float) -> None:
@@ -114,10 +114,10 @@ class Reconciler(Generic[T]):
         self._settled_at = max(self._settled_at, asyncio.get_running_loop().time() + settle)
 
     async def settle(self, retry_at: float, *, reading_time: float) -> Found[T] | None:
-        """Read with growing pauses until the effect shows; None if it did not show in time.
+        """Read with growing pauses until the effect shows, and return it; None if it did not show in time.
 
-        The last reading begins at ``retry_at`` or later. Raises `TimeoutError` if the deadline comes before, and a
-        reading's own error if that reading cannot be made.
+        The last reading begins at ``retry_at`` or later. Raises `TimeoutError` if the deadline is earlier, and
+        the error of a reading that fails and is not repeated.
         """
         loop = asyncio.get_running_loop()
         due = loop.time() if self.ambiguous else retry_at
@@ -149,7 +149,7 @@ class Reconciler(Generic[T]):
         found_at: float,
         reading_time: float,
     ) -> Found[T] | None:
-        """Read from ``due`` on; what a reading that began at ``found_at`` shows counts, or nothing at ``last``."""
+        """Read from ``due`` on. An effect counts if its reading began at ``found_at`` or later; None, at ``last``."""
         loop = asyncio.get_running_loop()
         pause = _FIRST_PAUSE
         # The last reading must come back before the deadline, even if the settle time ends after it.
@@ -186,7 +186,7 @@ class Reconciler(Generic[T]):
 
 
 def was_sent(signing: Signing) -> bool:
-    """Return whether a signing that was read is sent, or still a draft; raise `Undecidable` if it does not tell."""
+    """Return whether a signing was sent; raise `Undecidable` if its record does not tell."""
     if signing.is_draft is None:
         raise Undecidable("the service does not say whether the signing is still a draft", [signing])
     if signing.state is SigningState.CANCELLED:
@@ -197,9 +197,9 @@ def was_sent(signing: Signing) -> bool:
 class Sent:
     """The effect of `send`: the signing is no longer a draft.
 
-    ``is_own``: no other client sends this signing. If the service then refuses to send it because it is no draft, an
-    earlier attempt, or a copy of the request made on its way, has sent it. The owner reads the service before it sends
-    the signing another time, so it is told of an effect that may show even after the settle time.
+    ``is_own``: no other client sends this signing. If the service then refuses to send it because it is no longer a
+    draft, an earlier attempt has sent it, or a copy of the request made in transit. The owner reads the service before
+    it sends the signing again, so its error says if the effect may show even after the settle time.
     """
 
     reading: str = "signings.get"
@@ -215,8 +215,8 @@ class Sent:
 
     @property
     def may_show_late(self) -> bool:
-        # The service's own 500 counts too, unlike in `may_change_late`. A draft that holds too much is found by a
-        # reading before it is sent. A draft that its owner gives up for another one could be sent beside that one.
+        # The service's own 500 counts too, unlike in `may_change_late`. A reading finds a draft that holds too much
+        # before it is sent. A draft that its owner replaces by another could be sent in addition to the other.
         return self._is_own and self.ambiguities.total() > 0
 
     async def find(self, read: Read, since: float) -> Found[Signing | None] | None:
@@ -224,7 +224,7 @@ class Sent:
         return Found(signing) if was_sent(signing) else None
 
     async def verify(self, read: Read, since: float, value: Signing | None) -> Signing | None:
-        # The service sends a draft only, so several attempts have one effect at most.
+        # The service sends only drafts, so several attempts have at most one effect.
         signing = await self._read_signing(read, since)
         if not was_sent(signing):
             raise Undecidable("the service still shows a draft", [signing], may_clear=True)
@@ -250,7 +250,7 @@ class Creation(Generic[Record]):
     A context manager around the call: calls with the same match key are made one after the other.
     """
 
-    adds_up = True  # not annotated: an annotated name is an argument
+    adds_up = True  # not annotated: attrs would make it a field
     may_show_late = False
 
     _operation: str
@@ -344,8 +344,8 @@ class Creation(Generic[Record]):
 class Recognized(Generic[T]):
     """The effect of a request to any endpoint, as the caller's own function ``recognize`` finds it.
 
-    The function gets what it reads the service with, and returns the effect or None. Its None counts only if it did
-    read, and if no reading failed: the service must have shown that there is no effect. ``identify`` returns the id of
+    The function is called with a `Read`, and returns the effect or None. None counts only if the function read the
+    service and no reading failed: the service must have shown that there is no effect. ``identify`` returns the id of
     an effect, if it has one.
     """
 

@@ -154,7 +154,7 @@ class _Given:
     def text(self) -> str:
         # Not `_checks.string`: a path may hold bytes that are not UTF-8.
         if not isinstance(self.value, str) or not self.value:
-            raise ConfigurationError(f"{self.source}: must be a non-empty string, got {self._shown()}")
+            raise ConfigurationError(f"{self.source}: must be a non-empty string, got {self._format_value()}")
         return self.value
 
     def path(self) -> Path:
@@ -163,12 +163,12 @@ class _Given:
 
     def number(self) -> float:
         number = self.value
-        # Only the file has types.
+        # Only values in the file have a type.
         if isinstance(number, str) and self.file is None:
             with contextlib.suppress(ValueError):
                 number = float(number)
         if not _checks.is_number(number):
-            raise ConfigurationError(f"{self.source}: must be a number, got {self._shown()}")
+            raise ConfigurationError(f"{self.source}: must be a number, got {self._format_value()}")
         return int(number) if float(number).is_integer() else float(number)
 
     def assumptions(self) -> Assumptions:
@@ -182,7 +182,7 @@ class _Given:
     def switch(self) -> bool:
         return parse_switch(self.value, self.source)
 
-    def _shown(self) -> str:
+    def _format_value(self) -> str:
         # Even an invalid secret is not shown.
         return type(self.value).__name__ if self.name in _SECRETS else repr(self.value)
 
@@ -271,7 +271,7 @@ def _drop_foreign_credentials(layers: list[dict[str, _Given]], path: Path | None
     """Drop the credentials of other tenants; return a note for errors about missing ones.
 
     The credentials of a layer belong to the tenant that the layer names; if it names none, to that of the next layer
-    below, or else above. With another tenant selected, by ``--base-url`` for example, they must not be sent there. A
+    below, or else above. If another tenant is selected, by ``--base-url`` for example, they must not be sent to it. A
     client id in a layer above the file means that the file's access token is not wanted.
     """
     *above, file = layers

@@ -84,7 +84,7 @@ class ProgressReporter:
 
 
 class FileProgress:
-    """Reports the progress of one file to a `ProgressReporter`; also an ``on_progress`` for the upload of that file."""
+    """Reports the progress of one file to a `ProgressReporter`; also the ``on_progress`` of that file's upload."""
 
     def __init__(self, reporter: ProgressReporter) -> None:
         self._reporter = reporter
@@ -122,7 +122,7 @@ class Deferred:
 
 
 class Deferrals:
-    """The pauses of one item that another run is working on, longer each time."""
+    """The growing pauses of one item that another run is working on."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -152,14 +152,15 @@ class Results(Generic[R]):
 
     ``work`` returns errors of single items as results. If it raises, or ``items`` does, no more items are pulled; the
     work in progress is finished, its results are returned, and then the exception is raised. If ``work`` returns
-    `Deferred`, its worker is free for another item until the delay is over. Up to ``4 * concurrency`` items wait in
-    this way; they are dropped if ``work`` raises. If ``work`` returns `Several`, these results are returned one by one.
+    `Deferred`, its worker is free for another item until the delay is over. Deferred items don't count as pulled ahead:
+    up to ``6 * concurrency`` can wait. They are dropped if ``work`` raises. If ``work`` returns `Several`, these
+    results are returned one by one.
 
     The work is cancelled by `aclose`, at the end of ``async with``, when the object is dropped (as by ``break`` in
     ``async for result in make_results()``), and when the task that takes the results is cancelled or fails. After a
-    cancelled ``anext``, as by ``asyncio.wait_for(anext(results), 1)``, the next one raises a `RuntimeError` with the
-    number of unfinished items. To wait for a result with a timeout and then continue, keep the ``anext`` in a task and
-    call ``asyncio.wait({task}, timeout=1)``.
+    cancelled ``anext``, as in ``asyncio.wait_for(anext(results), 1)``, the next one raises a `RuntimeError` with the
+    number of items without a result. To wait for a result with a timeout and then continue, keep the ``anext`` in a
+    task and call ``asyncio.wait({task}, timeout=1)``.
 
     ``around`` is entered before the first item is pulled and left when all work has ended. If ``work`` or ``items``
     raised, it is left with that exception.
@@ -230,12 +231,12 @@ class _WorkerPool(Generic[S, R]):
         self._task: asyncio.Task[None] | None = None
         self._children: set[asyncio.Task[None]] = set()
         self._idle: set[asyncio.Task[Any]] = set()
-        """The children that wait and do not work: a failure cancels them."""
+        """The children that pull items or wait: a failure cancels them."""
         self._consumer: asyncio.Task[Any] | None = None
         self._outbox: asyncio.Queue[tuple[R, bool] | None] = asyncio.Queue()
         """Results, and whether each is the last of its item; None marks the end."""
         self._unfinished = 0
-        """The items that were pulled and whose results were not taken."""
+        """The number of items that were pulled, and whose results were not all taken."""
         self._failure: BaseException | None = None
         self._stopped = self._closed = self._cancelled = False
 
@@ -264,7 +265,7 @@ class _WorkerPool(Generic[S, R]):
         raise failure or StopAsyncIteration
 
     def _finish_item(self) -> None:
-        """Allow another item to be pulled: all results of one were taken."""
+        """Allow another item to be pulled: all results of an item were taken."""
         self._unfinished -= 1
         self._result_slots.release()
         self._pulled.release()
@@ -297,7 +298,7 @@ class _WorkerPool(Generic[S, R]):
             self._stop()
 
     def close(self) -> None:
-        """Cancel the work and give no more results."""
+        """Cancel the work and return no more results."""
         self._closed = True
         self._items = None
         self._outbox.put_nowait(None)

@@ -432,7 +432,7 @@ async def test_rate_limits_are_separate_unless_a_gate_is_shared(session: aiohttp
                         await loud.me()
                 async with tenants.client("quiet") as quiet:
                     if held:
-                        with pytest.raises(RateLimited, match="nothing was sent"):
+                        with pytest.raises(RateLimited, match="it was not sent"):
                             await quiet.me()
                     else:
                         assert (await quiet.me()).id == "quiet"

@@ -38,7 +38,7 @@ __all__ = [
 T = TypeVar("T")
 R = TypeVar("R")
 
-# At most this share of the remaining time is kept for readings and for the response.
+# At most this share of the remaining time is reserved for readings and for the response.
 _RESERVED_SHARE = 0.25
 _LATE = "the deadline passed before it could be reconciled"
 _UNOBSERVED: AbstractContextManager[None] = nullcontext()
@@ -53,7 +53,7 @@ class Transport:
         self._unobserved = CallContext(options.on_attempt, telemetry=options.telemetry)
 
     async def call(self, operation: Operation[T], deadline: float | None = None) -> T:
-        """Carry out an operation within the call's deadline, with as many attempts as the retry table allows."""
+        """Carry out an operation within the call's deadline; retry it as the policy and the retry table allow."""
         if deadline is None:
             deadline = self.deadline(transfer=operation.transfer)
         budget = self.shared.budget
@@ -73,15 +73,15 @@ class Transport:
             return result
 
     async def find_effect(self, operation: Operation[T]) -> Found[T] | None:
-        """Return the effect of this operation if an earlier process had it carried out; None if it had no effect.
+        """Return the effect that the operation had in an earlier process; None if there is none.
 
-        Nothing is sent. Raises `OutcomeUnknown` if the service can't be read or doesn't tell.
+        Only reads. Raises `OutcomeUnknown` if the service can't be read or doesn't tell.
         """
         with self._observe(f"{operation.name}.find_effect", operation.path) as observed:
             return await self._reading_call(operation, observed).find_effect()
 
     async def verify_effect(self, operation: Operation[T], value: T) -> T:
-        """Return the effect of an operation that returned ``value``; raise `OutcomeUnknown` if it does not show."""
+        """Return the effect of an operation that returned ``value``; raise `OutcomeUnknown` if no effect shows."""
         with self._observe(f"{operation.name}.verify_effect", operation.path) as observed:
             return await self._reading_call(operation, observed).verify(value)
 
@@ -118,7 +118,7 @@ class _Call(Generic[T]):
     may_have_taken_effect = False
     may_refresh = True
     reconciler: Reconciler[T] | None = None
-    """Set from the first ambiguous attempt on."""
+    """Made after the first attempt that is ambiguous or raises, or by a method that only reads."""
 
     def __init__(
         self,
@@ -151,7 +151,7 @@ class _Call(Generic[T]):
             report_attempt(self.exchange, self.retries.attempts, began, _text(error))
             if self.operation.effect is not None and (reconciler := self._reconciler()).may_cause(error):
                 if self.exchange.status is not None:
-                    # It may be a refusal because an earlier attempt took effect late: give that time to show.
+                    # The refusal may mean that an earlier attempt took effect late: give its effect time to show.
                     reconciler.wait(retry.settle_time(self.options.retry, Outcome.FAILED))
                 return await self._reconcile_or_raise(reconciler, error)
             raise
@@ -187,9 +187,9 @@ class _Call(Generic[T]):
             self._note_ambiguous(failed.outcome)
         if decision.step is Step.UNKNOWN:
             text = f"{failed.error}; {decision.reason}"
-            may_clear = self.operation.effect is not None  # nothing was read
+            may_clear = self.operation.effect is not None  # nothing was read; a reading may tell
             raise _unknown(self, text, timed_out=isinstance(failed.error, errors.RequestTimeout), may_clear=may_clear)
-        # From here on the reconciler knows what the attempt may have done.
+        # From here on the call, not the exchange, tracks whether the attempt may have taken effect.
         self.exchange.body = None
         if decision.delay is not None:
             self.retry_at = now + decision.delay
@@ -203,14 +203,14 @@ class _Call(Generic[T]):
         raise error
 
     def abandon(self, error: BaseException) -> None:
-        """The call ends with an exception: note that its effect may still show, unless nothing is ambiguous."""
+        """Note whether a call that raised may still take effect; if so, raise `OutcomeUnknown` for a foreign error."""
         effect, may_take_effect = self.operation.effect, _may_take_effect(self)
         if isinstance(error, errors.SigningError):
             if may_take_effect:
                 error.effect = "unknown"
             is_unknown = error.effect == "unknown"
         else:
-            # The call was cancelled, or something of the caller's own failed.
+            # The call was cancelled, or the caller's own code failed.
             is_unknown = may_take_effect or bool(self.reconciler and self.reconciler.ambiguous)
         if is_unknown and effect is not None:
             effect.note_unresolved()
@@ -244,16 +244,16 @@ class _Call(Generic[T]):
             self.observed.note_wait(since - began, passed=is_acquired)
         if not is_acquired:
             wait = shared.rate_limiter.next_at - loop.time()
-            # Without a wait no limit is known: the service has not responded to the requests before.
+            # Without a wait no limit is known: the earlier requests are still waiting for their responses.
             return exchange.throttled(wait) if wait > 0 else exchange.timed_out()
         self.accepted = shared.accepted
-        limit = self.deadline
+        deadline = self.deadline
         if operation.effect is not None and self.options.retry.max_attempts > 1:
-            # If no response comes, there must be time to read what the request did.
-            limit -= min((limit - since) * _RESERVED_SHARE, self.options.retry.settle + self._reading_time())
+            # If no response comes, there must be time left to reconcile.
+            deadline -= min((deadline - since) * _RESERVED_SHARE, self.options.retry.settle + self._reading_time())
         try:
-            with Deadline(limit) as attempt_deadline:
-                result = await exchange.send(limit, self.retries.attempts, may_refresh=self.may_refresh)
+            with Deadline(deadline) as attempt_deadline:
+                result = await exchange.send(deadline, self.retries.attempts, may_refresh=self.may_refresh)
                 if exchange.status is not None and not (operation.transfer or isinstance(result, TokenReplaced)):
                     shared.response_times.note(operation.name, loop.time() - exchange.sent_at)
                 return result
@@ -267,7 +267,7 @@ class _Call(Generic[T]):
         return exchange.timed_out()
 
     def _last_start(self) -> float:
-        """Return the loop time until which a request may start, so that its response and one reading come in time."""
+        """Return the latest loop time for a request to start and leave time for its response and one reading."""
         needed = self.shared.response_times.expected(self.operation.name)
         if self.operation.effect is not None:
             needed += self._reading_time()
@@ -281,8 +281,8 @@ class _Call(Generic[T]):
         return await self._reconcile(self._reconciler(), asyncio.get_running_loop().time())
 
     async def verify(self, value: T) -> T:
-        """Return the effect of the attempt that succeeded; raise `OutcomeUnknown` unless the service shows it once."""
-        unverified = "the request succeeded, and could not be verified"
+        """Return the effect of the attempt that succeeded; raise `OutcomeUnknown` unless it shows exactly once."""
+        unverified = "the request succeeded, but could not be verified"
         verifying = self._reconciler().verify(value, self.options.retry.settle, reading_time=self._reading_time())
         verified = await self._decide_by(verifying, unverified, f"{unverified}: ", () if value is None else (value,))
         self._note_verdict("verified")
@@ -330,7 +330,7 @@ class _Call(Generic[T]):
         except TimeoutError:
             unknown = _unknown(self, f"{late}; {_LATE}", known=known, timed_out=True, may_clear=True)
         except Exception as error:
-            # A rate limiter of the caller's own may raise anything.
+            # The caller's own rate limiter may raise anything.
             text = f"{cause}the service could not be read ({type(error).__name__})"
             unknown = _unknown(self, text, known=known, may_clear=True)
         self._note_verdict("unknown")
@@ -342,7 +342,7 @@ class _Call(Generic[T]):
 
     async def _read(self, operation: Operation[Any]) -> Any:
         """Carry out a reading as a part of this call."""
-        # A reading that hangs leaves time for others.
+        # A reading that hangs must leave time for others.
         now = asyncio.get_running_loop().time()
         deadline = now + min(_RESERVED_SHARE * (self.deadline - now), self.options.timeouts.call)
         if self.observed is not None:
@@ -365,9 +365,9 @@ def _text(error: Exception) -> str:
 
 
 def _may_take_effect(call: _Call[Any]) -> bool:
-    """Return whether a call that fails, and whose effect does not show, may have taken effect or do so late."""
+    """Return whether a failed call whose effect does not show may have taken effect, or may still do so."""
     effect, repeat = call.operation.effect, call.operation.repeat
-    # A reminder is repeated after a 5xx, which may have taken effect.
+    # A reminder is retried after a 5xx, although the first request may have taken effect.
     is_late = call.may_have_taken_effect if effect is None else effect.may_show_late
     return (is_late or call.exchange.may_have_taken_effect) and retry.effect_of(repeat) == "unknown"
 

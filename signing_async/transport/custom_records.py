@@ -1,6 +1,7 @@
 """Decodes parsed JSON to the caller's own types: attrs classes, dataclasses, and containers of them, with cattrs.
 
-Values are decoded as strictly as those of the package's own records, whose hooks are in `decode`.
+The hooks here are stricter than those of the package's own records in `decode`: a number is not accepted for a string,
+nor a string for a number.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ def hook_of(cls: object) -> Callable[[Any, Any], Any]:
     try:
         return _hook(cls)
     except Exception as error:
-        # cattrs, and Python as it resolves annotations, raise exceptions of many kinds.
+        # cattrs, and Python when it resolves annotations, raise exceptions of many kinds.
         reason = f"{type(error).__name__}: {error}"
     raise InvalidRequest(
-        f"into: cannot decode JSON to {cls!r}: pass an attrs class, a dataclass, dict, or a list of one ({reason})"
+        f"into: cannot decode JSON to {cls!r}: pass an attrs class, a dataclass, dict, or a list of these ({reason})"
     )
 
 
@@ -99,22 +100,22 @@ def _hook(cls: Any) -> Callable[[Any, Any], Any]:
 
 @cache
 def converter() -> cattrs.Converter:
-    """Return the converter of `decode`, with the hooks of this module."""
+    """Return a copy of the converter in `decode`, with the hooks of this module."""
     from cattrs.strategies import configure_union_passthrough
 
-    made = decode.converter().copy(detailed_validation=True)
+    result = decode.converter().copy(detailed_validation=True)
     # cattrs itself would take a string for a list of characters, and null for the string "None".
-    made.register_structure_hook(str, _decode_string)
-    made.register_structure_hook(bool, lambda value, _: _checked(value, bool, "true or false"))
-    made.register_structure_hook(int, _decode_integer)
-    made.register_structure_hook(float, lambda value, _: float(_checked(value, (int, float), "a number")))
-    made.register_structure_hook(datetime, _decode_timestamp)
-    made.register_structure_hook(date, lambda value, cls: _decode_timestamp(value, cls).date())
-    configure_union_passthrough(str | int | float | bool | None, made)
-    made.register_structure_hook_factory(_is_sequence, _sequence_hook)
-    made.register_structure_hook_factory(_is_mapping, _mapping_hook)
-    made.register_structure_hook_factory(_is_class, _class_hook)
-    return made
+    result.register_structure_hook(str, _decode_string)
+    result.register_structure_hook(bool, lambda value, _: _checked(value, bool, "true or false"))
+    result.register_structure_hook(int, _decode_integer)
+    result.register_structure_hook(float, lambda value, _: float(_checked(value, (int, float), "a number")))
+    result.register_structure_hook(datetime, _decode_timestamp)
+    result.register_structure_hook(date, lambda value, cls: _decode_timestamp(value, cls).date())
+    configure_union_passthrough(str | int | float | bool | None, result)
+    result.register_structure_hook_factory(_is_sequence, _sequence_hook)
+    result.register_structure_hook_factory(_is_mapping, _mapping_hook)
+    result.register_structure_hook_factory(_is_class, _class_hook)
+    return result
 
 
 def _checked(value: Any, kind: type | tuple[type, ...], expected: str) -> Any:
@@ -123,7 +124,7 @@ def _checked(value: Any, kind: type | tuple[type, ...], expected: str) -> Any:
     return value
 
 
-# The class may be an enumeration: cattrs finds the hooks of str and int for those too.
+# The class may be an enumeration: cattrs uses the hooks of str and int for StrEnum and IntEnum too.
 
 
 def _decode_string(value: Any, cls: Any) -> str:
@@ -156,10 +157,10 @@ def _is_mapping(cls: Any) -> bool:
     return (get_origin(cls) or cls) in _MAPPINGS
 
 
-def _sequence_hook(cls: Any, made: cattrs.Converter) -> Callable[[Any, Any], Any]:
+def _sequence_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
     make = _SEQUENCES[get_origin(cls) or cls]
     item_class = (get_args(cls) or (Any,))[0]
-    item_hook = made.get_structure_hook(item_class)
+    item_hook = converter.get_structure_hook(item_class)
 
     def hook(data: Any, _: Any) -> Any:
         return make(decode.decode_all(data, lambda item, _: item_hook(item, item_class)))
@@ -167,9 +168,9 @@ def _sequence_hook(cls: Any, made: cattrs.Converter) -> Callable[[Any, Any], Any
     return hook
 
 
-def _mapping_hook(cls: Any, made: cattrs.Converter) -> Callable[[Any, Any], Any]:
+def _mapping_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
     key_class, value_class = get_args(cls) or (Any, Any)
-    key_hook, value_hook = made.get_structure_hook(key_class), made.get_structure_hook(value_class)
+    key_hook, value_hook = converter.get_structure_hook(key_class), converter.get_structure_hook(value_class)
 
     def hook(data: Any, _: Any) -> dict[Any, Any]:
         _checked(data, dict, "an object")
@@ -191,11 +192,11 @@ def _is_class(cls: Any) -> bool:
     return attrs.has(cls) or dataclasses.is_dataclass(cls)
 
 
-def _class_hook(cls: Any, made: cattrs.Converter) -> Callable[[Any, Any], Any]:
+def _class_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
     from cattrs.errors import ClassValidationError
     from cattrs.gen import make_dict_structure_fn
 
-    fill = make_dict_structure_fn(cls, made)
+    fill = make_dict_structure_fn(cls, converter)
     names = {field.name for field in _fields(cls)}
 
     def hook(data: Any, _: Any) -> Any:
@@ -213,7 +214,7 @@ def _class_hook(cls: Any, made: cattrs.Converter) -> Callable[[Any, Any], Any]:
 
 
 def _first_problem(error: Exception) -> Unreadable:
-    """Return what is wrong with a field, or with the values that the class itself refuses."""
+    """Return the problem of a field, or the reason why the class itself refused its values."""
     from cattrs.errors import AttributeValidationNote
 
     name = next(

@@ -1,6 +1,6 @@
 """Decodes JSON bytes to records, with one cattrs converter.
 
-Each record class has a structure hook, written out: it takes the known fields out of the parsed object and leaves the
+Each record class has a handwritten structure hook, which takes the known fields out of the parsed object and leaves the
 rest as ``extra``.
 """
 
@@ -87,9 +87,9 @@ def parse(body: bytes) -> Any:
 def _may_be_too_deep(body: bytes) -> bool:
     """Return whether containers may nest too deeply. Brackets in strings count too.
 
-    This costs a small part of parsing: it removes the innermost brackets, level by level.
+    It removes the innermost brackets, level by level, which is cheap compared with parsing.
     """
-    # Quicker still for small bodies.
+    # Even faster for small bodies.
     if len(body) <= _SMALL and body.count(b"{") + body.count(b"[") <= _MAX_DEPTH:
         return False
     brackets = body.translate(_TO_BRACKETS, _NO_BRACKETS)
@@ -153,12 +153,12 @@ def converter() -> cattrs.Converter:
     """Return the converter with a hook for each record class. Importing cattrs is slow."""
     import cattrs
 
-    made = cattrs.Converter(detailed_validation=False)
-    made.register_structure_hook(Document, _decode_document)
-    made.register_structure_hook(Signing, _decode_signing)
-    made.register_structure_hook(Recipient, _decode_recipient)
-    made.register_structure_hook(User, _decode_user)
-    return made
+    result = cattrs.Converter(detailed_validation=False)
+    result.register_structure_hook(Document, _decode_document)
+    result.register_structure_hook(Signing, _decode_signing)
+    result.register_structure_hook(Recipient, _decode_recipient)
+    result.register_structure_hook(User, _decode_user)
+    return result
 
 
 @cache
@@ -179,8 +179,8 @@ def decode_all(items: Any, hook: Callable[[Any, Any], T]) -> tuple[T, ...]:
     return tuple(records)
 
 
-# A list holds thousands of records. The hooks fill the instance's dict, as a frozen class's own `__init__` does at a
-# third more cost, and call a function only for a value that does not have the field's type.
+# A list may hold thousands of records. The hooks fill the instance's dict: a frozen class's own `__init__` does so too,
+# and costs a third more. They call a function only for a value that does not have the field's type.
 
 _new = object.__new__
 _from_iso = datetime.fromisoformat
@@ -347,7 +347,7 @@ _ISO = re.compile(
     re.ASCII,
 )
 _MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
-_HTTP_DATE = re.compile(  # also that of an e-mail
+_HTTP_DATE = re.compile(  # also the date format of e-mail
     r"(?:[A-Z]{3}, )?(\d\d?) ([A-Z]{3}) (\d{4}) (\d\d:\d\d(?::\d\d)?)(?: (Z|UTC|GMT|[+-]\d{4}))?", re.ASCII
 )
 _DOTNET_DATE = re.compile(r"/DATE\((-?\d{1,17})([+-]\d{4})?\)/", re.ASCII)
@@ -357,14 +357,14 @@ def timestamp(value: Any, name: str = "", rest: dict[str, Any] | None = None) ->
     """Parse a timestamp to an aware datetime, in UTC if it names no zone; return None if it is null or empty.
 
     ISO 8601, (milli-, micro-)seconds since 1970, HTTP dates, and ``/Date(1769860800000)/`` are understood. Anything
-    else is `Unreadable`; or None, if the ``rest`` of a record is given to keep it in under its ``name``.
+    else raises `Unreadable`. If ``rest`` is given, it is kept there under ``name`` instead, and None is returned.
     """
     try:
         moment = _from_iso(value)
     except (TypeError, ValueError):
         pass
     else:
-        # Python takes a fraction of an hour or of a minute for one of a second.
+        # Python reads a fraction of an hour or of a minute as a fraction of a second.
         if moment.tzinfo is not None and (not moment.microsecond or value[19:20] == "."):
             return moment
     try:

@@ -88,7 +88,7 @@ def _pick_exception(status: int, data: Any, not_found: type[errors.NotFound]) ->
 
 
 def _is_cannot_be_sent(text: str) -> bool:
-    """Return whether the text is that code in any spelling, alone or at the end of a problem's URL."""
+    """Return whether the text is ``cannot_be_sent`` in any spelling, alone or at the end of a problem's URL."""
     return (
         len(text) < _MAX_LENGTH and re.sub(r"[-_]", "", re.split(r"[/#:]", text.strip())[-1]).lower() == "cannotbesent"
     )
@@ -143,7 +143,7 @@ def _messages(data: Any, assumptions: Assumptions) -> Iterator[tuple[str, str]]:
         if isinstance(found, list) or path not in assumptions.error_message_paths:
             lists.append(found)
     if isinstance(data, Mapping):
-        # Some frameworks put the fields at the top level, each with its list.
+        # Some frameworks put the fields at the top level, each with its messages.
         lists.append({name: texts for name, texts in data.items() if _is_list_of_strings(texts)})
     found = next((found for found in lists if isinstance(found, Mapping | list) and found), [])
     yield from _field_messages(found, "", assumptions)

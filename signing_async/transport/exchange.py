@@ -1,4 +1,4 @@
-"""One attempt of a call: a request and its response, redirects followed, the token replaced if it was rejected."""
+"""One attempt of a call: a request and its response. Follows redirects, and replaces a rejected token."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _READING = frozenset({"GET", "HEAD"})
 
 
 class TokenReplaced:
-    """The service rejected the token, and there is a new one: the request is to be sent again."""
+    """The service rejected the token, and there is a new one: the request must be sent again."""
 
 
 class Exchange(Generic[T]):
@@ -75,7 +75,7 @@ class Exchange(Generic[T]):
 
     @property
     def response(self) -> Response | None:
-        """The response; None if its body was not read, or not to its end."""
+        """The response; None if there is none, or if its body was not or could not be read."""
         status, content, operation = self.status, self._content, self.operation
         if status is None or content is None:
             return None
@@ -83,10 +83,10 @@ class Exchange(Generic[T]):
             operation.name, status, self._headers, content, self._shared, self.options.assumptions, operation.repeat
         )
 
-    async def send(self, limit: float, number: int, *, may_refresh: bool) -> T | FailedAttempt | TokenReplaced:
-        """Send the request, and return what its response holds; ``limit`` is the loop time at which it is cancelled.
+    async def send(self, deadline: float, number: int, *, may_refresh: bool) -> T | FailedAttempt | TokenReplaced:
+        """Send the request, and return what its response holds; ``deadline`` is the loop time at which it is cancelled.
 
-        A rejected token is replaced if ``may_refresh``. ``number`` is that of the attempt.
+        A rejected token is replaced if ``may_refresh``. ``number`` is the attempt's number in the call.
         """
         await custom_records.prepare()
         operation, loop = self.operation, asyncio.get_running_loop()
@@ -107,10 +107,10 @@ class Exchange(Generic[T]):
             operation.accept,
             operation.headers,
         )
-        # While an upload is processed there is silence; it must not be taken for a lost response.
+        # The silence while an upload is processed must not be taken for a lost response.
         silence = self.options.timeouts.call if operation.receive is not None else None
         for _ in range(_MAX_REDIRECTS + 1):
-            connect = max(min(self.options.timeouts.connect, 0.9 * (limit - loop.time())), 0.001)
+            connect = max(min(self.options.timeouts.connect, 0.9 * (deadline - loop.time())), 0.001)
             response = await wire.send(self._shared.sessions, request, token, connect=connect, silence=silence)
             if isinstance(response, wire.Failure):
                 return self._failed(response)
@@ -141,7 +141,7 @@ class Exchange(Generic[T]):
         raise self._refused_redirect(f"more than {_MAX_REDIRECTS} redirects")
 
     def note_head(self, response: wire.Response) -> None:
-        """Note the status and the headers of the response: the errors below name them."""
+        """Note the status and the headers of the response: the errors below contain them."""
         self.status = response.status
         self._headers = response.headers
         self._head = response
@@ -157,7 +157,7 @@ class Exchange(Generic[T]):
 
     @property
     def may_have_taken_effect(self) -> bool:
-        """Whether the request may have gone out whole, and the service did not refuse it.
+        """Whether the whole request may have been sent, and the service did not refuse it.
 
         If the body's source failed, the request is incomplete, and no service carries it out.
         """
@@ -203,9 +203,9 @@ class Exchange(Generic[T]):
         return FailedAttempt(Outcome.LOST if was_sent else Outcome.UNSENT, self.timeout_error(), may_retry=False)
 
     def throttled(self, wait: float) -> FailedAttempt:
-        """Return the failure of an attempt that the rate limiter could not let start in time."""
+        """Return the failure of an attempt that the rate limiter would delay for too long."""
         error = errors.RateLimited(
-            "the service asked all calls to wait for longer than this call may take; nothing was sent",
+            "the rate limiter would delay this attempt for longer than the call may take; it was not sent",
             status=429,
             operation=self.operation.name,
             retry_after=wait,
@@ -234,7 +234,7 @@ class Exchange(Generic[T]):
         try:
             if operation.receive is not None:
                 return await operation.receive(response)
-            # Not in local variables: some tracebacks show those. Decoding uses up the data, and an error needs it.
+            # No local variables: some tracebacks show those. Decoding uses up the data; errors need the content.
             if operation.decode is not None:
                 self._content = await response.read(self.options.assumptions.max_answer_bytes)
                 self._data = parse(self._content)
@@ -266,15 +266,15 @@ class Exchange(Generic[T]):
             return FailedAttempt(Outcome.THROTTLED, error, error.retry_after)
         if error.transient:
             # A 408, 502 or 504, or a proxy's page, says nothing about the service behind it.
-            own = status in (500, 503) and error.code is not None
-            return FailedAttempt(Outcome.FAILED if own else Outcome.GATEWAY, error, error.retry_after)
+            is_own_error = status in (500, 503) and error.code is not None
+            return FailedAttempt(Outcome.FAILED if is_own_error else Outcome.GATEWAY, error, error.retry_after)
         if not 400 <= status < 500 and self.operation.method not in _READING:
             # Some server received the request, and its outcome is unknown.
             return FailedAttempt(Outcome.LOST, error, may_retry=False)
         raise error
 
-    def _noted(self, content: bytes) -> bytes:
-        """Keep the body of an error for the hook. Without a hook, such as for a token request, no field holds it."""
+    def _keep_for_hook(self, content: bytes) -> bytes:
+        """Keep the body of an error for the ``on_response`` hook. Without a hook, as in token requests, don't."""
         if self.options.on_response is not None:
             self._content = content
         return content
@@ -284,7 +284,7 @@ class Exchange(Generic[T]):
         error = error_from(
             response.status,
             headers,
-            self._noted(await response.read_start()),
+            self._keep_for_hook(await response.read_start()),
             reason=response.reason,
             operation=self.operation.name,
             not_found=self.operation.not_found,
@@ -305,7 +305,7 @@ def report_attempt(
     ambiguous: bool = False,
     level: int | None = None,
 ) -> None:
-    """Tell the log and the hooks about an attempt: its number in the call, and when it began."""
+    """Log an attempt and call the hooks. ``began`` is a time of `time.perf_counter`."""
     options, name = exchange.options, exchange.operation.name
     if level is None:
         level = logging.DEBUG if delay is None else logging.INFO

@@ -56,7 +56,7 @@ _check_seconds = _checks.field(_checks.number, "timeout.", above=0)
 class Timeouts:
     """Seconds for a whole call, including its waits and retries; for a call that moves a file; and for a connection.
 
-    A download is also given up, and begun again, if nothing of it arrives for ``call`` seconds.
+    A download is also cut off, and retried, if nothing arrives for ``call`` seconds.
     """
 
     call: float = attrs.field(default=60.0, validator=_check_seconds)
@@ -71,7 +71,7 @@ class Attempt:
     operation: str
     """Such as ``"signings.send"``."""
     attempt: int
-    """From 1."""
+    """The number of the attempt in its call, from 1."""
     status: int | None
     """The status of the response; None if there was none."""
     seconds: float
@@ -84,11 +84,11 @@ class Attempt:
     ambiguous: bool = False
     """Whether the attempt failed and may have taken effect, now or later."""
     headers: Mapping[str, str] = attrs.field(factory=dict, repr=False, hash=False)
-    """The headers of the response, by names in any case and without secrets; none if there was no response."""
+    """The headers of the response, with case-insensitive names and without secrets; empty if there was no response."""
 
     @property
     def in_doubt(self) -> bool:
-        """`ambiguous` under its old name, for one release: use that instead."""
+        """Deprecated: use `ambiguous`."""
         return self.ambiguous
 
 
@@ -108,7 +108,7 @@ def report(attempt: Attempt, *, level: int) -> None:
 
 
 def call_hook(name: str, hook: Callable[[T], None] | None, value: T) -> None:
-    """Call a hook of the caller, if there is one; log what it raises."""
+    """Call the caller's hook, if there is one; log any exception."""
     if hook is not None:
         try:
             hook(value)
@@ -130,7 +130,7 @@ _call_context: ContextVar[CallContext | None] = ContextVar("signing_async.call_c
 
 @contextlib.contextmanager
 def use_call_context(context: CallContext) -> Iterator[None]:
-    """Give this context to the token requests that the block causes, in whatever task."""
+    """Give this context to the token requests that the block causes, in any task."""
     reset = _call_context.set(context)
     try:
         yield
@@ -185,7 +185,7 @@ class Anonymous:
         return False
 
 
-# Not frozen: making a frozen one takes a fortieth of a small call's time.
+# Not frozen: making a frozen instance takes a fortieth of a small call's time.
 @attrs.define(eq=False)
 class Operation(Generic[T]):
     """One operation of the service: what is sent, what a repeat would do, and how its response is read."""
@@ -195,7 +195,7 @@ class Operation(Generic[T]):
     path: str
     repeat: Repeat
     decode: Callable[[Any, wire.Response], T] | None = None
-    """Makes the result from the parsed response. Without it the status alone counts."""
+    """Makes the result from the parsed response. Without this and the next two, only the status counts."""
     respond: Callable[[Response], T] | None = None
     """Makes the result from the whole response, whose body need not be JSON."""
     receive: Callable[[wire.Response], Awaitable[T]] | None = None

@@ -26,7 +26,7 @@ class RateLimiter(Protocol):
 
     `acquire` is awaited before each request. If it returns True, `release` follows exactly once, however the request
     ends; after a 429, `pause` follows. All times are in loop time. Only `acquire` may wait, and cancelling it must
-    leave no trace. None of them may raise.
+    leave no trace. No method may raise.
     """
 
     @property
@@ -43,11 +43,11 @@ class RateLimiter(Protocol):
         """
 
     def pause(self, seconds: float) -> None:
-        """Let no request be sent for at least this long: a 429 asked for it."""
+        """Hold back all requests for at least this long, after a 429."""
 
 
 class Pause:
-    """A `RateLimiter` that only pauses. Its end is a point in time, and nothing brings it forward."""
+    """A `RateLimiter` that only pauses. Nothing shortens a pause."""
 
     def __init__(self) -> None:
         self._next_at = 0.0
@@ -77,9 +77,9 @@ class Pause:
 class LocalRateLimiter:
     """The `RateLimiter` of one process: after a 429 it waits for its Retry-After, then sends at the rate it learns.
 
-    Requests are sent in the order of their calls. Before the first 429, few are sent at once and soon as many as there
-    are; after it they are evenly spaced. If the service counts the requests of several clients together, give them one
-    limiter. It works in one event loop at a time. ::
+    Requests are sent in the order of their calls. Before the first 429, only the number of requests in flight is
+    bounded, and the bound grows; after it, requests are evenly spaced. If the service counts the requests of several
+    clients together, give them one limiter. It works in one event loop at a time. ::
 
         rate_limiter = LocalRateLimiter()
         first = SigningClient(base_url, token, rate_limiter=rate_limiter)
@@ -98,7 +98,7 @@ class LocalRateLimiter:
 
     @property
     def rate(self) -> float | None:
-        """Requests sent per second at most; None before the first 429."""
+        """The maximum number of requests per second; None before the first 429."""
         return self._learner.rate
 
     @property
@@ -153,7 +153,7 @@ class LocalRateLimiter:
         self._timer = asyncio.get_running_loop().call_later(delay, self._wake_waiters)
 
     def _cancel_timer(self) -> None:
-        """A timer without waiters would be lost with its event loop, which the limiter may outlive."""
+        """Cancel the timer. Without waiters it would be lost with its event loop, which the limiter may outlive."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -193,11 +193,12 @@ class RateLearner:
 
     KEPT = 1000  # accepted requests that are remembered
     TRUSTED = 20  # with fewer accepted before the first 429, the first rate is a guess
-    LOWEST = 0.2  # a rate that is never tried is never learnt
-    FALL = 0.9  # factor of the rate if no request was accepted since the previous 429
-    # A plateau lasts a second for each accepted request, or five for each second of the pause, between these bounds,
-    SHORTEST, LONGEST, FEWEST = 0.5, 5.0, 5  # and at least as long as `FEWEST` requests take
-    GROWTH = 0.08  # growth of the rate after a second plateau
+    LOWEST = 0.2  # requests per second; an even lower rate would hardly be tested
+    FALL = 0.9  # factor for the rate if no request was accepted since the previous 429
+    # Seconds of a plateau: one for each accepted request, or five for each second of the pause if that is longer; from
+    # SHORTEST to LONGEST, but at least as long as FEWEST requests take
+    SHORTEST, LONGEST, FEWEST = 0.5, 5.0, 5
+    GROWTH = 0.08  # relative growth of the rate in one more plateau's time
     LATE = 0.01  # seconds of a timer's delay that are made up for
 
     def __init__(self) -> None:
@@ -209,7 +210,7 @@ class RateLearner:
         self._accepted: deque[float] = deque(maxlen=self.KEPT)  # when they were sent; since the previous 429
         self._count = self._burst = 0
         self._began = math.inf  # the time of the first request, then of the previous 429
-        self._resumed_at = -math.inf  # requests sent earlier have nothing new to say about the rate
+        self._resumed_at = -math.inf  # requests sent earlier say nothing about the new rate
         self._rejected_at: float | None = None  # the first 429 since then, until its pause is over
 
     def ready_at(self, now: float) -> float:
@@ -262,7 +263,7 @@ class RateLearner:
             plateau, pause = 0.0, pause * (self._burst >= self.TRUSTED)  # a guess is corrected early
         else:
             reached = self.rate
-            # One measurement may be wrong: it leaves at least a third.
+            # A measurement may be wrong: it cuts the rate to a third at most.
             measured = min(max(self._measure(sent, rejected_at, reached), reached / 3, self.LOWEST), reached)
         self._base = math.sqrt(measured * reached)
         self._start = measured / self._base
@@ -279,14 +280,14 @@ class RateLearner:
         rate, self._burst, began = max(rates, default=(1.0, 1, self._began))
         if self._burst >= self.TRUSTED:
             return rate
-        # Between the rates up to the 429 and up to the end of the pause.
+        # The geometric mean of the rates up to the 429 and up to the end of the pause.
         return self._burst / math.sqrt(max(now - began, 0.001) * max(rejected_at - began, 0.001))
 
     def _measure(self, sent: list[tuple[int, float]], rejected_at: float, reached: float) -> float:
         """Return the rate that the service accepted since the previous 429.
 
         In any period a token bucket accepts at most its burst and what its rate adds: each period proves a lower bound.
-        At the previous 429 the bucket was empty: the whole period proves one without the burst.
+        At the previous 429 the bucket was empty: for the whole period since then, no burst is subtracted.
         """
         if not self._count:
             return self.FALL * reached
@@ -295,10 +296,10 @@ class RateLearner:
 
 
 class _SlowStart:
-    """Bounds the requests in flight before the first 429: 8 in two rounds of responses, then a fifth more in each."""
+    """Bounds the requests in flight before the first 429: 8 for two rounds of responses, then a fifth more a round."""
 
     FIRST, GROWTH = 8, 0.2
-    PATIENCE = 0.05  # after so many seconds one more: requests that hang hold up no others
+    PATIENCE = 0.05  # seconds after which one more is sent: requests that hang must not block all others
 
     def __init__(self) -> None:
         self._in_flight = self._responses = 0
@@ -328,7 +329,7 @@ class _SlowStart:
 
 @runtime_checkable
 class Gate(Protocol):
-    """`RateLimiter` under its old name and methods, for one release: use that instead."""
+    """Deprecated: use `RateLimiter`."""
 
     @property
     def opens_at(self) -> float:
@@ -366,7 +367,7 @@ class OldNames:
 
 
 class LocalGate(OldNames, LocalRateLimiter):
-    """`LocalRateLimiter` under its old name and methods, for one release: use that instead."""
+    """Deprecated: use `LocalRateLimiter`."""
 
 
 class _GateLimiter:
@@ -384,7 +385,7 @@ class _GateLimiter:
 
 
 def as_rate_limiter(value: Any, name: str = "rate_limiter") -> RateLimiter:
-    """Return the argument of this name as a `RateLimiter`, also if it is a `Gate`."""
+    """Return the argument ``name`` as a `RateLimiter`; wrap it if it is a `Gate`."""
     if _has_methods(value, "passed", "left", "close"):
         return _GateLimiter(value)
     if _has_methods(value, "acquire", "release", "pause"):
@@ -394,5 +395,5 @@ def as_rate_limiter(value: Any, name: str = "rate_limiter") -> RateLimiter:
 
 
 def _has_methods(value: object, *names: str) -> bool:
-    """A protocol's `isinstance` would read the properties, outside the event loop that they need."""
+    """Return whether a value has these methods. `isinstance` would read properties too, which need an event loop."""
     return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in names)

@@ -12,8 +12,8 @@ __all__ = ["redact", "redact_bytes", "redact_data"]
 
 _REDACTED = "[redacted]"
 _HARMLESS_LENGTH = 4  # a prefix this short reveals nothing
-_PLACEHOLDER = "\ufdd0"  # replaced by _REDACTED at the end, in which a secret such as "red" would be found
-# The same as html.escape, whose module takes a twentieth of the time of importing a client.
+_PLACEHOLDER = "\ufdd0"  # replaced by _REDACTED at the end: _REDACTED contains secrets such as "red"
+# The same as html.escape. Importing html would take a twentieth of a client's import time.
 _HTML_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
 # A word of plain letters after "bearer" is part of a sentence: "Bearer authentication is required".
 _BEARER = re.compile(r"(\bbearer[ +])(?=[a-z._~+/=-]*\d|[\w.~+/=-]{20})[\w.~+/=-]{8,}", re.ASCII | re.IGNORECASE)

@@ -41,9 +41,9 @@ class Response:
         """The name of the call, such as ``"signings.get"`` or ``"POST /api/1.0/signings/{id}/cancel"``."""
         self.status: int = status
         self.headers: Mapping[str, str] = CIMultiDict(headers)
-        """The headers, by names in any case."""
+        """The headers, with case-insensitive names."""
         self.bytes: builtins.bytes = content
-        """The body. That of an error, or of a call whose result is its status, is cut off after 64 KiB."""
+        """The body; for an error, or a call for which only the status counts, at most its first 64 KiB."""
         self._shared = shared
         self._assumptions = assumptions
         self._repeat = repeat
@@ -80,8 +80,8 @@ class Response:
             templates = response.decode(list[Template])
 
         Fields that the class does not have are kept in its ``extra``, if it has a field of that name. Raises
-        `DecodeError` if the body does not fit. Its ``effect`` is ``"unknown"`` if the request changed something and
-        must not be repeated.
+        `DecodeError` if the body does not fit. The error's ``effect`` is ``"unknown"`` if the request changed
+        something and must not be repeated.
         """
         hook_of(cls)
         try:

@@ -10,7 +10,7 @@ the response was lost after sending  retry  reconcile, retry  retry   unknown  u
 ===================================  =====  ================  ======  =======  =======  =============  ======
 
 `send`, `upload` and `add` are reconciled: the service has no idempotency keys, so its state is read before a retry.
-"Others" are the writes of `request`, of which the package knows nothing.
+"Others" are writes made with `request`, about which the package knows nothing.
 """
 
 from __future__ import annotations
@@ -59,14 +59,15 @@ _check_seconds = _checks.field(_checks.number, "RetryPolicy.", at_least=0)
 class RetryPolicy:
     """How a call that failed for a transient reason is retried.
 
-    A delay is random between 0 and ``base_delay`` doubled for each attempt, at most ``max_delay``, and never shorter
-    than the service's Retry-After. A Retry-After above ``max_retry_after``, or past the call's deadline, ends the call
-    with the error, which carries ``retry_after``. A 429 counts as one of ``max_attempts`` only if the service accepted
-    none of the client's requests since the call's last attempt: a busy service is waited for until the deadline.
+    A delay is random between 0 and ``base_delay``, doubled for each further attempt, at most ``max_delay``, and never
+    shorter than the service's Retry-After. A Retry-After above ``max_retry_after``, or past the call's deadline, ends
+    the call with the error, which carries ``retry_after``. A 429 counts as one of ``max_attempts`` only if the service
+    accepted none of the client's requests since the call's last attempt: a call waits for a busy service until its
+    deadline.
 
-    ``settle`` is how long an ambiguous `send`, `upload` or `add` is read before it is repeated: so many seconds after a
-    502, a 504 or a lost response, where a backend may still carry the request out, and a tenth of that after a 500 or
-    503 with the service's own error, and where an idle connection was closed as the request went out.
+    After an ambiguous `send`, `upload` or `add`, the service is read for ``settle`` seconds before the request is
+    repeated: a backend may still carry it out. A tenth of that is enough after a 500 or 503 with the service's own
+    error, or if an idle connection was closed as the request went out.
     """
 
     max_attempts: int = attrs.field(default=5, validator=_checks.field(_checks.integer, "RetryPolicy."))
@@ -77,7 +78,10 @@ class RetryPolicy:
 
     @classmethod
     def none(cls) -> RetryPolicy:
-        """One request for each call. An ambiguous failure is `OutcomeUnknown`, without a reading."""
+        """Return a policy without retries.
+
+        An ambiguous `send`, `upload` or `add` then raises `OutcomeUnknown`, without a reading.
+        """
         return cls(max_attempts=1)
 
 
@@ -103,8 +107,8 @@ class Outcome(Enum):
     def may_be_late(self) -> bool:
         """Whether the effect of an ambiguous attempt may show even after its settle time.
 
-        A service that reports an error of its own is done with the request. A closed idle connection settles as fast,
-        since it is common and its request is hardly ever carried out, but nobody said that this one was not.
+        A service that reports an error of its own is done with the request. A closed idle connection settles as fast:
+        it is common, and its request is hardly ever carried out. But nothing proves that this one was not.
         """
         return self is not Outcome.FAILED
 
@@ -117,7 +121,7 @@ class FailedAttempt:
     error: SigningError
     retry_after: float | None = None
     may_retry: bool = True
-    """Whether another attempt may follow in this call. The error's ``transient`` speaks of later calls."""
+    """Whether another attempt may follow in this call. The error's ``transient`` concerns later calls."""
 
 
 class Repeat(Enum):
@@ -143,7 +147,7 @@ class Step(Enum):
 
 
 _NO_RESPONSE = frozenset({Outcome.CUT, Outcome.LOST})
-# The effect of these shows at once, or hardly ever.
+# After these, an effect shows at once or hardly ever.
 _PROMPT = frozenset({Outcome.FAILED, Outcome.CUT})
 _PROMPT_SHARE = 0.1
 _HARMFUL = frozenset({Repeat.RECONCILED, Repeat.REMIND, Repeat.NEVER})
@@ -165,16 +169,16 @@ def step_after(outcome: Outcome, repeat: Repeat) -> Step:
 
 
 def effect_of(repeat: Repeat, *, succeeded: bool = False) -> Literal["none", "unknown"]:
-    """Return the ``effect`` of a call's error if an attempt may have taken effect, or ``succeeded``, unreconciled."""
+    """Return the ``effect`` of a call's error after an unreconciled attempt that is ambiguous, or ``succeeded``."""
     if repeat is Repeat.CREATE:
-        # A spare draft is harmless. If the 201 cannot be decoded, the draft's id is in the error's body: the caller can
-        # use that draft instead of another.
+        # A spare draft is harmless. If the response cannot be decoded, the draft's id may be in the error's body: the
+        # caller can use that draft instead of another.
         return "unknown" if succeeded else "none"
     return "unknown" if repeat in _HARMFUL else "none"
 
 
 def settle_time(policy: RetryPolicy, outcome: Outcome) -> float:
-    """Return how long the service is read for the effect of an ambiguous attempt."""
+    """Return the seconds for which the service is read after an ambiguous attempt."""
     return policy.settle * (_PROMPT_SHARE if outcome in _PROMPT else 1.0)
 
 
@@ -183,7 +187,7 @@ def settle_time(policy: RetryPolicy, outcome: Outcome) -> float:
 
 @attrs.frozen
 class Decision:
-    """What follows a failed attempt: the next one after ``delay`` seconds, or none, for ``reason``."""
+    """What follows a failed attempt: another one after ``delay`` seconds, or none, with the ``reason``."""
 
     step: Step
     delay: float | None
@@ -193,9 +197,9 @@ class Decision:
 
 
 class Retries:
-    """Decides after each failed attempt of one call what follows.
+    """Decides what follows each failed attempt of one call.
 
-    Without a ``budget`` retries are free: a reading belongs to the call that it reconciles.
+    Without a ``budget``, retries are free: a reading is part of the call that it reconciles.
     """
 
     def __init__(self, policy: RetryPolicy, repeat: Repeat, budget: RetryBudget | None = None) -> None:
@@ -205,9 +209,9 @@ class Retries:
         self._withdrawn = 0
         self._lost = 0
         self.attempts: int = 0
-        """The attempts that were begun."""
+        """The number of attempts begun."""
         self.uncounted: int = 0
-        """The attempts that do not count towards the policy's maximum."""
+        """The number of attempts that do not count towards the policy's maximum."""
 
     def decide(
         self,
@@ -251,7 +255,7 @@ class Retries:
         delay, reason = self._delay(retry_after, remaining, chance)
         pause, longest = (retry_after or 0.0) if delay is None else delay, self._policy.max_retry_after
         if pause > longest:
-            # So long a wait may concern this endpoint only: then the limiter just slows down, as after any 429.
+            # Such a long wait may concern only this endpoint: the limiter just slows down, as after any 429.
             pause = 0.0 if has_limiter else longest
         return Decision(step, delay, reason, pause)
 
@@ -271,7 +275,7 @@ class Retries:
         # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
         ceiling = min(policy.max_delay, policy.base_delay * 2.0 ** min(attempts - 1, 60))
         delay = max(chance * ceiling, retry_after or 0.0, at_least)
-        return (delay, "") if delay < remaining else (None, "its deadline leaves no time to wait")
+        return (delay, "") if delay < remaining else (None, "the deadline leaves no time to wait")
 
     def _withdraw(self) -> bool:
         if self._budget is None:
@@ -291,7 +295,7 @@ class RetryBudget:
 
     Every call deposits half a credit, and every request beyond a call's first withdraws one; a call that succeeds after
     all gets a refund. The budget starts with 20 credits, so that a few failing calls can make all of their attempts;
-    it holds at most 40, and what the pending calls deposited. A retry after a 429 is free: the rate limiter delays it.
+    it holds at most 40 and the deposits of the pending calls. A retry after a 429 is free: the rate limiter delays it.
     """
 
     _INITIAL, _MAX = 20.0, 40.0
@@ -302,12 +306,12 @@ class RetryBudget:
         self._pending = 0
 
     def deposit(self) -> None:
-        """A call begins."""
+        """Deposit for a call that begins."""
         self._pending += 1
         self._credits += self._DEPOSIT
 
     def end_call(self) -> None:
-        """A call that deposited has ended, in whatever way."""
+        """Record that a call has ended, whether or not it succeeded."""
         self._pending -= 1
         if self._credits > self._MAX:
             self._credits = min(self._credits, self._capacity)
@@ -358,7 +362,7 @@ def _read_date(text: str) -> float | None:
 # The runner
 
 
-class RetryRequested(Exception):  # no error: it asks the runner below for another attempt
+class RetryRequested(Exception):  # not an error: it asks the runner below for another attempt
     """Raised by an attempt to be made again after ``delay`` seconds."""
 
     def __init__(self, delay: float) -> None:
@@ -392,5 +396,5 @@ async def _attempt_again(attempt: Callable[[], Awaitable[T]], first: list[RetryR
 with warnings.catch_warnings():
     # backoff 2 calls this function while it decorates; Python 3.14 deprecates it.
     warnings.filterwarnings("ignore", "'asyncio.iscoroutinefunction' is deprecated", DeprecationWarning)
-    # Without jitter and max_time, which would shorten the delay; without logger, which would print the exception.
+    # Without jitter and max_time, which would shorten the delay; without logger, which would log the exception.
     _run_again = backoff.on_exception(_delays, RetryRequested, jitter=None, logger=None)(_attempt_again)

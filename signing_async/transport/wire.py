@@ -68,7 +68,7 @@ Write = Callable[[Chunk], Awaitable[None]]
 Produce = Callable[[Write, Callable[[], int]], Awaitable[None]]
 """Writes a body in chunks. The second argument returns the number of buffered bytes, whose memory is still in use.
 
-An `OSError` that it raises counts as the connection's: convert those of a source to another error.
+An `OSError` that it raises counts as a connection error: convert the source's own to another exception.
 """
 
 
@@ -260,7 +260,7 @@ class Response:
         return b"".join(parts)
 
     async def read_start(self) -> bytes:
-        """Return the start of a body whose status matters more, as much of it as arrives soon; never raise."""
+        """Return as much of the body's start as arrives soon; never raise. For responses whose status matters more."""
         body = b""
         with contextlib.suppress(BrokenResponse, TimeoutError):
             async with asyncio.timeout(_START_SECONDS):
@@ -339,7 +339,7 @@ class Sessions:
     ) -> tuple[Mapping[str, str], Collection[object]]:
         """Return the headers of a request, and the idle connections that may carry it.
 
-        If aiohttp's pool cannot be checked, which a later release may cause, the service is asked to close each
+        If aiohttp's pool cannot be checked, as may happen with a later release, the service is asked to close each
         connection after its response. Then no idle connection can be desynchronized.
         """
         idle: Collection[object] = ()
@@ -402,7 +402,7 @@ def _drop_desynchronized(connections: Iterable[tuple[Any, float]]) -> list[objec
 async def send(
     sessions: Sessions, request: Request, token: Token | None, *, connect: float, silence: float | None = None
 ) -> Response | Failure:
-    """Send one request, and return the response as soon as its head is there. Redirects are not followed.
+    """Send one request, and return the response as soon as its head has arrived. Redirects are not followed.
 
     ``connect`` limits the time to connect, ``silence`` the time in which nothing arrives after sending.
     """
@@ -426,7 +426,7 @@ async def send(
             headers=headers
             if token is None
             else {**headers, hdrs.AUTHORIZATION: f"{token.token_type} {token.access_token}"},
-            # A request without a body gets no type from aiohttp; an empty body would.
+            # aiohttp sets no content type if there is no body, but does so for an empty body.
             skip_auto_headers=None if body is None or body.size else ("Content-Type",),
             allow_redirects=False,
             raise_for_status=False,
@@ -446,7 +446,7 @@ async def send(
             outcome = Outcome.CUT
         failure = Failure(outcome, _describe(error, "the connection was closed before a response came"))
     except Exception as error:
-        # The session's own, such as what the caller's trace hook raises: the service may have the request already.
+        # The session itself failed, for example in the caller's trace hook: the service may already have the request.
         is_closed = session.closed and (body is None or not body.started)
         outcome = Outcome.LOST if body is None or body.started else Outcome.UNSENT
         # The body of a request without a token may hold secrets.

@@ -278,7 +278,7 @@ async def test_429_with_too_long_retry_after_raises_and_later_requests_are_not_s
         with pytest.raises(AuthError) as caught:
             await oauth.access_token()
         assert (caught.value.status, caught.value.retry_after) == (429, float(retry_after))
-        with pytest.raises(AuthError, match="nothing was sent") as caught:
+        with pytest.raises(AuthError, match="it was not sent") as caught:
             await oauth.access_token()
         assert caught.value.status == 429
         assert caught.value.retry_after is not None
@@ -520,7 +520,7 @@ async def test_token_request_during_a_long_pause_raises_at_once(caplog: pytest.L
             await oauth.exchange("a-code")
         assert len(server.requests) == 1
     assert str(caught.value).startswith("HTTP 429 on oauth.exchange: ")
-    assert "nothing was sent" in str(caught.value)
+    assert "it was not sent" in str(caught.value)
     assert caught.value.status == 429
     assert 40 < (caught.value.retry_after or 0) <= 50
     assert [record.getMessage().partition(": ")[0] for record in caplog.records] == ["oauth.exchange attempt 1"]

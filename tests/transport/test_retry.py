@@ -171,7 +171,7 @@ def test_delays_are_spread_over_the_whole_range() -> None:
     [
         (5, None, 600.0, "5 attempts were made"),
         (1, 60.001, 600.0, "the wait of 60.001 s is longer than the policy's 60 s"),
-        (1, None, 0.0, "its deadline leaves no time to wait"),
+        (1, None, 0.0, "the deadline leaves no time to wait"),
     ],
 )
 def test_decision_to_stop_names_its_reason(
