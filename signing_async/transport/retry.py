@@ -291,7 +291,7 @@ class Retries:
 
 
 class RetryBudget:
-    """Keeps the load in an outage at no more than two requests a call on average.
+    """Limits the load in an outage to two requests a call on average, without the retries of calls that succeed.
 
     Every call deposits half a credit, and every request beyond a call's first withdraws one; a call that succeeds after
     all gets a refund. The budget starts with 20 credits, so that a few failing calls can make all of their attempts;
