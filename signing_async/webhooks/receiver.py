@@ -118,10 +118,10 @@ class Receiver:
     ``hand_off`` is an `Inbox`, which stores each event durably and calls its handlers later, or the handler itself: a
     function, plain or ``async``, or a queue. **A handler should return once the event is safe**, because after a 202
     the sender forgets the event. A queue dies with the process: use one only for events that may be lost. If the
-    handler raises, finds the queue full or, being ``async``, takes longer than ``hand_off_timeout``, or if an inbox
-    cannot store the event, the response is 503 with ``Retry-After`` and the sender delivers again. A plain function
-    cannot be interrupted: it must return well within the lease. ``seen`` defaults to `MemorySeenEvents`; an inbox
-    deduplicates by itself.
+    handler raises, if an ``async`` handler takes longer than ``hand_off_timeout``, if the queue is full, or if the
+    inbox cannot store the event, the response is 503 with ``Retry-After`` and the sender delivers again. A plain
+    function cannot be interrupted: it must return well within the lease. ``seen`` defaults to `MemorySeenEvents`; an
+    inbox deduplicates by itself.
 
     An adapter turns the receiver into an endpoint::
 
