@@ -23,7 +23,7 @@ from ..transport.error_response import one_line
 from ..worker_pool import Deferrals, Progress, ProgressReporter, Results, log
 from .collector import ArchiveResult, Collector, Judgement
 from .folder import FolderStore, make_folders
-from .manifest import MANIFEST, ArchivedDocument, decode_line, whole_lines
+from .manifest import MANIFEST, ArchivedDocument, decode_line, split_lines
 from .names import DEFAULT_TEMPLATE, Template
 from .store import ArchiveStore
 from .sweep import Sweep
@@ -150,7 +150,7 @@ class Archive:
     async def entries(self) -> AsyncIterator[ArchivedDocument]:
         """Iterate over the archived documents, in the order of the manifest; changed lines are skipped."""
         with suppress(FileNotFoundError):
-            async for line in whole_lines(self.store.read(MANIFEST)):
+            async for line in split_lines(self.store.read(MANIFEST)):
                 with suppress(ValueError):
                     yield decode_line(line)[0]
 

@@ -11,7 +11,7 @@ _FIRST_SLOTS = 1024
 
 
 def digest(*parts: str) -> int:
-    """Return a hash of 64 bits, never 0. Among ten million, two are equal with a probability of one in 300,000."""
+    """Return a hash of 64 bits, never 0. The probability that two of ten million are equal is one in 370,000."""
     text = "\0".join(parts).encode(errors="surrogatepass")
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "big") or 1
 
@@ -30,21 +30,21 @@ class DigestSet:
         return self._slots[self._find(value)] == value
 
     def add(self, value: int) -> None:
-        at = self._find(value)
-        if self._slots[at] == value:
+        slot = self._find(value)
+        if self._slots[slot] == value:
             return
-        self._slots[at] = value
+        self._slots[slot] = value
         self._count += 1
         if 2 * self._count > len(self._slots):
             self._grow()
 
     def _find(self, value: int) -> int:
-        """Return the slot of the value, or the free one where it belongs."""
+        """Return the slot that holds the value, or the free slot for it."""
         mask = len(self._slots) - 1
-        at = value & mask
-        while self._slots[at] not in (0, value):
-            at = (at + 1) & mask
-        return at
+        slot = value & mask
+        while self._slots[slot] not in (0, value):
+            slot = (slot + 1) & mask
+        return slot
 
     def _grow(self) -> None:
         old, self._slots = self._slots, array("Q", bytes(16 * len(self._slots)))

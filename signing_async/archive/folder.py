@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _BLOCK = 1024 * 1024
 _TAIL = 4096
-# Windows reports EINVAL.
+# The file system, or the pair of paths, does not allow a hard link. Windows reports EINVAL.
 _NO_LINKS = (
     errno.EXDEV,
     errno.EPERM,
@@ -33,7 +33,7 @@ _NO_LINKS = (
     errno.EMLINK,
     errno.EINVAL,
 )
-# Something that is no folder, or no file, is in the way; or the file system allows no such name.
+# A part of the path is not a folder, the target is not a regular file, or the file system does not allow the name.
 _UNUSABLE_NAME = (
     errno.EEXIST,
     errno.ENOTDIR,
@@ -47,8 +47,8 @@ _UNUSABLE_NAME = (
 class FolderStore:
     """An archive in a folder, which any number of processes may share. The folder is created with its first file.
 
-    Names that begin with a dot are not part of the archive: incoming files, and whatever else is kept there, such as a
-    journal. The file system must support locks on files.
+    Names that begin with a dot are not part of the archive: incomplete downloads, and other files such as a journal.
+    The file system must support file locks.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -64,7 +64,7 @@ class FolderStore:
 
     @property
     def incoming(self) -> Path:
-        """The folder of downloads that are not complete: on the file system of the archive."""
+        """The folder of incomplete downloads, on the file system of the archive."""
         return self.path / ".incoming"
 
     async def put(self, name: str, source: Path, sha256: str) -> None:
@@ -115,7 +115,7 @@ def _describe(root: Path, error: OSError) -> str:
     return f"the archive {root}: {error.strerror}: {error.filename2 or error.filename or ''}"
 
 
-# In threads, which may outlive a cancelled call
+# The functions below run in threads, which may outlive a cancelled call.
 
 
 def _put(root: Path, target: Path, source: Path, sha256: str) -> None:
@@ -131,7 +131,7 @@ def _put(root: Path, target: Path, source: Path, sha256: str) -> None:
         raise ArchiveConflict(_describe(root, error)) from None
     if not is_stored:
         raise ArchiveConflict(f"the archive {root}: {str(target.relative_to(root))!r} holds another file")
-    # The run that placed the file may have been killed before this.
+    # Even if the file was stored before: the run that placed it may have been killed before it synced the folder.
     sync_folder(target.parent)
 
 
@@ -148,10 +148,10 @@ def make_folders(folder: Path, root: Path) -> None:
 
 
 def _place(source: Path, target: Path) -> bool:
-    """Give the file its name; return False if the name is taken."""
+    """Link or copy the file to its target; return False if the target exists."""
     try:
         target.hardlink_to(source)
-        # Otherwise a later change of the source would change the archive.
+        # While both names exist, a change of the source changes the archived file.
         source.unlink()
         return True
     except FileExistsError:
@@ -159,8 +159,8 @@ def _place(source: Path, target: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-    # The source is on another file system, or hard links are not supported. Two writers of one name could replace each
-    # other's file here, but the claim of the signing allows only one writer at a time.
+    # The source is on another file system, or hard links are not supported. Here, a writer could replace the file of
+    # another writer of the same name. With a journal, the claim of the signing allows only one writer at a time.
     if os.path.lexists(target):
         return False
     part = target.with_name(f".{secrets.token_hex(8)}.part")
@@ -208,7 +208,7 @@ def _append(root: Path, path: Path, offset: int, data: bytes) -> None:
 
 
 def _remove_torn_line(descriptor: int) -> int:
-    """Remove what follows the last newline, and return the length of the file."""
+    """Remove the bytes after the last newline, and return the length of the file."""
     size = end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - _TAIL)
@@ -234,6 +234,7 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
 def _list(folder: Path) -> list[tuple[str, bool]]:
     try:
         with os.scandir(folder) as entries:
-            return [(one.name, one.is_dir(follow_symlinks=False)) for one in entries if not one.name.startswith(".")]
+            visible = [entry for entry in entries if not entry.name.startswith(".")]
+            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in visible]
     except FileNotFoundError:
         return []

@@ -1,4 +1,4 @@
-"""Where downloads are kept until they are complete: a folder for each process, removed after the process is dead."""
+"""Folders for incomplete downloads, one for each archive object. A later run removes those of killed processes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ _PREFIX = "signing-archive-"
 
 
 class Incoming:
-    """The folder of one archive object: on the file system of a `FolderStore`, else among the temporary files.
+    """The folder of one archive object: on the file system of a `FolderStore`, otherwise among the temporary files.
 
-    A lock on a file beside the folder lasts as long as the process: the next run removes what a killed one left.
+    A file beside the folder is locked until the object is closed or its process ends. A later run removes a folder if
+    its lock is free.
     """
 
     def __init__(self, store: ArchiveStore) -> None:
@@ -34,13 +35,13 @@ class Incoming:
         self._lock: int | None = None
 
     async def new_path(self) -> Path:
-        """Return a free path."""
+        """Return an unused path in the folder."""
         async with self._opening:
             folder = await asyncio.to_thread(self._open)
         return folder / f"{secrets.token_hex(8)}.pdf"
 
     async def aclose(self) -> None:
-        """Remove the folder, and those of dead processes."""
+        """Remove the folder, and the folders of dead processes."""
         await asyncio.to_thread(self._close)
 
     def _open(self) -> Path:
@@ -60,9 +61,9 @@ class Incoming:
             folder = parent / secrets.token_hex(8)
             lock = _lock_of(folder)
             self._lock = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-            # Before it was locked, another process may have taken it for a dead one's and removed it.
+            # Before the file was locked, another process may have mistaken it for a dead process's and removed it.
             if try_lock(self._lock) and os.fstat(self._lock).st_nlink:
-                # Before it exists: if it cannot be made, its lock is released with it.
+                # Set before the folder exists: if it cannot be made, `_close` releases the lock.
                 self._folder = folder
                 folder.mkdir(mode=0o700)
                 return folder
@@ -77,20 +78,20 @@ class Incoming:
             remove_locked(_lock_of(folder), partial(os.close, lock))
         parent = self._find_parent()
         if parent is not None:
-            for left in parent.glob("*.lock"):
-                _remove_if_dead(left)
+            for lock_file in parent.glob("*.lock"):
+                _remove_if_dead(lock_file)
 
     def _find_parent(self) -> Path | None:
-        # Each time: another user may prepare the temporary folder once it was removed.
+        # Not cached: once the temporary folder was removed, another user may create a folder of that name.
         return self._in_archive or _own_temporary_folder()
 
 
 def _own_temporary_folder() -> Path | None:
-    """Return a folder among the temporary files that is this user's alone; None if another user may have prepared it.
+    """Return a temporary folder that only this user can access; None if another user may have made it, or on Windows.
 
-    Unlike the folders of `tempfile.mkdtemp` it is found again by the next process, after this one was killed.
+    Unlike a folder of `tempfile.mkdtemp` it has a fixed name, so the next process finds it if this one is killed.
     """
-    getuid = getattr(os, "getuid", None)  # Windows has none, and its temporary folder is the user's own
+    getuid = getattr(os, "getuid", None)  # Windows has none; its temporary folder belongs to the user
     if getuid is None:
         return None
     folder = Path(tempfile.gettempdir(), f"{_PREFIX}{getuid()}")

@@ -1,7 +1,7 @@
-"""The manifest of an archive: a line for each sealed document, chained by hashes. Only listed documents are archived.
+"""The manifest of an archive: a line for each sealed document, chained by hashes.
 
-A line is a JSON object. Its last member, ``hash``, is the SHA-256 of the line without that member, and ``previous`` is
-the hash of the line before, so that a changed or removed line shows.
+A document is archived once it has a line. A line is a JSON object. Its last member, ``hash``, is the SHA-256 of the
+line without ``hash``, and ``previous`` is the hash of the line before. This reveals changed and removed lines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..worker_pool import log
 from .digest_set import DigestSet, digest
 from .store import ArchiveStore
 
-__all__ = ["FIRST", "MANIFEST", "ArchivedDocument", "Manifest", "Verdict", "decode_line", "hash_of", "whole_lines"]
+__all__ = ["FIRST", "MANIFEST", "ArchivedDocument", "Manifest", "Verdict", "decode_line", "hash_of", "split_lines"]
 
 MANIFEST = "manifest.jsonl"
 FIRST = "0" * 64
@@ -37,7 +37,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @attrs.frozen(kw_only=True)
 class ArchivedDocument:
-    """A sealed document in an archive, as its line in the manifest says."""
+    """A sealed document in an archive, as described by its line in the manifest."""
 
     service: str
     """The origin of the tenant."""
@@ -55,7 +55,7 @@ class ArchivedDocument:
     """When the document was fully signed, if the service says so."""
     fetched_at: datetime
     verdict: Verdict
-    """With ``verify`` ``"sound"``, with ``trust`` ``"trusted"``; else ``"complete"``: a whole PDF, not judged."""
+    """``"trusted"`` with ``trust``, ``"sound"`` with only ``verify``, else ``"complete"``: whole, but not verified."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-compatible values."""
@@ -63,7 +63,7 @@ class ArchivedDocument:
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ArchivedDocument:
-        """Return the document with these fields. Raise KeyError, TypeError or ValueError if they are not complete."""
+        """Return the document with these fields. Raise KeyError, TypeError or ValueError if one is invalid."""
         completed, fetched = fields["completed_at"], fields["fetched_at"]
         dates = {
             "completed_at": None if completed is None else datetime.fromisoformat(completed),
@@ -85,14 +85,14 @@ def _plain(value: Any) -> Any:
 
 
 def encode_line(document: ArchivedDocument, previous: str) -> bytes:
-    """Return the line of a document that follows the line with the hash ``previous``."""
+    """Return the line of a document, which follows the line whose hash is ``previous``."""
     fields = {**document.as_dict(), "previous": previous}
     body = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
     return b'%s,"hash":"%s"}\n' % (body[:-1], hashlib.sha256(body).hexdigest().encode())
 
 
 def decode_line(line: bytes) -> tuple[ArchivedDocument, str]:
-    """Return the document of a line, and the hash of the line before. Raise ValueError if the line was changed."""
+    """Return the document of a line, and the hash of the line before it. Raise ValueError if the line was changed."""
     found = _HASH.search(line)
     if found is None or hashlib.sha256(line[: found.start()] + b"}").hexdigest().encode() != found[1]:
         raise ValueError("the line's hash does not match its content")
@@ -109,8 +109,8 @@ def hash_of(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest() if found is None else found[1].decode()
 
 
-async def whole_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the lines of a file with their newlines; last what follows the last newline, if anything."""
+async def split_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Yield the lines of a file with their newlines; a last line without a newline is yielded too."""
     rest = b""
     async for chunk in chunks:
         *lines, rest = (rest + chunk).split(b"\n")
@@ -121,9 +121,9 @@ async def whole_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 class Manifest:
-    """The manifest of one store, read up to some line, with an index of its documents in constant memory for each.
+    """The manifest of one store, and an index of the lines read so far.
 
-    A document has one line, whatever writers do: a line is appended only by a writer that has read all lines before it.
+    However many writers there are, a document has one line: a writer appends a line only after it has read all others.
     """
 
     def __init__(self, store: ArchiveStore) -> None:
@@ -131,15 +131,15 @@ class Manifest:
         self._end = 0
         self._head = FIRST
         self._known = DigestSet()
-        """Documents, and signings whose documents all have a line."""
+        """The digests of documents that have a line, and of signings whose documents all have one."""
         self._missing: dict[int, int] = {}
-        """How many documents of a signing have no line yet, if some have."""
+        """For each signing of which some documents have a line: how many have none yet."""
         self._lock = asyncio.Lock()
         self._waiting: list[tuple[ArchivedDocument, asyncio.Future[bool]]] = []
         self._writing: asyncio.Task[None] | None = None
 
     def __contains__(self, document: tuple[str, str, str]) -> bool:
-        """Return whether a document, given as service, signing and document, has a line that was read."""
+        """Return whether a document, given as service, signing id and document id, has a line that was read."""
         return digest(*document) in self._known
 
     def is_complete(self, service: str, signing: str) -> bool:
@@ -147,14 +147,14 @@ class Manifest:
         return digest(service, signing) in self._known
 
     async def refresh(self) -> None:
-        """Read the lines that were appended since."""
+        """Read the lines that were appended since the last read."""
         async with self._lock:
             await self._read_new()
 
     async def append(self, document: ArchivedDocument) -> bool:
         """Append the line of a document, durably; return False if it has one. Concurrent appends share a write.
 
-        Once it was requested the line is written, even if the caller is cancelled.
+        The line is written even if the caller is cancelled.
         """
         waiter = asyncio.get_running_loop().create_future()
         self._waiting.append((document, waiter))
@@ -164,15 +164,15 @@ class Manifest:
         return appended
 
     async def aclose(self) -> None:
-        """Wait until everything that was requested is written."""
+        """Wait until all requested lines are written."""
         if self._writing is not None:
             await asyncio.wait([self._writing])
 
     async def _read_new(self) -> None:
         with suppress(FileNotFoundError):
-            async for line in whole_lines(self._store.read(MANIFEST, self._end)):
+            async for line in split_lines(self._store.read(MANIFEST, self._end)):
                 if not line.endswith(b"\n"):
-                    return  # its writer has not finished, or was interrupted
+                    return  # the line's writer has not finished, or was interrupted
                 self._end += len(line)
                 self._head = hash_of(line)
                 try:
@@ -200,7 +200,7 @@ class Manifest:
             except BaseException as error:
                 for _, waiter in batch:
                     if not waiter.done():
-                        # One copy for each: a shared exception would collect the tracebacks of all that raise it.
+                        # One copy per waiter: a shared exception would collect the tracebacks of all that raise it.
                         waiter.set_exception(copy.copy(error))
                 continue
             for (_, waiter), is_new in zip(batch, appended, strict=True):
@@ -208,7 +208,7 @@ class Manifest:
                     waiter.set_result(is_new)
 
     async def _write(self, documents: Sequence[ArchivedDocument]) -> list[bool]:
-        """Append the lines of documents; return for each whether it had none."""
+        """Append the lines of the documents that have none; return for each document whether its line is new."""
         while True:
             new = {key: document for document in documents if (key := _key(document)) not in self._known}
             lines, head = [], self._head

@@ -37,10 +37,10 @@ _FIELDS: dict[str, _Value] = {
 
 
 class Template:
-    """Names the sealed documents of a signing.
+    """A template for the names of sealed documents.
 
-    The name is as the template says if that cannot be another document's name too. Otherwise a hash of the ids is added
-    to it. ``year``, ``month`` and ``day`` are those of the completion, in UTC.
+    If another document could get the same name, a hash of the ids is added. ``year``, ``month`` and ``day`` are those
+    of the document's completion, or of the signing's last update if that is not known, in UTC.
     """
 
     def __init__(self, text: str) -> None:
@@ -63,12 +63,12 @@ class Template:
             raise ConfigurationError(f"template: {text!r} has a part that is empty or begins with a dot")
 
     def names(self, service: str, signing: Signing) -> dict[str, str]:
-        """Return the names of the signing's documents by their ids."""
+        """Return a mapping of the ids of the signing's documents to their names."""
         plain = {document.id: self._render(signing, document) for document in signing.documents}
-        counts = Counter(_folded(name) for name in plain.values() if name is not None)
+        counts = Counter(_fold(name) for name in plain.values() if name is not None)
         return {
             document.id: self.unique_name(service, signing, document)
-            if (name := plain[document.id]) is None or counts[_folded(name)] > 1
+            if (name := plain[document.id]) is None or counts[_fold(name)] > 1
             else name
             for document in signing.documents
         }
@@ -80,7 +80,7 @@ class Template:
         return "/".join([*parts[:-1], f"{_without_suffix(parts[-1])}-{tag}{_SUFFIX}"])
 
     def _render(self, signing: Signing, document: Document) -> str | None:
-        """Return the name as the template says; None if another signing's document may get the same."""
+        """Return the name without a hash; None if a document of another signing could get the same name."""
         if "signing.id" not in self._fields or _clean(signing.id) != signing.id:
             return None
         parts = self._clean_parts(signing, document)
@@ -106,21 +106,21 @@ def _without_suffix(name: str) -> str:
 
 
 def _clean(value: str) -> str:
-    """Return the value without what a file name must not have, cut to a limit."""
-    text = "".join(_allowed(char) for char in unicodedata.normalize("NFC", value))
+    """Replace the characters that a file name must not contain, and cut the value to a limit."""
+    text = "".join(_safe_char(char) for char in unicodedata.normalize("NFC", value))
     return _cut(re.sub(" +", " ", text).strip(" ."), _MAX_VALUE) or "unnamed"
 
 
-def _allowed(char: str) -> str:
+def _safe_char(char: str) -> str:
     category = unicodedata.category(char)
     if category == "Zs":
         return " "
-    # Control, format (such as a change of the writing direction), surrogate, private and unassigned; separators.
+    # C: control, format (such as a change of the writing direction), surrogate, private use, unassigned. Z: separators.
     return "_" if category[0] in "CZ" or _FORBIDDEN.match(char) else char
 
 
 def _safe_part(text: str) -> str:
-    """Return a part of a name that no system treats specially."""
+    """Return the text as a part of a path that no system treats specially."""
     part = _cut(text.strip(" ."), _MAX_PART) or "unnamed"
     special = _RESERVED.match(part) or part.casefold().startswith(MANIFEST)
     return f"_{part}" if special else part
@@ -130,6 +130,6 @@ def _cut(text: str, limit: int) -> str:
     return text.encode()[:limit].decode(errors="ignore").rstrip(" .")
 
 
-def _folded(name: str) -> str:
-    """Return what a file system may take for the same name: it may ignore case and normalize."""
+def _fold(name: str) -> str:
+    """Return a key that compares names as a file system may: without regard to case and Unicode normalization."""
     return unicodedata.normalize("NFC", unicodedata.normalize("NFKC", name).casefold())

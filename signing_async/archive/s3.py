@@ -1,4 +1,4 @@
-"""An archive in a bucket of S3, or of a service that is compatible with it."""
+"""An archive in a bucket of S3, or of a compatible service."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class S3Store:
     ``region`` and ``endpoint_url`` take precedence. The service must support conditional writes (``If-None-Match``) and
     SHA-256 checksums. With ``object_lock``, a mode and a number of days, the bucket retains each object for that time.
 
-    A file that is appended to is a folder of objects, one for each append, named by its offset.
+    A file that grows by appends is a folder of objects, one for each append, named by its offset.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class S3Store:
         region: str | None = None,
         object_lock: tuple[str, int] | None = None,
     ) -> None:
-        bucket, prefix = _parse(url)
+        bucket, prefix = _parse_url(url)
         self._prefix = f"{prefix}/" if prefix else ""
         self.url: str = f"s3://{bucket}/{prefix}".rstrip("/")
         """The bucket and the prefix."""
@@ -59,7 +59,7 @@ class S3Store:
             _check_object_lock(object_lock)
         self._bucket = Bucket(bucket, endpoint_url=endpoint_url, region=region, object_lock=object_lock)
         self._ends: dict[str, int] = {}
-        """For each file that is appended to, an offset at which an append ended. What was appended never changes."""
+        """For each file that grows by appends, an offset at which an append ended. The bytes before it never change."""
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"
@@ -97,7 +97,7 @@ class S3Store:
             await self._find_end(name)
             if (end := self._ends.get(name, 0)) != offset:
                 raise ArchiveConflict(f"{self.url}: {name!r} has {end} bytes, not {offset}")
-        # A request that is repeated after a lost response is refused. The object tells whose it is.
+        # A retry after a lost response is refused. The object's metadata tells who created the object.
         part, writer = _part_key(key, offset), {"writer": secrets.token_hex(16)}
         if not await self._bucket.create(part, data, writer) and await self._bucket.metadata(part) != writer:
             raise ArchiveConflict(f"{self.url}: {name!r} has more than {offset} bytes")
@@ -131,23 +131,24 @@ class S3Store:
         metadata = await self._bucket.metadata(key)
         if "sha256" in metadata:
             return metadata["sha256"]
-        # Another program stored the object.
+        # Another program stored the object: it has no hash in its metadata.
         found = hashlib.sha256()
         async for chunk in self._bucket.get(key):
             found.update(chunk)
         return found.hexdigest()
 
-    # Files that are appended to
+    # Files that grow by appends
 
     async def _parts(self, name: str, offset: int) -> AsyncIterator[tuple[int, int]]:
-        """Yield start and end of the parts that reach beyond ``offset``, and note where they end."""
+        """Yield start and end of the parts that reach beyond ``offset``, and update ``_ends``."""
         key, known = self._key(name), self._ends.get(name, 0)
         end = known if known <= offset else 0
         async for part, size in self._bucket.list(f"{key}/", _part_key(key, end - 1) if end else ""):
             if (found := _PART.fullmatch(part)) is None or found[1] != key:
                 continue
             if int(found[2]) != end:
-                raise _lacking(f"{self.url}: {name!r} lacks the bytes from {end} on: an object was removed or added")
+                message = f"{self.url}: {name!r} lacks the bytes from {end} on: an object was removed or added"
+                raise ArchiveError(message, transient=False)
             end += size
             self._ends[name] = end
             if end > offset:
@@ -158,7 +159,7 @@ class S3Store:
             pass
 
     async def _get_parts(self, key: str, starts: list[int], offset: int) -> list[bytes]:
-        """Return the content of parts, without what precedes ``offset``."""
+        """Return the content of parts, without the bytes before ``offset``."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._get_part(_part_key(key, start))) for start in starts]
@@ -176,17 +177,13 @@ def _part_key(key: str, offset: int) -> str:
     return f"{key}/{offset:020}.part"
 
 
-def _lacking(message: str) -> ArchiveError:
-    return ArchiveError(message, transient=False)
-
-
-def _parse(url: Any) -> tuple[str, str]:
-    """Return bucket and prefix."""
+def _parse_url(url: Any) -> tuple[str, str]:
+    """Return the bucket and the prefix."""
     _checks.string("url", url)
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
     prefix = prefix.rstrip("/")
     if not url.startswith("s3://") or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket):
-        # It may hold a password.
+        # The URL may contain a password.
         shown = f", got {url!r}" if "@" not in url else ""
         raise ConfigurationError(f"url: must be s3://bucket or s3://bucket/prefix{shown}")
     if prefix:

@@ -40,11 +40,11 @@ _KIND_OF: dict[SigningState, StuckKind] = {
 
 @attrs.frozen
 class StuckSigning:
-    """A signing that does not proceed, or about which that is not known.
+    """A signing that makes no progress, or that could not be examined.
 
-    ``not_sent``: a draft that holds documents. ``no_progress``: a signing that was sent, and some of whose recipients
-    have not finished. ``not_sealed``: a completed signing, some of whose documents are not yet sealed.
-    ``not_examined``: a signing that could not be read, or whose recipients could not; ``error`` says why.
+    ``not_sent``: a draft that holds documents. ``no_progress``: a signing that was sent and is not completed.
+    ``not_sealed``: a completed signing with documents that are not sealed yet. ``not_examined``: the signing or its
+    recipients could not be read; ``error`` says why.
     """
 
     kind: StuckKind | Literal["not_examined"]
@@ -52,9 +52,9 @@ class StuckSigning:
     pending: tuple[Recipient, ...] = ()
     """The recipients of a sent signing who have not finished."""
     documents: tuple[Document, ...] = ()
-    """The documents of a draft; those of a completed signing that are not sealed."""
+    """The documents of a draft, or the documents of a completed signing that are not sealed yet."""
     reminders: tuple[RemindResult, ...] = ()
-    """The reminders that were sent, or failed, just now."""
+    """The reminders that this call sent, or failed to send."""
     error: Exception | None = None
 
 
@@ -66,7 +66,7 @@ class OpenDispatch:
     signing: str | None
     """The id of its draft, or of the signing that may have been sent."""
     may_be_sent: bool
-    """Whether the sending began."""
+    """Whether sending had begun."""
     error: str | None
     updated_at: datetime
 
@@ -99,11 +99,12 @@ async def archive_status(
     A signing is stuck if it was not updated for ``after``; a dispatch without an outcome, if nothing was written for
     ``dispatches_after``. Signings and dispatches last updated before ``since`` (a time, or a timedelta before now) are
     left out. With ``remind_every``, the recipients who have not finished a stuck signing are reminded, at most once in
-    that time: the journal records when. A reminder that was surely not sent does not count. The whole list of signings
-    is fetched, and each signing that may be stuck is read; if the service does not say which documents are sealed, a
-    download of each is opened. To read fewer signings, pass ``since``, or the ``kinds`` to look for. A signing that
-    cannot be examined is reported with its error, whatever the ``kinds``. An error that is ``client_wide`` is
-    raised. ::
+    that time: the journal records when. A reminder that was surely not sent does not count.
+
+    The whole list of signings is fetched; of each that may be stuck, the signing or its recipients are read. If the
+    service does not say which documents are sealed, a download of each is opened. To examine fewer signings, pass
+    ``since``, or the ``kinds`` to look for. A signing that cannot be examined is reported with its error, whatever the
+    ``kinds``. An error that is ``client_wide`` is raised. ::
 
         status = await archive_status(client, "leases.journal", remind_every=timedelta(days=7))
         for stuck in status.signings:
@@ -145,7 +146,7 @@ async def _open_dispatches(
 
 
 def _open_dispatch(record: JournalRecord) -> OpenDispatch | None:
-    """Return the dispatch of a record; None if it has its outcome, or if the record is not a dispatch's."""
+    """Return the dispatch of a record; None if it has an outcome, or if the record is not of a dispatch."""
     try:
         state = PackageState(**json.loads(record.state))
     except (ValueError, TypeError, RecursionError):
@@ -157,7 +158,7 @@ def _open_dispatch(record: JournalRecord) -> OpenDispatch | None:
 
 @attrs.define(eq=False)
 class _Search:
-    """One run over the signings of a tenant."""
+    """One search among the signings of a tenant."""
 
     _client: SigningClient
     _journal: Journal | None
@@ -177,10 +178,10 @@ class _Search:
         async with aclosing(self._client.signings.list().pages()) as pages:
             async for page in pages:
                 for signing in page.items:
-                    if self._is_asked_for(signing) and self._is_old(signing.updated_at):
+                    if self._is_wanted(signing) and self._is_old(signing.updated_at):
                         yield signing
 
-    def _is_asked_for(self, signing: Signing) -> bool:
+    def _is_wanted(self, signing: Signing) -> bool:
         return signing.state is SigningState.UNKNOWN or _KIND_OF.get(signing.state) in self._kinds
 
     def _is_old(self, updated: datetime | None) -> bool:
@@ -193,7 +194,7 @@ class _Search:
         try:
             stuck = await self._find_stuck(signing)
         except NotFound:
-            # It was deleted since it was listed.
+            # The signing was deleted after it was listed.
             stuck = None
         except Exception as error:
             raise_if_client_wide(error)
@@ -202,9 +203,9 @@ class _Search:
 
     async def _find_stuck(self, signing: Signing) -> StuckSigning | None:
         if signing.state is not SigningState.SENT and not signing.documents:
-            # A list need not embed the documents.
+            # The list may lack the documents.
             signing = await self._client.signings.get(signing)
-            if not self._is_asked_for(signing):
+            if not self._is_wanted(signing):
                 return None
         if signing.state is SigningState.SENT:
             pending = tuple(await self._client.recipients.pending(signing))
@@ -216,11 +217,11 @@ class _Search:
         return None
 
     async def _unsealed(self, signing: Signing) -> tuple[Document, ...]:
-        documents = [one for one in signing.documents if one.completed_at is None and one.signed_file_path is None]
-        if len(documents) < len(signing.documents):
-            return tuple(documents)
-        # A service may send neither field for any document: then only the download tells.
-        return tuple([one for one in documents if not await self._is_sealed(signing, one)])
+        unmarked = [one for one in signing.documents if one.completed_at is None and one.signed_file_path is None]
+        if len(unmarked) < len(signing.documents):
+            return tuple(unmarked)
+        # The service may send neither field for any document. Then only a download shows whether it is sealed.
+        return tuple([one for one in unmarked if not await self._is_sealed(signing, one)])
 
     async def _is_sealed(self, signing: Signing, document: Document) -> bool:
         try:
@@ -230,7 +231,7 @@ class _Search:
             return False
 
     async def _remind(self, signing: Signing, pending: tuple[Recipient, ...]) -> tuple[RemindResult, ...]:
-        """Remind the pending recipients, except those who were reminded a short time ago."""
+        """Remind the pending recipients, except those who were reminded within ``remind_every``."""
         if not pending or self._remind_every is None or self._journal is None:
             return ()
         journal = GuardedJournal(self._journal, telemetry=self._client._transport.options.telemetry)
@@ -264,5 +265,5 @@ def _decode_reminded(state: str | None) -> dict[str, datetime]:
     """Return when each recipient was reminded, by id."""
     with suppress(ValueError, TypeError, AttributeError, RecursionError):
         return {recipient: datetime.fromisoformat(time) for recipient, time in json.loads(state or "{}").items()}
-    # An entry that cannot be decoded costs a reminder.
+    # If the entry cannot be decoded, the recipients are reminded again.
     return {}

@@ -1,4 +1,4 @@
-"""Go over all signings of a tenant. The place in the list is saved, so that an interrupted sweep resumes there."""
+"""Go over all signings of a tenant. The position in the list is saved, and an interrupted sweep resumes there."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ __all__ = ["Sweep"]
 
 
 class Sweep:
-    """One sweep. It first resumes an interrupted one; then it goes over the list from its start."""
+    """One sweep. It first resumes an interrupted sweep, then covers the rest of the list, from its start."""
 
     def __init__(self, collector: Collector, matches: Callable[[Signing], bool], reporter: ProgressReporter) -> None:
         self._collector = collector
         self._matches = matches
         self._reporter = reporter
-        self._place = _Place(collector.journal, f"archive-sweep:{collector.service}")
+        self._position = _Position(collector.journal, f"archive-sweep:{collector.service}")
         self._observed: SweepWork | None = None
         self.jobs: AsyncGenerator[_Job, None] = self._pull()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         try:
-            await self._place.open()
+            await self._position.open()
             with self._observing():
                 yield
         finally:
             await self.jobs.aclose()
-            await self._place.close()
+            await self._position.close()
 
     @contextmanager
     def _observing(self) -> Iterator[None]:
@@ -56,24 +56,24 @@ class Sweep:
             return
         from ..telemetry.archive import SweepWork
 
-        with SweepWork(telemetry, self._place.earlier) as self._observed:
-            self._place.context = self._observed.span.context
+        with SweepWork(telemetry, self._position.earlier) as self._observed:
+            self._position.context = self._observed.span.context
             yield
 
     async def work(self, job: _Job) -> Several[ArchiveResult] | Deferred:
-        """Archive what is missing of a signing; defer a signing that another run is working on."""
+        """Archive the missing documents of a signing; defer a signing that another run is working on."""
         results = await self._collector.collect(job.signing)
         if results is None:
             return job.deferrals.next(f"signing {one_line(job.signing.id)}")
         for result in results:
             if result.entry is not None:
                 self._reporter.add(1, result.entry.size)
-        await self._place.leave(job.page)
+        await self._position.leave(job.page)
         return Several(results)
 
     async def _pull(self) -> AsyncGenerator[_Job, None]:
         await self._collector.manifest.refresh()
-        start = self._place.saved
+        start = self._position.saved
         if start is not None:
             pages = self._list(start)
             try:
@@ -89,12 +89,12 @@ class Sweep:
         async with aclosing(self._list(None, until=start)) as pages:
             async for job in pages:
                 yield job
-        self._place.note_end()
+        self._position.note_end()
 
     async def _list(self, start: str | None, until: str | None = None) -> AsyncGenerator[_Job, None]:
         async with aclosing(self._collector.client.signings.list(cursor=start).pages()) as pages:
             async for found in pages:
-                page = self._place.enter(found.next_cursor)
+                page = self._position.enter(found.next_cursor)
                 if self._observed is not None:
                     self._observed.note_page(len(found.items))
                 for signing in found.items:
@@ -102,7 +102,7 @@ class Sweep:
                         page.unfinished += 1
                         page.has_jobs = True
                         yield _Job(signing, page)
-                await self._place.leave(page)
+                await self._position.leave(page)
                 if found.next_cursor == until:
                     return
 
@@ -124,14 +124,14 @@ class _Page:
 
 @attrs.define(eq=False)
 class _Job:
-    """A signing from when it is listed until its results."""
+    """A listed signing whose documents are to be archived."""
 
     signing: Signing
     page: _Page
     deferrals: Deferrals = attrs.field(factory=Deferrals)
 
 
-class _Place:
+class _Position:
     """The position of a sweep, saved in the journal. Of several concurrent sweeps, only one saves its position."""
 
     def __init__(self, journal: GuardedJournal, key: str) -> None:
@@ -141,11 +141,11 @@ class _Place:
         self._pages: deque[_Page] = deque()
         self._is_whole = False
         self.saved: str | None = None
-        """The cursor of the first page that an interrupted sweep did not finish."""
+        """The saved cursor: of the first page that is not finished. At first an interrupted sweep has saved it."""
         self.earlier: str | None = None
-        """The context of the span of that sweep."""
+        """The context of the interrupted sweep's span."""
         self.context: str | None = None
-        """The context of the span of this sweep."""
+        """The context of this sweep's span."""
 
     async def open(self) -> None:
         self._claim = await self._journal.claim(self._key)
@@ -165,7 +165,7 @@ class _Place:
             await self._journal.release(self._claim)
 
     def enter(self, next_cursor: str | None) -> _Page:
-        """Return a page that is being listed."""
+        """Start a page of the list."""
         page = _Page(next_cursor)
         self._pages.append(page)
         return page
@@ -176,7 +176,7 @@ class _Place:
         finished = []
         while self._pages and not self._pages[0].unfinished:
             finished.append(self._pages.popleft())
-        # Pages on which all was archived before are soon read again.
+        # A page without jobs need not be saved: a resumed sweep reads it again quickly.
         if any(one.has_jobs for one in finished) and finished[-1].next_cursor is not None:
             await self._save(finished[-1].next_cursor)
 
@@ -187,7 +187,7 @@ class _Place:
     async def _save(self, cursor: str | None) -> None:
         if self._claim is not None and cursor != self.saved:
             self.saved = cursor
-            # Another sweep may have taken over: then it saves its own place.
+            # Another sweep may have taken over the claim: it saves its own position.
             with suppress(ClaimLost):
                 text = keep_context(json.dumps({"cursor": cursor}), self.context)
                 await self._journal.write(self._claim, text)

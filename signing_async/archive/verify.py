@@ -1,4 +1,4 @@
-"""Prove an archive against its manifest, offline."""
+"""Check an archive against its manifest, offline."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..telemetry.names import ARCHIVE_FINDINGS, FINDING
 from ..worker_pool import FileProgress, Progress, ProgressReporter
 from .digest_set import DigestSet, digest
 from .folder import FolderStore
-from .manifest import FIRST, MANIFEST, ArchivedDocument, decode_line, hash_of, whole_lines
+from .manifest import FIRST, MANIFEST, ArchivedDocument, decode_line, hash_of, split_lines
 from .store import ArchiveStore, ListedStore
 
 __all__ = ["ArchiveReport", "Finding", "as_store", "verify_archive"]
@@ -28,9 +28,10 @@ FindingKind = Literal["missing_file", "changed_file", "extra_file", "removed_lin
 class Finding:
     """One difference between an archive and its manifest. ``text`` is for people.
 
-    ``missing_file`` and ``changed_file``: a file of the manifest. ``extra_file``: no line names the file.
-    ``removed_line``: a line does not follow the one before it. ``changed_line``: the line's hash does not match
-    its content. ``torn_line``: the last line is incomplete, as after a power cut; the next run removes it.
+    ``missing_file`` and ``changed_file``: a file that the manifest names. ``extra_file``: no line names the file.
+    ``removed_line``: a line's ``previous`` is not the hash of the line before it. ``changed_line``: the line's hash
+    does not match its content. ``torn_line``: the last line is incomplete, as after a power cut; the next append
+    removes it.
     """
 
     kind: FindingKind
@@ -45,7 +46,7 @@ class ArchiveReport:
     """The result of `verify_archive`."""
 
     documents: int
-    """The number of documents whose file is as its line says."""
+    """The number of documents whose file matches its line."""
     size: int
     """The number of bytes of these files."""
     lines: int
@@ -56,14 +57,14 @@ class ArchiveReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the archive is what its manifest says."""
+        """Whether the archive matches its manifest."""
         return not self.findings
 
 
 def as_store(to: ArchiveStore | str | os.PathLike[str]) -> ArchiveStore:
-    """Return the store; a `FolderStore` if it is a path."""
+    """Return the store. For a path, return a `FolderStore`."""
     if isinstance(to, str) and "://" in to:
-        # The URL may hold a password.
+        # The URL may contain a password.
         raise ConfigurationError("to: must be a folder, got a URL; for a bucket give an S3Store(url)")
     if isinstance(to, str | os.PathLike):
         return FolderStore(to)
@@ -75,9 +76,9 @@ def as_store(to: ArchiveStore | str | os.PathLike[str]) -> ArchiveStore:
 async def verify_archive(
     archive: ArchiveStore | str | os.PathLike[str], on_progress: Callable[[Progress], None] | None = None
 ) -> ArchiveReport:
-    """Read the manifest and all files, and report every difference. Nothing is changed, and no service is asked.
+    """Read the manifest and all files, and report every difference. Change nothing, and do not use the signing service.
 
-    Raises `ArchiveError` if something can't be read. Files that a run places meanwhile may count as extra.
+    Raises `ArchiveError` if something can't be read. Files that a run places in the meantime may count as extra.
     ``on_progress`` receives the documents and bytes that were read. ::
 
         report = await verify_archive("archive/")
@@ -93,7 +94,7 @@ async def verify_archive(
 
 
 class _Verification:
-    """One run over an archive: the chain first, then the files. Memory grows by 16 to 32 bytes for each document."""
+    """One verification: the chain of lines first, then the files. Memory grows by 16 to 32 bytes for each document."""
 
     def __init__(self, store: ArchiveStore, reporter: ProgressReporter) -> None:
         self._store = store
@@ -133,10 +134,10 @@ class _Verification:
         self._reporter.add(0, 0)
 
     async def _check_files(self) -> None:
-        at = number = 0
+        end = number = 0
         async for line in self._read_lines(0):
-            at, number = at + len(line), number + 1
-            if at > self._end:
+            end, number = end + len(line), number + 1
+            if end > self._end:
                 return
             with suppress(ValueError):
                 document, _ = decode_line(line)
@@ -166,7 +167,7 @@ class _Verification:
             return
         unknown = [name async for name in self._store.names() if name != MANIFEST and digest(name) not in self._paths]
         if unknown:
-            # A run may have placed them meanwhile.
+            # A run may have placed them since the manifest was read.
             async for line in self._read_lines(self._end):
                 with suppress(ValueError):
                     self._paths.add(digest(decode_line(line)[0].path))
@@ -176,7 +177,7 @@ class _Verification:
 
     async def _read_lines(self, offset: int) -> AsyncIterator[bytes]:
         with suppress(FileNotFoundError):
-            async for line in whole_lines(self._store.read(MANIFEST, offset)):
+            async for line in split_lines(self._store.read(MANIFEST, offset)):
                 yield line
 
     def _report(self, kind: FindingKind, text: str, path: str | None = None, line: int | None = None) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aiohttp import web
     from django.http import HttpRequest, HttpResponse
 
-CHUNK = 8 * 1024  # bytes per read; some inputs block until they have them all
+CHUNK = 8 * 1024  # bytes per read; some inputs block until they have read this many
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -42,7 +42,7 @@ def aiohttp_handler(receiver: Receiver) -> Callable[[web.Request], Awaitable[web
 
 
 class ASGIReceiver:
-    """The ASGI application that `asgi_app` returns. An object, because Starlette takes a function for a handler."""
+    """The ASGI application that `asgi_app` returns. Starlette would treat a function as a request handler."""
 
     def __init__(self, receiver: Receiver) -> None:
         self._receiver = receiver
@@ -70,7 +70,7 @@ class ASGIReceiver:
 def asgi_app(receiver: Receiver) -> ASGIReceiver:
     """Return an ASGI application, for ``Route(path, ...)`` in Starlette or ``app.mount(path, ...)`` in FastAPI.
 
-    Served on its own it drains at shutdown. If it is mounted, call ``receiver.drain()`` in the lifespan of the outer
+    Served on its own, it drains at shutdown. If it is mounted, call ``receiver.drain()`` in the lifespan of the outer
     application.
     """
     return ASGIReceiver(receiver)
@@ -106,7 +106,7 @@ def django_view(receiver: Receiver) -> Callable[[HttpRequest], HttpResponse]:
 
     def view(request: HttpRequest) -> HttpResponse:
         environ = getattr(request, "environ", {})  # an ASGI request has none
-        # Django itself reads Content-Length bytes: nothing of a chunked body.
+        # Django reads only Content-Length bytes, so nothing of a chunked body.
         chunks = _wsgi_chunks(environ) if _is_chunked(environ) else iter(lambda: request.read(CHUNK), b"")
         headers: Any = request.headers
         decision = _handle(receiver, request.method or "", headers, environ, chunks)

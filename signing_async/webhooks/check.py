@@ -38,7 +38,7 @@ class CheckResult:
     got: str
     seconds: float
     advice: str
-    """What is wrong with the endpoint if ``ok`` is false."""
+    """If ``ok`` is false, what is wrong with the endpoint, or what it should do."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as a JSON-compatible dict."""
@@ -47,7 +47,7 @@ class CheckResult:
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """The status of a response, or None and how the connection ended without one."""
+    """The response to a delivery. Without one, ``status`` is None and ``outcome`` says how the connection ended."""
 
     status: int | None
     outcome: str
@@ -80,8 +80,8 @@ async def check_receiver(
     """Send the deliveries to ``url``, one after the other, and yield a result for each check.
 
     The endpoint receives a few valid events of type ``event_type``: choose a type that it ignores. It should reject a
-    body of more than ``over_long`` bytes, and cut off a body that trickles in within ``slow_limit`` seconds. Redirects
-    and proxies are not used. Plain http is for loopback only, unless ``plain_http`` is true.
+    body of more than ``over_long`` bytes, and cut off a slow body within ``slow_limit`` seconds. Redirects are not
+    followed, and proxies are not used. Plain http is for loopback only, unless ``plain_http`` is true.
     """
     target = _target(url, plain_http)
     _checks.number("response_timeout", response_timeout, above=0)
@@ -93,7 +93,7 @@ async def check_receiver(
         )
         for check in CHECKS:
             responses = await check.send(sender)
-            ok = all(map(check.is_right, responses))
+            ok = all(map(check.is_correct, responses))
             got = ", ".join(response.outcome for response in responses)
             seconds = sum(response.seconds for response in responses)
             yield CheckResult(check.name, ok, check.expected, got, seconds, check.advice)
@@ -232,12 +232,12 @@ def _compact(event: dict[str, Any]) -> bytes:
 
 
 class Check(NamedTuple):
-    """What is sent, and which responses to it are right."""
+    """One check: what is sent, and which responses are correct."""
 
     name: str
     send: Callable[[_Sender], Awaitable[list[Response]]]
     expected: str
-    is_right: Callable[[Response], bool]
+    is_correct: Callable[[Response], bool]
     advice: str
 
 

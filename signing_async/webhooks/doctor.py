@@ -17,7 +17,7 @@ from .scheme import Scheme, Secret, decode_base64, prefix_and_suffix
 from .verifier import Headers, Pairs, WebhookVerifier, as_bytes, header_pairs, header_values
 
 MAX_DEVIATIONS = 2
-MAX_FOUND = 8  # timestamps and ids; every pair is tried
+MAX_FOUND = 8  # of timestamps, and of ids; every pair is tried
 TEMPLATES = (
     "{timestamp}.{body}",
     "{timestamp}{body}",

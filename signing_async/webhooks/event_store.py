@@ -41,11 +41,11 @@ class StoredEvent:
     due_at: datetime | None = None
     """The time of the next attempt, if a pending event waits for one."""
     error: str | None = None
-    """The failure of the last attempt."""
+    """Why the last attempt failed, why a handler dropped the event, or that the event had no handler."""
     settled_at: datetime | None = None
     """When the event was handled, dropped or declared dead."""
     fence: int | None = field(default=None, compare=False)
-    """The fencing token of its claim, which no other attempt has; None if it is not claimed."""
+    """The fencing token of the event's claim, different for each attempt; None if the event is not claimed."""
     trace_context: str | None = field(default=None, repr=False, compare=False)
     """The OpenTelemetry context of the delivery, which the handler's span links to; None if it was not traced."""
 
@@ -69,7 +69,7 @@ class EventClaim:
 
 @dataclass(frozen=True, slots=True)
 class InboxStats:
-    """How many events an inbox holds, by status, and how long the oldest pending one has waited."""
+    """How many events an inbox holds, by status, and when the oldest pending event was received."""
 
     counts: dict[EventStatus, int]
     """Every status is a key."""
@@ -91,7 +91,7 @@ class EventFilter:
     ids: Sequence[str] | None = None
     status: EventStatus | None = None
     type: str | None = None
-    """A type, or the start of one and ``*``, such as ``recipient.*``."""
+    """A type, or the start of a type followed by ``*``, such as ``recipient.*``."""
     since: datetime | None = None
     until: datetime | None = None
     """Events received from ``since`` on, and before ``until``."""
@@ -107,7 +107,7 @@ class EventFilter:
 
 
 def check_pattern(name: str, pattern: object, error: type[Exception]) -> str:
-    """Return the pattern if it is a type, or the start of one and ``*``."""
+    """Return the pattern if it is a type, or the start of a type followed by ``*``. Otherwise, raise ``error``."""
     if not isinstance(pattern, str) or not pattern or "*" in pattern[:-1]:
         raise error(f"{name}: must be an event type, or the start of one and '*', got {pattern!r}")
     return pattern
@@ -123,7 +123,7 @@ def event_error(message: str, *, transient: bool = False) -> InboxError:
 class EventStore(Protocol):
     """Keeps events durably and lets one worker at a time handle the events of a signing.
 
-    Failures are raised as `InboxError`. ``signing_async.testing`` has a suite that implementations should pass.
+    Failures are raised as `InboxError`. ``signing_async.testing`` has a test suite that implementations should pass.
     """
 
     async def add(self, event: Event, body: bytes) -> bool:
@@ -133,7 +133,7 @@ class EventStore(Protocol):
         """Store an event from a thread without an event loop, like `add`."""
 
     async def claim(self, limit: int) -> list[EventClaim]:
-        """Claim up to ``limit`` due events, those that are due for the longest time first; count an attempt for each.
+        """Claim up to ``limit`` due events, the longest due first; count an attempt for each.
 
         An event can be claimed if no earlier event of its signing is pending, and no event of its signing is claimed.
         An event without a signing waits for no other. The claims of a dead process are free; their attempts count.
@@ -145,7 +145,7 @@ class EventStore(Protocol):
     async def postpone(self, claim: EventClaim, seconds: float, error: str | None, *, counts: bool = True) -> bool:
         """Release the claim and make the event due in ``seconds``; return False if the claim was lost.
 
-        Unless it ``counts``, the attempt is not counted.
+        If ``counts`` is false, the attempt is not counted.
         """
 
     async def release(self, claim: EventClaim) -> None:
@@ -158,13 +158,13 @@ class EventStore(Protocol):
         """Yield the selected events in order of arrival."""
 
     async def requeue(self, selection: EventFilter) -> int:
-        """Make the selected events pending and due with no attempts counted; return how many.
+        """Make the selected events pending and due now, and reset their attempts; return how many.
 
         Claimed and purged events are left as they are.
         """
 
     async def purge(self, settled_before: datetime) -> int:
-        """Forget the bodies of events that were handled or dropped before this time; return how many. Their ids stay.
+        """Delete the bodies of events that were handled or dropped before this time; return how many. Their ids stay.
 
         Dead events are kept.
         """

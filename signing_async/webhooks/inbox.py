@@ -100,8 +100,9 @@ class Inbox:
     is logged at ERROR and stays pending, no attempt is counted, and it delays no other signing. The bodies of handled
     and dropped events are purged after ``retention`` seconds, or never if it is None; their ids stay, so that a
     duplicate is recognized forever. After ``handler_timeout`` seconds an ``async`` handler is cancelled and tried
-    again. A plain function runs in a thread, and cannot be interrupted: its signing, and the end of `run`, wait until
-    it returns. If a handler raises an error that is ``client_wide``, such as `Unauthorized`, no attempt is counted.
+    again. A plain function runs in a thread, and cannot be interrupted: the other events of its signing, and the end of
+    `run`, wait until it returns. If a handler raises an error that is ``client_wide``, such as `Unauthorized`, no
+    attempt is counted.
 
     ``wakeups`` gets every event when its handling begins, in the process that handles it, whichever handler it has.
     """
@@ -182,9 +183,9 @@ class Inbox:
         """Handle events until cancelled, ``concurrency`` at once.
 
         When it is cancelled, it claims no more events and waits up to ``drain_timeout`` seconds for running handlers.
-        Then it cancels them, and their attempts do not count. A second cancellation does so at once. Plain handlers
-        cannot be cancelled: it waits until they return. Raises `InboxError` if the store cannot be opened, or fails
-        for good later; a transient failure is logged and tried again.
+        Then it cancels them, and their attempts do not count. A second cancellation cancels them at once. Plain
+        handlers cannot be cancelled: `run` waits until they return. Raises `InboxError` if the store cannot be opened,
+        or fails for good later. A transient failure is logged, and the operation is retried.
         """
         _checks.integer("concurrency", concurrency)
         _checks.number("drain_timeout", drain_timeout, at_least=0)
@@ -215,7 +216,7 @@ class Inbox:
             yield
         finally:
             task.cancel()
-            # Unlike `wait`, it passes a second cancellation on.
+            # Unlike `asyncio.wait`, `gather` passes a second cancellation on.
             await asyncio.gather(task, return_exceptions=True)
             if not task.cancelled():
                 task.result()
@@ -246,7 +247,7 @@ class Inbox:
         return await self.store.requeue(selection)
 
     async def purge(self, *, older_than: float) -> int:
-        """Forget the bodies of events that were handled or dropped ``older_than`` seconds ago; return how many."""
+        """Delete the bodies of events handled or dropped more than ``older_than`` seconds ago; return how many."""
         _checks.number("older_than", older_than, at_least=0, at_most=_LONGEST)
         return await self.store.purge(datetime.now(UTC) - timedelta(seconds=older_than))
 
@@ -261,7 +262,7 @@ class Inbox:
         try:
             stored = self.decrypt(stored)
         except InboxError as error:
-            # The keys of this worker are wrong, not the event.
+            # The cause is the worker's keys, not the event.
             log.error("event %s is not handled: %s", stored.id, error)  # noqa: TRY400  # a traceback says nothing more
             return Outcome(error=str(error), retry_in=_UNCOUNTED_PAUSE, counts=False, error_type=type(error).__name__)
         if stored.attempts > self.retry_policy.max_attempts:
@@ -289,7 +290,7 @@ class Inbox:
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # such as a panic in an extension module
-            # Not the event, but the client, a store or the broker is to blame.
+            # The cause is the client, a store or the broker, not the event.
             if getattr(error, "client_wide", False):
                 return _postponed(stored, error, self.retry_policy)
             return self._failed(stored, _text(error), error)
@@ -305,16 +306,16 @@ class Inbox:
     def _failed(
         self, stored: StoredEvent, text: str, error: BaseException | None = None, *, delay: float | None = None
     ) -> Outcome:
-        attempts, most = stored.attempts, self.retry_policy.max_attempts
+        attempts, max_attempts = stored.attempts, self.retry_policy.max_attempts
         kind = None if error is None else type(error).__qualname__
-        if attempts >= most:
-            log.error("event %s is dead after %d attempts: %s", stored.id, most, text, exc_info=error)
+        if attempts >= max_attempts:
+            log.error("event %s is dead after %d attempts: %s", stored.id, max_attempts, text, exc_info=error)
             return Outcome(EventStatus.DEAD, text, error_type=kind or "dead")
         delay = self.retry_policy.delay(attempts) if delay is None else delay
         log.warning(
             "attempt %d of %d for event %s failed, next in %.1f s: %s",
             attempts,
-            most,
+            max_attempts,
             stored.id,
             delay,
             text,
@@ -343,7 +344,7 @@ def _unsealed(stored: StoredEvent, sealer: Sealer) -> StoredEvent:
 
 def _postponed(stored: StoredEvent, error: BaseException, policy: HandlerRetryPolicy) -> Outcome:
     delay, text = max(policy.delay(stored.attempts), _UNCOUNTED_PAUSE), _text(error)
-    log.error("event %s is handled in %.1f s, no attempt is counted: %s", stored.id, delay, text, exc_info=error)
+    log.error("event %s is retried in %.1f s, no attempt is counted: %s", stored.id, delay, text, exc_info=error)
     return Outcome(error=text, retry_in=delay, counts=False, error_type=type(error).__name__)
 
 
@@ -365,7 +366,7 @@ async def _call(handler: EventHandler, event: Event, threads: ThreadPoolExecutor
 async def _call_in_thread(handler: EventHandler, event: Event, threads: ThreadPoolExecutor, timeout: float) -> object:
     run = contextvars.copy_context().run
     running = asyncio.get_running_loop().run_in_executor(threads, run, _call_plain, handler, event)
-    # A thread cannot be interrupted: its claim is held until it ends, whatever happens here.
+    # A thread cannot be interrupted: hold the claim until it ends, even if this task is cancelled.
     warn_after: float | None = timeout
     while not running.done():
         with contextlib.suppress(asyncio.CancelledError):
@@ -380,7 +381,7 @@ def _call_plain(handler: EventHandler, event: Event) -> object:
     try:
         return handler(event)
     except StopIteration as error:
-        # A future cannot hold it, and would never be done.
+        # A future cannot hold a StopIteration, and would never be done.
         raise RuntimeError("the handler raised StopIteration") from error
 
 
@@ -397,7 +398,7 @@ def _text(error: BaseException) -> str:
     name = type(error).__name__
     try:
         text = str(error)
-    except Exception:  # a mistake in the exception's class
+    except Exception:  # a bug in the exception's class
         text = ""
     return _clean(f"{name}: {text}" if text else name)
 

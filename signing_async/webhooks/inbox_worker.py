@@ -38,9 +38,9 @@ class Outcome:
     error: str | None = None
     retry_in: float | None = None
     counts: bool = True
-    """Whether an attempt that is retried counts."""
+    """Whether a retried attempt counts."""
     error_type: str | None = None
-    """The class of the handler's exception."""
+    """The name of the exception's class, for telemetry."""
 
 
 class Worker:
@@ -67,14 +67,14 @@ class Worker:
         self._pattern_of = pattern_of
         self._is_observed = is_observed
         self._unrecorded: set[str] = set()
-        """The ids of events whose end the store could not record yet. Until then, a claim might return them again."""
+        """The ids of events whose end the store could not record yet. Until it has, a claim might return them again."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._recording: set[asyncio.Task[None]] = set()
-        """The tasks whose attempts have ended, and whose ends are not recorded yet."""
+        """The tasks whose attempts have ended but are not recorded yet."""
         self._changed = asyncio.Event()
 
     async def run(self) -> None:
-        """Work until cancelled. If the store fails for now, log it and try again; if for good, raise its error."""
+        """Work until cancelled. Log a transient error of the store and retry; raise any other error of the store."""
         reporting = asyncio.create_task(self._report_backlog(), name="signing_async backlog")
         try:
             while True:
@@ -94,7 +94,8 @@ class Worker:
     async def _claim_and_wait(self) -> None:
         self._changed.clear()
         if self._free and not self._unrecorded:
-            # These attempts left room for the claims. If the process dies, no more handlers run again than ran at once.
+            # New handlers start only after these attempts are recorded. After a crash, no more handlers run again than
+            # can run at once.
             earlier = frozenset(self._recording)
             for claim in await self._store.claim(self._free):
                 self._free -= 1
@@ -132,7 +133,7 @@ class Worker:
         except asyncio.CancelledError:
             pass  # the worker ends: the event is released
         finally:
-            # The outcome is recorded in the same commit as the next claim.
+            # Free the slot before the outcome is recorded: both the outcome and the next claim are then in one commit.
             self._recording.add(recording)
             self._free += 1
             self._changed.set()
@@ -185,14 +186,14 @@ class Worker:
                     await self._store.release(claim)
                     return True
                 if outcome.retry_in is not None:
-                    # A store may have been written before the argument was added.
+                    # Stores written for an older version do not have this argument.
                     counted = {} if outcome.counts else {"counts": False}
                     return await self._store.postpone(claim, outcome.retry_in, outcome.error, **counted)
                 return await self._store.settle(claim, outcome.status, outcome.error)
             except InboxError as error:
                 if not error.transient:
                     if outcome is None or outcome.error is None or outcome.error.isascii():
-                        # If the store can do nothing any more, the next claim fails too, and ends the run.
+                        # If the store has failed for good, the next claim fails too, and ends the run.
                         log.error(  # noqa: TRY400  # a traceback says nothing more
                             "cannot record the end of event %s: %s; it is handled again when its claim has ended",
                             claim.stored.id,
@@ -208,7 +209,7 @@ class Worker:
                 # Until the end is recorded, no other event is claimed.
                 self._unrecorded.add(claim.stored.id)
                 await asyncio.sleep(_PAUSE)
-            except Exception:  # a mistake in the store
+            except Exception:  # a bug in the store
                 log.exception("cannot record the end of event %s: it is handled again", claim.stored.id)
                 if outcome is None:
                     return True
@@ -241,7 +242,7 @@ def _report(
 async def _measure(store: EventStore) -> tuple[int, int, float] | tuple[()]:
     """Return how many events are pending, how many are dead, and the age of the oldest pending one in seconds.
 
-    Return nothing if the store fails: an old value would hide the failure.
+    Return an empty tuple if the store fails: an old value would hide the failure.
     """
     try:
         if isinstance(store, MeasuredStore):
@@ -249,7 +250,7 @@ async def _measure(store: EventStore) -> tuple[int, int, float] | tuple[()]:
         else:
             stats = await store.stats()
             backlog = Backlog(stats.counts[EventStatus.PENDING], stats.counts[EventStatus.DEAD], stats.oldest_pending)
-    except Exception as error:  # also a mistake in the store
+    except Exception as error:  # also a bug in the store
         log.warning("cannot count the pending events now: %s", error)
         return ()
     age = 0.0 if backlog.oldest_pending is None else (datetime.now(UTC) - backlog.oldest_pending).total_seconds()

@@ -30,7 +30,7 @@ log: logging.Logger = logging.getLogger("signing_async.webhooks")
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The response to a delivery, and the ``event`` to handle before it is sent."""
+    """The response to a delivery, and the ``event`` to handle before the response is sent."""
 
     status: int
     message: str
@@ -67,7 +67,7 @@ _UNOBSERVED = nullcontext()
 
 
 def check_head(method: str, headers: Headers, max_body: int) -> Decision | None:
-    """Return the refusal if method or headers already decide; None if the body must be read."""
+    """Return the refusal if the method or the headers are unacceptable; None if the body must be read."""
     if method != "POST":
         return NOT_POST
     encodings, lengths = header_values(headers, "Content-Encoding", "Content-Length")
@@ -84,7 +84,7 @@ def check_head(method: str, headers: Headers, max_body: int) -> Decision | None:
 def decide(verifier: WebhookVerifier, headers: Headers, body: bytes) -> Decision:
     """Verify and parse a delivery. Pure, except for the verifier's clock.
 
-    400, 401, 413 and 415 are final. 202 carries the event: send it only after the event was handled.
+    400, 401, 413 and 415 are final. 202 carries the event: send the response only after the event was handled.
     """
     if len(body) > verifier.max_body:
         return TOO_LARGE
@@ -118,10 +118,10 @@ class Receiver:
     ``hand_off`` is an `Inbox`, which stores each event durably and calls its handlers later, or the handler itself: a
     function, plain or ``async``, or a queue. **A handler should return once the event is safe**, because after a 202
     the sender forgets the event. A queue dies with the process: use one only for events that may be lost. If the
-    handler raises, finds the queue full or, being ``async``, takes longer than ``hand_off_timeout``, or if an inbox
-    cannot store the event, the response is 503 with ``Retry-After`` and the sender delivers again. A plain function
-    cannot be interrupted: it must return well within the lease. ``seen`` defaults to `MemorySeenEvents`; an inbox
-    deduplicates by itself.
+    handler raises, if an ``async`` handler takes longer than ``hand_off_timeout``, if the queue is full, or if the
+    inbox cannot store the event, the response is 503 with ``Retry-After`` and the sender delivers again. A plain
+    function cannot be interrupted: it must return well within the lease. ``seen`` defaults to `MemorySeenEvents`; an
+    inbox deduplicates by itself.
 
     An adapter turns the receiver into an endpoint::
 
@@ -250,14 +250,15 @@ class Receiver:
             return final
 
     def refuse(self, decision: Decision) -> Decision:
-        """Respond with a decision that the server made itself, before the body was read."""
+        """Record and return a decision that the adapter made before it read the body."""
         with self._observed() as delivery:
             return _note(delivery, decision)
 
     async def drain(self, timeout: float = 30.0) -> bool:
-        """Shut down gracefully: respond 503 from now on, and wait for running handlers and the queue's consumer.
+        """Shut down gracefully: respond 503 from now on, and wait for running handlers and for an `asyncio.Queue`.
 
-        Return False if ``timeout`` seconds were not enough. The consumer of a queue must call ``task_done()``.
+        Return False if ``timeout`` seconds were not enough. The consumer of the queue must call ``task_done()``. A
+        `queue.Queue`, and handlers in the threads of a threaded server, are not waited for.
         """
         _checks.number("timeout", timeout, at_least=0)
         self._draining = True
@@ -315,7 +316,7 @@ class Receiver:
         try:
             await resolve(self.seen.confirm(event.id))
         except Exception:
-            # The claim stays pending. If the sender comes back after the lease, the event is handled again.
+            # The claim stays pending. If the sender delivers again after the lease, the event is handled again.
             log.exception("event %s was handled but could not be confirmed", event.id)
             return self._unavailable("cannot deduplicate events now", "not_deduplicated")
         return ACCEPTED
@@ -354,7 +355,7 @@ class Receiver:
 
 
 def _note_event(delivery: Delivery | None, decision: Decision) -> Decision:
-    """Keep the context of the delivery with its event."""
+    """Record the event for telemetry, and keep the trace context of the delivery in the event."""
     if delivery is None or decision.event is None:
         return decision
     delivery.note_event(decision.event.id, decision.event.signing_id)

@@ -1,6 +1,6 @@
 """What a webhook signature covers and how it is encoded: a setting, because senders differ.
 
-The presets are at the end. `webhooks/__init__.py` exports each of them, and `SCHEMES` of ``cli/webhook.py`` names it.
+The presets are at the end. `webhooks/__init__.py` exports them, and `SCHEMES` in ``cli/webhook.py`` names them.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Scheme:
         return self.signed == "{body}"
 
     def key(self, secret: Secret) -> bytes:
-        """Return the HMAC key. Raise `ConfigurationError`, without the secret in its text, if it cannot be one."""
+        """Return the HMAC key. Raise `ConfigurationError`, whose text lacks the secret, if the secret is unusable."""
         if not isinstance(secret, str | bytes):
             raise ConfigurationError(f"webhook secret: must be str or bytes, got {type(secret).__name__}")
         key = secret if isinstance(secret, bytes) else self._decode(secret)
@@ -126,10 +126,11 @@ def _check_choices(scheme: Scheme) -> None:
         object.__setattr__(scheme, name, tuple(value))
     for encoding in scheme.encodings:
         if encoding not in ENCODINGS:
-            raise ConfigurationError(f"Scheme.encodings: must be of {ENCODINGS}, got {encoding!r}")
+            raise ConfigurationError(f"Scheme.encodings: must be among {ENCODINGS}, got {encoding!r}")
     for label in (*scheme.labels, scheme.timestamp_label):
         if not isinstance(label, str) or not re.fullmatch(r"[!-~]*", label):
-            raise ConfigurationError(f"Scheme.labels: must be printable ASCII without spaces, got {label!r}")
+            message = f"must be printable ASCII without spaces, got {label!r}"
+            raise ConfigurationError(f"Scheme.labels, Scheme.timestamp_label: {message}")
     if scheme.tolerance != math.inf:
         _checks.number("Scheme.tolerance", scheme.tolerance, above=0)
 
@@ -165,7 +166,7 @@ def encode_mac(mac: bytes, encoding: Encoding) -> bytes:
 def normalize(signature: bytes) -> bytes:
     """Convert to lower-case hex or unpadded standard base64, so that equal MACs compare equal.
 
-    Does not decode: a decoder accepts several base64 texts for the same bytes, all but one of which no sender writes.
+    Does not decode: a decoder accepts several base64 texts for the same bytes, but senders write only one of them.
     """
     if len(signature) == HEX_LENGTH:
         return signature.lower()

@@ -25,7 +25,7 @@ SETUP = (
     "CREATE TABLE IF NOT EXISTS seen_events"
     " (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, until REAL NOT NULL, confirmed INTEGER NOT NULL)",
 )
-# The oldest rows have the lowest seq. A run examines twice as many as can have been added since the last one.
+# The oldest rows have the lowest seq. A run examines twice as many rows as this object can have added since the last.
 PRUNE_EVERY = 100
 PRUNE = "DELETE FROM seen_events WHERE until <= ? AND seq IN (SELECT seq FROM seen_events ORDER BY seq LIMIT 200)"
 
@@ -129,8 +129,8 @@ def _drop_expired(events: OrderedDict[str, float], now: float) -> None:
 class SQLiteSeenEvents:
     """Deduplicates in a SQLite file, which survives restarts and is shared by every process that opens it.
 
-    Each step is one short, atomic statement on the caller's thread. A confirmed event survives the death of the
-    process; with ``power_safe=True`` also a power failure, at the cost of a disk flush per step.
+    Each call runs one to three short, atomic statements in the caller's thread. A confirmed event survives the death of
+    the process; with ``power_safe=True`` also a power failure, at the cost of a disk flush per write.
     """
 
     def __init__(
@@ -184,7 +184,7 @@ class SQLiteSeenEvents:
     def _run(self, statement: str, *values: object) -> tuple[bool, Any]:
         """Run a statement. Return whether it changed rows, and the first row that it found."""
         with self._database.connected() as connection:
-            # Read here: afterwards another thread may close the connection.
+            # Fetch within the block: afterwards another thread may close the connection.
             cursor = connection.execute(statement, values)
             return cursor.rowcount > 0, cursor.fetchone()
 

@@ -23,8 +23,8 @@ from .wakeups import Subscription
 
 __all__ = ["SqliteEventStore"]
 
-# A ready event can be claimed once it is due: it is the first pending one of its signing, and none of the signing is
-# claimed. Every change of status or owner keeps this true, so that a claim reads only the events that it returns.
+# A ready event can be claimed once it is due: it is the first pending event of its signing, and no event of the signing
+# is claimed. Every change of status or owner keeps this true, so a claim reads only the events that it returns.
 _TABLES = (
     "CREATE TABLE events (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, type TEXT NOT NULL,"
     " signing TEXT, received_at REAL NOT NULL, status TEXT NOT NULL, ready INTEGER NOT NULL, due REAL NOT NULL,"
@@ -61,7 +61,7 @@ _READY = (
 )
 _READY_WITHOUT_SIGNING = "UPDATE events SET ready = 1 WHERE id = ? AND status = 'pending'"
 _FREE = "UPDATE events SET owner = NULL, due = ?, error = 'the process ended during the attempt' WHERE id = ?"
-# Of the pending events of a signing only the first can be ready.
+# Only the first pending event of a signing can be ready.
 _NOT_READY = (
     "UPDATE events SET ready = 0 WHERE seq ="
     " (SELECT seq FROM events INDEXED BY pending_events WHERE signing = ? AND status = 'pending' ORDER BY seq LIMIT 1)"
@@ -79,7 +79,7 @@ _COUNT_OPEN = "SELECT status, count(*) FROM events WHERE status IN ('pending', '
 _OLDEST_PENDING = "SELECT min(received_at) FROM events WHERE status = 'pending'"
 
 _POLL = 0.05
-"""Seconds between two looks for events that another process added."""
+"""Seconds between two checks for events that another process added."""
 _PAGE = 500
 _YIELD = 0.01
 """Seconds between two pages of changes, in which other processes can write."""
@@ -105,7 +105,7 @@ class SqliteEventStore:
         self._commits = GroupCommit(path, _FORMAT, timeout=timeout)
         self._waiting: set[Subscription] = set()
         self._held: set[tuple[str, int]] = set()
-        """The ids and fences of claims. An event of this owner that is not held could not be released, and is free."""
+        """The ids and fences of the claims in use. `_claim` frees every other event that this owner has claimed."""
 
     def __repr__(self) -> str:
         return f"SqliteEventStore({str(self._commits.path)!r})"
@@ -128,7 +128,7 @@ class SqliteEventStore:
 
     async def claim(self, limit: int) -> list[EventClaim]:
         claims: list[EventClaim] = []
-        # A claim that ends while this work waits is held until then: the worker may record its end again.
+        # Claims held now are not freed by this work, even if they end before it runs: the worker may retry the record.
         work = partial(self._claim, limit=limit, claims=claims, held=frozenset(self._held))
         try:
             return await self._commits.run(work, self._unclaim, durable=False)
@@ -149,7 +149,7 @@ class SqliteEventStore:
         try:
             ended = await self._commits.run(work, durable=False)
         except BaseException as error:
-            # If the file refuses the end for good, the handler must not run again at once: the claim is held until the
+            # If the file refuses the end for good, the handler must not run again at once: hold the claim until the
             # file is closed.
             if not isinstance(error, InboxError) or error.transient:
                 self._held.discard(_key(claim))
@@ -175,7 +175,7 @@ class SqliteEventStore:
                 last = seq
 
     async def requeue(self, selection: EventFilter) -> int:
-        # In pages, with pauses: SQLite tries again and again while another process writes, and does not queue.
+        # In pages, with pauses: other processes that wait to write are not queued by SQLite, and need a pause.
         seqs = await self._commits.run(partial(_find_requeueable, selection=selection), durable=False)
         count = 0
         for start in range(0, len(seqs), _PAGE):
@@ -208,7 +208,7 @@ class SqliteEventStore:
     def _claim(
         self, connection: sqlite3.Connection, limit: int, claims: list[EventClaim], held: frozenset[tuple[str, int]]
     ) -> list[EventClaim]:
-        # Only a failed transaction has claims already.
+        # There are claims already only if an earlier transaction failed.
         self._held.difference_update(map(_key, claims))
         claims.clear()
         mine = self._commits.lock.owner

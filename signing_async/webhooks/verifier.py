@@ -69,7 +69,7 @@ class WebhookVerifier:
         it may also be ``header`` (missing or unusable), ``too_old`` or ``too_new``.
         """
         first: HASH | None = None
-        if self._fast_labels:  # a hex signature over the body alone: the usual delivery costs little more than its hash
+        if self._fast_labels:  # the usual case, a hex signature over the body alone, costs little more than one hash
             if signature is None:
                 signature = ", ".join(header_values(headers, self.scheme.header)[0])
             try:
@@ -119,7 +119,7 @@ class WebhookVerifier:
         return any(compare_digest(one, value) for value in values for one in expected)
 
     def _macs(self, prefix: bytes, body: bytes, suffix: bytes, first: HASH | None) -> Iterator[bytes]:
-        """Yield the MAC of each secret; ``first`` is that of the first secret if it was computed already."""
+        """Yield the MAC of each secret; ``first`` holds that of the first secret if it was computed already."""
         if first is not None:
             yield first.digest()
         for inner_state, outer_state in self._states[first is not None :]:
@@ -149,7 +149,7 @@ class WebhookVerifier:
         if "{id}" not in scheme.signed:
             return ""
         value = _single_value(found, scheme.id_header)
-        # If the id contained the separator, a different id and body would have the same signature.
+        # If the id contained the separator, a different id and body could have the same signature.
         separator = scheme.signed.partition("{id}")[2].partition("{")[0]
         if not _ID.fullmatch(value) or (separator and separator in value):
             raise InvalidSignature(f"{scheme.id_header}: contains characters that no id may have", reason="header")

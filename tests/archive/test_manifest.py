@@ -15,7 +15,7 @@ import pytest
 
 from signing_async.archive import ArchivedDocument, FolderStore
 from signing_async.archive.digest_set import DigestSet, digest
-from signing_async.archive.manifest import FIRST, Manifest, decode_line, whole_lines
+from signing_async.archive.manifest import FIRST, Manifest, decode_line, split_lines
 from signing_async.errors import ArchiveConflict, ArchiveError
 from tests.archive.tenants import lines_of
 
@@ -258,7 +258,7 @@ async def test_lines_are_split_wherever_the_chunks_end() -> None:
             for at in range(0, len(data), size):
                 yield data[at : at + size]
 
-        assert [line async for line in whole_lines(chunks())] == [b"one\n", b"\n", b"two\r\n", b"three"]
+        assert [line async for line in split_lines(chunks())] == [b"one\n", b"\n", b"two\r\n", b"three"]
 
 
 def test_digest_set_holds_what_was_added() -> None:

@@ -138,7 +138,7 @@ async def test_handlers_whose_client_fails_use_up_no_attempts_and_block_no_other
             events = await settled(inbox)
     assert waiting.error == "AuthError: cannot refresh the token"
     assert {(event.status, event.attempts) for event in events} == {(EventStatus.HANDLED, 1)}
-    [record] = [each for each in caplog.records if "event poison0 is handled in 0.2 s" in each.message][:1]
+    [record] = [each for each in caplog.records if "event poison0 is retried in 0.2 s" in each.message][:1]
     assert (record.levelname, bool(record.exc_info)) == ("ERROR", True)
 
 
@@ -156,7 +156,7 @@ async def test_event_that_waits_for_its_handlers_client_waits_as_long_as_after_a
             while (waiting := await stored(inbox, "e1")).error is None:
                 await asyncio.sleep(0.005)
     assert waiting.attempts == 0
-    assert re.search(r"event e1 is handled in [1-3]\d{3}\.\d s, no attempt is counted: ClientClosed: ", caplog.text)
+    assert re.search(r"event e1 is retried in [1-3]\d{3}\.\d s, no attempt is counted: ClientClosed: ", caplog.text)
 
 
 async def test_attempt_does_not_count_while_the_token_endpoint_refuses_connections(open_inbox: OpenInbox) -> None:
