@@ -68,7 +68,7 @@ def integer(
 
 
 def string(name: str, value: Any, *, may_be_empty: bool = False, error: type[Exception] = ConfigurationError) -> str:
-    """Return the value if it is a non-empty string that can be encoded, or empty if ``may_be_empty``."""
+    """Return the value if it is a string that can be encoded, and not empty unless ``may_be_empty``."""
     if is_text(value) or (may_be_empty and value == ""):
         checked: str = value
         return checked

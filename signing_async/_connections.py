@@ -14,7 +14,7 @@ def is_untrusted(error: object) -> bool:
 
     Every other failure to connect is transient, such as a refused connection or a name that cannot be resolved.
     """
-    return isinstance(error, ssl.SSLCertVerificationError)  # aiohttp's and asyncpg's errors derive from it
+    return isinstance(error, ssl.SSLCertVerificationError)  # so are aiohttp's and asyncpg's errors
 
 
 def connection_flags(untrusted: bool) -> tuple[bool, bool]:

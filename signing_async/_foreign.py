@@ -33,7 +33,7 @@ def is_transient(error: Exception) -> bool:
         return _files.is_transient(error)
     names = {base.__name__ for base in type(error).__mro__}
     if names & _REDIS:
-        # redis-py's error replaces that of the socket, which is its context.
+        # The socket's error is the context of redis-py's.
         is_permanent = bool(names & _PERMANENT) or is_untrusted(error.__context__)
         code = str(error).rpartition(": -")[2].partition(" ")[0]
         return not is_permanent and (bool(names & _TRANSIENT) or code in _TRANSIENT_CODES)

@@ -168,7 +168,7 @@ class Tenants:
             self._trim()
 
     def _detach(self) -> None:
-        """Detach our copy of the session, without users: a request that waits for a connection would fail."""
+        """Detach the copied session, only without users: a request that waits for a connection would fail."""
         if self._session is not None and self._session is not self._given:
             self._session.detach()
 

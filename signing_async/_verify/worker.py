@@ -42,7 +42,7 @@ def _limit(seconds: int, memory: int) -> None:
         import resource
     except ModuleNotFoundError:
         return
-    # The soft limit sends SIGXCPU. The hard limit must be later: Linux sends SIGKILL there, as if from outside.
+    # Linux sends SIGXCPU at the soft limit. The hard limit is later: its SIGKILL looks like a kill from outside.
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":  # macOS also counts memory that is only reserved

@@ -270,7 +270,7 @@ class CurrentToken:
         return token
 
     async def _save(self, token: Token) -> None:
-        """Save the token, then publish it. If the save fails, it stays in `_unsaved`: the old one may be used up."""
+        """Save the token, then publish it. If the save fails, the token stays in `_unsaved` for the next attempt."""
         try:
             await _await_store(self._store.save(token))
         except TokenSuperseded:

@@ -166,7 +166,7 @@ class _StreamBroker(RedisStreamBroker):
                 async with asyncio.timeout(self.idle_timeout / 3000):
                     await done.wait()
                     return
-            # If Redis is unavailable, another worker may get the message; its claim in the journal still holds.
+            # If Redis is unavailable, another worker may get the message; the journal makes its worker wait.
             with contextlib.suppress(RedisError, OSError):
                 async with Redis(connection_pool=self.connection_pool) as redis:
                     # A claim resets the idle time; JUSTID does not count as a delivery.

@@ -135,7 +135,7 @@ class Span:
     def end(self, error: BaseException | None = None) -> None:
         """End the span, with the class of an error, and make the span around it the current one again.
 
-        Record metrics before: only while the span is current do their exemplars point to it.
+        Record metrics first: their exemplars point to the current span.
         """
         context.detach(self._reset)
         if error is not None:
