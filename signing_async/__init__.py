@@ -1,6 +1,6 @@
 """The asyncio SDK for the electronic signing service.
 
-All public names but the exceptions are loaded when they are first used: importing this package is quick.
+All public names except the exceptions are loaded on first use, which keeps the import of this package fast.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from . import errors
 from ._lazy import attach
 from ._version import __version__ as __version__
-from .errors import *  # noqa: F403  # the whole tree is public, and needs the standard library only
+from .errors import *  # noqa: F403  # the whole tree is public, and needs only the standard library
 
 if TYPE_CHECKING:
     from .any_endpoint import Reader as Reader
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from .transport.retry import RetryPolicy as RetryPolicy
     from .worker_pool import Progress as Progress
     from .worker_pool import Results as Results
-else:  # a computed `__all__` says nothing to checkers: they read the imports above
+else:  # type checkers cannot evaluate a computed `__all__`: they read the imports above
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {

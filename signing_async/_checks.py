@@ -13,7 +13,7 @@ __all__ = ["field", "integer", "is_aware", "is_integer", "is_number", "is_text",
 
 
 def field(check: Callable[..., object], prefix: str = "", **bounds: Any) -> Callable[[object, Any, Any], object]:
-    """Return a validator for a field of an attrs class, which errors name with the prefix."""
+    """Return an attrs validator. Its errors name the field, with ``prefix`` before it."""
     return lambda _, attribute, value: check(f"{prefix}{attribute.name}", value, **bounds)
 
 
@@ -68,7 +68,7 @@ def integer(
 
 
 def string(name: str, value: Any, *, may_be_empty: bool = False, error: type[Exception] = ConfigurationError) -> str:
-    """Return the value if it is a string that can be encoded."""
+    """Return the value if it is a string that can be encoded, and not empty unless ``may_be_empty``."""
     if is_text(value) or (may_be_empty and value == ""):
         checked: str = value
         return checked

@@ -1,4 +1,4 @@
-"""What a connection that could not be made means. Standard library only."""
+"""Classify failures to connect. Standard library only."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ __all__ = ["connection_error", "connection_flags", "is_untrusted", "roots_proble
 
 
 def is_untrusted(error: object) -> bool:
-    """Return whether the certificate of the server is not trusted: a retry meets the same certificate.
+    """Return whether the error is an untrusted server certificate, which a retry meets again.
 
     Every other failure to connect is transient, such as a refused connection or a name that cannot be resolved.
     """
-    return isinstance(error, ssl.SSLCertVerificationError)  # aiohttp's and asyncpg's errors are too
+    return isinstance(error, ssl.SSLCertVerificationError)  # so are aiohttp's and asyncpg's errors
 
 
 def connection_flags(untrusted: bool) -> tuple[bool, bool]:
-    """Return ``transient`` and ``client_wide`` of a failure to connect: every call meets the same certificate."""
+    """Return ``transient`` and ``client_wide`` for a failure to connect. Every call meets an untrusted certificate."""
     return not untrusted, untrusted
 
 
@@ -30,7 +30,7 @@ def connection_error(message: str, cause: BaseException) -> TransportError:
 
 
 def roots_problem(path: str | None) -> str:
-    """Return why the trusted certificates in a file, if one is named, cannot be loaded; "" if they can."""
+    """Return why the trusted certificates in ``path`` cannot be loaded; "" if they can, or without a path."""
     if not path:
         return ""
     try:

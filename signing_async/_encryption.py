@@ -27,7 +27,7 @@ class Sealer:
         is_wanted = keys is not None
         given = [keys] if isinstance(keys, str | bytes) else list(keys or ())
         decoded = [_decode_key(key) for key in given]
-        # Tracebacks may show variables.
+        # Tracebacks may show local variables.
         del keys, given
         if None in decoded or (is_wanted and not decoded):
             raise ConfigurationError(f"{owner}: an encryption key must be 32 bytes, or their base64")
@@ -37,7 +37,7 @@ class Sealer:
         return f"Sealer({len(self._ciphers)} keys)"
 
     def seal(self, data: bytes, place: str) -> bytes:
-        """Return the data as it is stored."""
+        """Return the data to store: encrypted, if there are keys."""
         if not self._ciphers:
             return data
         nonce = os.urandom(_NONCE)
@@ -57,7 +57,7 @@ class Sealer:
             data = _decrypt(cipher, nonce, sealed, place)
             if data is not None:
                 return data
-        raise ValueError("no key that was given opens it")
+        raise ValueError("none of the given keys decrypts it")
 
 
 def _decode_key(key: object) -> bytes | None:
@@ -80,7 +80,7 @@ def _cipher(key: bytes, owner: str) -> Any:
 def _decrypt(cipher: Any, nonce: bytes, sealed: bytes, place: str) -> bytes | None:
     from cryptography.exceptions import InvalidTag
 
-    # ValueError: too short.
+    # ValueError: the data is too short.
     with contextlib.suppress(InvalidTag, ValueError):
         data: bytes = cipher.decrypt(nonce, sealed, place.encode())
         return data

@@ -1,4 +1,4 @@
-"""Open, lock, place and sync local files, on POSIX systems and on Windows, and judge their errors."""
+"""Open, lock, move and sync local files, on POSIX systems and on Windows, and classify their errors."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ __all__ = [
 T = TypeVar("T")
 
 BINARY: int = getattr(os, "O_BINARY", 0)
-"""The flag for `os.open` without which Windows converts line ends."""
+"""The flag for `os.open` that keeps Windows from converting line endings."""
 # Without O_NONBLOCK, opening a pipe waits for its writer.
 _READ_FLAGS = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0)
-# Windows lets no other process read a locked byte, so it must lie behind the content.
+# Windows lets no other process read a locked byte, so the locked byte lies far behind the content.
 _LOCKED_BYTE = 1 << 40
 _PAUSE = 0.02
 _ATTEMPTS = 50
@@ -60,24 +60,24 @@ _PERMANENT = frozenset(
     }
 )
 
-# Their errors have numbers of their own: 1 of an `SSLError` is not EPERM.
+# Errors of these modules have their own numbers: the 1 of an `SSLError` is not EPERM.
 _NETWORK_MODULES = ("ssl", "socket")
 
 
 def is_transient(error: OSError) -> bool:
-    """Return whether the operation on a file may succeed later, as after a full disk or an I/O error."""
+    """Return whether the failed operation may succeed later, for example after a full disk or an I/O error."""
     if isinstance(error, ValueError):  # an untrusted certificate, or a file object that cannot be read or written
         return False
-    # By name, because importing these modules is slow.
+    # Compare names, because importing these modules is slow.
     if any(base.__module__ in _NETWORK_MODULES for base in type(error).__mro__):
         return True
-    if error.errno is None:  # not the system's: a socket's file ends like this too, but so does a corrupt gzip file
+    if error.errno is None:  # not from the system: a lost connection may be transient, a corrupt gzip file is not
         return isinstance(error, ConnectionError | TimeoutError)
     return error.errno not in _PERMANENT
 
 
 def unusable(message: str, error: Exception) -> InvalidRequest:
-    """Return the error for a file of the caller, which is transient if the failed operation may succeed later."""
+    """Return the error for a caller's file. It is transient if the failed operation may succeed later."""
     failure = InvalidRequest(message)
     failure.transient = isinstance(error, OSError) and is_transient(error)
     return failure
@@ -89,7 +89,7 @@ def resolve_path(name: str, path: Any) -> Path:
     if path == "":
         raise problem
     try:
-        expanded = os.path.expanduser(path)  # noqa: PTH111  # pathlib's raises if there is no such user
+        expanded = os.path.expanduser(path)  # noqa: PTH111  # `Path.expanduser` raises if there is no such user
         return Path(os.path.realpath(expanded))
     except (TypeError, ValueError):
         raise problem from None
@@ -113,7 +113,7 @@ def sync_folder(folder: Path) -> None:
     """Make the names in a folder durable, if its file system can sync folders."""
     try:
         descriptor = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # Windows opens no folders
+    except PermissionError:  # Windows cannot open folders
         return
     try:
         os.fsync(descriptor)
@@ -138,7 +138,7 @@ def place_new(source: Path, target: Path) -> None:
 
 
 def retry_while_open(work: Callable[[], T]) -> T:
-    """Return the result of the work. Repeat it for a second while Windows refuses it: the file is open elsewhere."""
+    """Call ``work`` and return its result. Retry for a second while Windows refuses a file that is open elsewhere."""
     for _ in range(_ATTEMPTS):
         try:
             return work()
@@ -206,11 +206,11 @@ def locked(descriptor: int) -> Iterator[None]:
 def remove_locked(path: Path, close: Callable[[], None]) -> None:
     """Remove a file that the caller has locked, and close it."""
     try:
-        # While it is locked: another process that locks it afterwards finds that it has no name any more.
+        # Unlink while locked: a process that locks the file afterwards finds that it has no name any more.
         path.unlink(missing_ok=True)
     except OSError:
         close()
-        # Windows removes a file only if no process has it open, so no process can have locked it meanwhile.
+        # Windows removes a file only if no process has it open, so no process can hold its lock.
         with contextlib.suppress(PermissionError):
             path.unlink(missing_ok=True)
     else:

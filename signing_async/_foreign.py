@@ -1,4 +1,4 @@
-"""Judge the errors of other libraries: those of Redis clients, brokers, and callers' own stores."""
+"""Classify the errors of other libraries: Redis clients, brokers, and callers' own stores."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .errors import SigningError
 
 __all__ = ["is_transient"]
 
-# By name, because redis-py may not be installed, and a fork has a module of its own. redis-py keeps the code of a reply
-# only from version 8 on.
+# Compare names, because redis-py may not be installed, and a fork has its own module. Before version 8, redis-py does
+# not keep the error code of a reply.
 _REDIS = frozenset({"RedisError", "RedisClusterException", "ValkeyError", "ValkeyClusterException"})
 # A server is a replica during a failover.
 _TRANSIENT = frozenset(
@@ -20,13 +20,13 @@ _TRANSIENT = frozenset(
 )
 # Subclasses of redis-py's `ConnectionError`.
 _PERMANENT = frozenset({"AuthenticationError", "AuthorizationError", "ExternalAuthProviderError"})
-# The codes of replies that have no class in redis-py, or none as the error of a script: up to Redis 6.2 that is
+# Error codes that have no class in redis-py, or none if a script fails: up to Redis 6.2, the reply is then
 # "ERR Error running script (...): @user_script: 2: -READONLY ...".
 _TRANSIENT_CODES = frozenset({"BUSY", "MISCONF", "NOREPLICAS", "OOM", "READONLY"})
 
 
 def is_transient(error: Exception) -> bool:
-    """Return whether the failed operation may succeed later, as it may if nothing is known of the error's class."""
+    """Return whether the failed operation may succeed later; True if the error's class is unknown."""
     if isinstance(error, SigningError):
         return error.transient
     # Without a number it is not the system's, but that of a network library, such as one of urllib or requests.
@@ -34,7 +34,7 @@ def is_transient(error: Exception) -> bool:
         return _files.is_transient(error)
     names = {base.__name__ for base in type(error).__mro__}
     if names & _REDIS:
-        # redis-py replaces the error of the socket.
+        # The socket's error is the context of redis-py's.
         is_permanent = bool(names & _PERMANENT) or is_untrusted(error.__context__)
         code = str(error).rpartition(": -")[2].partition(" ")[0]
         return not is_permanent and (bool(names & _TRANSIENT) or code in _TRANSIENT_CODES)

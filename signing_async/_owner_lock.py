@@ -1,4 +1,4 @@
-"""Lock files that say whether the owner of a claim lives. Standard library only: `webhooks` imports it too."""
+"""Lock files that show whether the owner of a claim is alive. Standard library only: `webhooks` imports it too."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["OwnerLock"]
 
 
 class OwnerLock:
-    """A locked file beside ``path``, which says that its owner is alive.
+    """A locked file beside ``path``, which shows that its owner is alive.
 
     The owner counts as alive while its file is locked; the system releases the lock when the process ends, even by
     SIGKILL. ``required_by`` is the class that needs the lock, for the error on systems without such locks.
@@ -47,8 +47,7 @@ class OwnerLock:
         while True:
             owner = secrets.token_hex(8)
             file = os.fdopen(os.open(self._lock_path(owner), os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "r+b", 0)
-            # Between create and lock, another process may have taken the file for a dead owner's and removed it; try
-            # again.
+            # Between create and lock, another process may have removed the file as that of a dead owner; try again.
             if try_lock(file.fileno()) and os.fstat(file.fileno()).st_nlink:
                 break
             file.close()
@@ -69,12 +68,12 @@ class OwnerLock:
     def release(self) -> None:
         """Remove and unlock the file."""
         if self._file is not None:
-            # A lock file that stays is removed by the next owner that finds it unlocked.
+            # If this fails, the next owner that finds the file unlocked removes it.
             with contextlib.suppress(OSError):
                 remove_locked(self._lock_path(self.owner), self.drop)
 
     def drop(self) -> None:
-        """Close the file; the lock stays if a parent process holds it."""
+        """Close the file, but do not remove it. The lock stays if a parent process holds it."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -87,7 +86,7 @@ _locks: WeakValueDictionary[int, OwnerLock] = WeakValueDictionary()
 
 
 def _after_fork_in_child() -> None:
-    """Close the locks of the parent; otherwise a child would keep the claims of a dead parent."""
+    """Close the parent's lock files; otherwise the child would keep the claims of a dead parent."""
     # A copy of the references, because other threads may add and remove locks.
     for lock in filter(None, [reference() for reference in _locks.valuerefs()]):
         lock.drop()

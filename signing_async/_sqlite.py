@@ -28,7 +28,7 @@ _TRANSIENT = frozenset(
 def is_transient(error: Exception, path: Path | None = None) -> bool:
     """Return whether a failed operation on a database may succeed later: it is locked, or the disk is full or fails.
 
-    ``path`` is that of the database: without it, a file that SQLite cannot open is taken for unusable.
+    ``path`` is the database file. Without it, a file that SQLite cannot open counts as unusable.
     """
     if isinstance(error, OSError):
         return _files.is_transient(error)
@@ -40,7 +40,7 @@ def is_transient(error: Exception, path: Path | None = None) -> bool:
 
 def _may_open(path: Path) -> bool:
     """Return whether SQLite may open the file later: nothing is wrong with it, so descriptors or memory ran out."""
-    # Not opened: to close the descriptor would release this process's locks on the file.
+    # Do not open the file: closing the descriptor would release this process's locks on it.
     try:
         mode = path.stat().st_mode
     except OSError as error:
@@ -57,10 +57,10 @@ def _primary_code(error: Exception) -> int:
 class SharedDatabase:
     """One connection to a SQLite file, opened on first use and closed before a fork.
 
-    ``prepare`` sets up each new connection: the journal mode, the tables. It has to be idempotent: it is repeated for
-    up to ``timeout`` seconds while another process keeps the file locked, because SQLite itself doesn't wait for every
-    lock. Two processes that switch a new file to WAL at once are such a case. ``mode`` is the permissions of a file
-    that is created here; None leaves them to SQLite.
+    ``prepare`` sets up each new connection: the journal mode, the tables. It must be idempotent: it is repeated for up
+    to ``timeout`` seconds while another process keeps the file locked, because SQLite itself doesn't wait for every
+    lock, for example when two processes switch a new file to WAL at once. ``mode`` is the permissions of a new file;
+    None leaves them to SQLite.
     """
 
     def __init__(
@@ -83,12 +83,12 @@ class SharedDatabase:
             _databases[id(self)] = self
 
     def __del__(self) -> None:
-        # Python 3.13 warns of connections that are collected while they are open.
+        # Python 3.13 warns about connections that are open when they are collected.
         self._disconnect()
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[sqlite3.Connection]:
-        """Hold the connection. An error closes it, which rolls back; the next use opens a new one."""
+        """Yield the connection, locked. An error closes it, which rolls back; the next use opens a new one."""
         with self.lock:
             try:
                 yield self._open()
@@ -110,7 +110,7 @@ class SharedDatabase:
 
     def _connect(self) -> sqlite3.Connection:
         if self._mode is not None:
-            # Never opened if it exists: to close that descriptor would release this process's locks on the file.
+            # O_EXCL: closing a descriptor of an existing file would release this process's locks on it.
             with _creating, contextlib.suppress(FileExistsError):
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._mode))
         connection = sqlite3.connect(self.path, timeout=self._timeout, isolation_level=None, check_same_thread=False)
@@ -147,7 +147,7 @@ class SharedDatabase:
 # A lock held by another thread at the fork would never be released in the child.
 _databases: WeakValueDictionary[int, SharedDatabase] = WeakValueDictionary()
 _inherited: list[sqlite3.Connection] = []
-_at_rest: list[SharedDatabase] = []
+_locked_databases: list[SharedDatabase] = []
 _forking = threading.Lock()
 _creating = threading.Lock()
 
@@ -155,15 +155,15 @@ _creating = threading.Lock()
 def _before_fork() -> None:
     _forking.acquire()
     # A copy of the references, because other threads remove databases without this lock.
-    _at_rest.extend(filter(None, [reference() for reference in _databases.valuerefs()]))
-    for database in _at_rest:
+    _locked_databases.extend(filter(None, [reference() for reference in _databases.valuerefs()]))
+    for database in _locked_databases:
         database.lock.acquire()
         database._disconnect()
 
 
 def _after_fork() -> None:
-    while _at_rest:
-        _at_rest.pop().lock.release()
+    while _locked_databases:
+        _locked_databases.pop().lock.release()
     _forking.release()
 
 

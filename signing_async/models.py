@@ -26,7 +26,7 @@ __all__ = [
 
 
 class _OpenEnum(StrEnum):
-    """An enumeration with unknown values: each is equal to its string, hashable and picklable."""
+    """An enumeration that accepts unknown values. Each member equals its string, and is hashable and picklable."""
 
     @classmethod
     def _missing_(cls, value: object) -> Self | None:
@@ -138,7 +138,7 @@ class Recipient:
 
 @attrs.frozen(slots=False)
 class User:
-    """The user of the access token. The specification names no fields: ``extra`` holds all but these."""
+    """The user of the access token. The specification names no fields; ``extra`` holds all except these."""
 
     id: str | None = None
     email: str | None = None
@@ -161,7 +161,7 @@ def _to_datetime(value: datetime | float | None) -> datetime | None:
 
 def _check_token(instance: Token, attribute: attrs.Attribute[str], value: object) -> None:
     if not isinstance(value, str) or not value or not value.isascii() or not value.isprintable() or " " in value:
-        # The value may be nearly right, and is not shown.
+        # The value is not shown: it may be a real token with a typing error.
         raise ConfigurationError(f"{attribute.name}: must be a string of printable ASCII characters without spaces")
 
 
@@ -169,8 +169,8 @@ def _check_token(instance: Token, attribute: attrs.Attribute[str], value: object
 class Token:
     """An access token with its refresh token. Its repr shows neither, and it cannot be pickled: use a `TokenStore`.
 
-    ``expires_at`` is an aware datetime (or seconds since 1970), or None if unknown. ``origin`` is the tenant that
-    issued the token: an `OAuth` uses it nowhere else. None fits any tenant.
+    ``expires_at`` is an aware datetime (or seconds since 1970), or None if unknown. ``origin`` is that of
+    the tenant that issued the token: an `OAuth` of another tenant refuses the token. None fits any tenant.
     """
 
     access_token: str = attrs.field(repr=False, validator=_check_token)

@@ -25,7 +25,7 @@ from .transport.retry import Repeat
 __all__ = ["Page", "Pager"]
 
 T = TypeVar("T")
-_MAX_CURSOR = 16 * 1024  # characters; a request line can carry no more
+_MAX_CURSOR = 16 * 1024  # characters; a longer one does not fit into a request line
 _LINK = re.compile(r"<([^<>]*)>([^<]*)")
 # An opaque cursor may begin with a slash, as in Base64, but it has no question mark and names no host.
 _URL = re.compile(r"https?:|//[^/?#]*[.:@\[]|\?|/[^?]*\?", re.IGNORECASE)
@@ -41,7 +41,7 @@ class Page(Generic[T]):
 
 @attrs.frozen(slots=False)
 class _RawPage:
-    """A page before its items are decoded, with what an error about them reports."""
+    """A page whose items are not decoded yet, with the facts that a decode error reports."""
 
     items: list[Any] = attrs.field(repr=False)
     path: str
@@ -91,7 +91,7 @@ class Pager(Generic[T]):
         self._call: Read = transport.call
 
     def through(self, read: Read) -> Pager[T]:
-        """Return the same list, read as part of another call."""
+        """Return the whole list, read as part of another call."""
         pager = Pager(self._transport, self._name, self._path, self._model, prefetch=False)
         pager._call = read
         return pager
@@ -212,7 +212,7 @@ def _next_cursor(data: Any, headers: Mapping[str, str], last_id: Any, assumption
     if linked is not None or not more:
         return linked
     if not isinstance(last_id, str | int) or last_id == "":
-        raise Unreadable("more items are announced, but there is neither a next cursor nor a last item with an id")
+        raise Unreadable("the response announces more items, but has neither a next cursor nor a last item with an id")
     return str(last_id)
 
 

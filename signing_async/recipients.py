@@ -130,7 +130,7 @@ class Recipients:
 
         If no reminder can succeed any more (the client is closed, the token is rejected for good), every remaining
         recipient gets that error and nothing is sent. If the recipients cannot be listed, no reminder is sent. With
-        ``pending``, as returned by `pending`, they are not listed again.
+        ``pending``, the result of `pending`, the recipients are not listed again.
         """
         results = []
         fatal: SigningError | None = None
@@ -183,6 +183,6 @@ def check_recipient(named: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
     if not isinstance(extra, Mapping) or not all(isinstance(field, str) for field in extra):
         problems.append(f"extra: must be a mapping with string keys, got {extra!r}")
     else:
-        problems += [f"extra: pass {field} as an argument of its own" for field in extra if field in _FIELDS]
+        problems += [f"extra: pass {field} as a separate argument" for field in extra if field in _FIELDS]
     if problems:
         raise InvalidRequest("; ".join(problems), problems=problems)

@@ -25,7 +25,7 @@ _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 class Undecidable(Exception):  # stays inside the package: callers see OutcomeUnknown
     """A reading cannot tell whether the call took effect.
 
-    ``known`` is what the reading found; ``may_clear`` says that a later reading may tell.
+    ``known`` is what the reading found; ``may_clear`` says whether a later reading may tell.
     """
 
     def __init__(self, message: str, known: Iterable[object] = (), *, may_clear: bool = False) -> None:
@@ -41,7 +41,7 @@ class Match(Protocol[Record]):
     """Calls with the same key on one signing have indistinguishable effects: they are made one after the other."""
 
     async def select(self, unknown: Sequence[Record], expected: Counter[str]) -> tuple[list[Record], list[Record]]:
-        """Return the records that may be the call's effect, and those of them that differ in nothing.
+        """Return the records that may be the call's effect, and those of them that agree in every compared field.
 
         ``expected`` counts the keys of all pending and unresolved calls. Raises `Undecidable` if it cannot tell.
         """
@@ -66,7 +66,7 @@ class DocumentMatch:
         return named, [document for document in named if await self._fits(document)]
 
     async def find(self, documents: Sequence[Document]) -> Document | None:
-        """Return the first document that agrees with the file in all that the service reports of it."""
+        """Return the first document with the file's name and, if the service reports them, its size and sha256."""
         for document in self._named(documents):
             if await self._fits(document):
                 return document
@@ -108,7 +108,7 @@ def stem(name: str) -> str:
 
 
 def normalized(form: Literal["NFC", "NFKC"], text: str) -> str:
-    """Return the text in this normal form; unchanged if it is longer than any name, since that takes quadratic time."""
+    """Return the text in a Unicode normal form; unchanged if it is very long, since that takes quadratic time."""
     return unicodedata.normalize(form, text) if len(text) <= _MAX_NAME else text
 
 
@@ -121,7 +121,7 @@ def _agrees(returned: Mapping[str, Any], sent: Mapping[str, Any]) -> bool:
 
 
 def _alike(returned: Any, sent: Any) -> bool:
-    """Return whether the values agree without case, spaces and punctuation, which services normalize."""
+    """Return whether the values agree, ignoring case, spaces and punctuation, which services normalize."""
     if isinstance(returned, str | int) and isinstance(sent, str | int):
         return _normalize(str(returned)) == _normalize(str(sent))
     return bool(returned == sent)

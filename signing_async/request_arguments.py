@@ -1,4 +1,4 @@
-"""Checks the arguments of a request to any endpoint, and makes its address and body of them."""
+"""Check the arguments of a request to any endpoint, and build its address and body."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def choose_repeat(method: str, repeat: object, reconcile: object) -> Repeat:
 def build_address(template: object, path: object, params: object) -> str:
     """Return the path with its placeholders filled, and the query."""
     if not isinstance(template, str) or not template.startswith("/") or template.startswith("//"):
-        raise InvalidRequest(f"the path must begin with one slash, and is on the client's origin; got {template!r}")
+        raise InvalidRequest(f"the path must begin with one slash, relative to the client's origin; got {template!r}")
     if "?" in template or "#" in template:
         raise InvalidRequest(f"the path must have no query or fragment: use params=; got {template!r}")
     if not isinstance(path, Mapping):
@@ -128,13 +128,13 @@ def check_headers(headers: object) -> Mapping[str, str]:
 
 
 def check_form(body: object, headers: Mapping[str, str]) -> Form | None:
-    """Return the fields of a form; None if the body is none."""
+    """Return the fields of a form; None if the body is not a form."""
     if isinstance(body, PdfSource):
         body = {"selected_file": body}
     if not isinstance(body, Mapping):
         return None
     if "Content-Type" in headers:
-        raise InvalidRequest("headers: Content-Type: a form has its own")
+        raise InvalidRequest("headers: Content-Type: the client sets that of a form")
     for name, value in body.items():
         if not _checks.is_text(name):
             raise InvalidRequest(f"body: names of fields must be non-empty strings, got {name!r}")
@@ -146,7 +146,7 @@ def check_form(body: object, headers: Mapping[str, str]) -> Form | None:
 
 
 async def open_files(form: Form, stack: ExitStack, deadline: float, name: str) -> dict[str, str | OpenPdf]:
-    """Open the files of a form until the stack is closed. Their content is not checked: the endpoint may want any."""
+    """Open the files of a form until the stack is closed. Their content is not checked: an endpoint may accept any."""
     opened: dict[str, str | OpenPdf] = {}
     try:
         async with asyncio.timeout_at(deadline) as opening:
@@ -157,14 +157,14 @@ async def open_files(form: Form, stack: ExitStack, deadline: float, name: str) -
             raise
     if not opening.expired():
         return opened
-    # Raised here, the error does not have the expired wait as its context.
+    # Raised here, the error does not have the `TimeoutError` as its context.
     raise RequestTimeout(f"{name}: deadline passed before anything was sent", operation=name, attempts=0)
 
 
 def make_body(method: str, json: Any, body: Any) -> Callable[[], wire.Body] | None:
-    """Return what makes the body for each attempt; None for a reading."""
+    """Return a function that makes the body for each attempt; None for GET and HEAD."""
     if json is not None and body is not None:
-        raise InvalidRequest("json, body: pass one of them")
+        raise InvalidRequest("json, body: pass only one of them")
     if method in _READING:
         if json is None and body is None:
             return None

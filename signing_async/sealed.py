@@ -37,14 +37,14 @@ class Seal:
     field: str
     """The name of the form field."""
     signer: str | None
-    """The common name in the signer's certificate, else the whole name; None without a certificate."""
+    """The common name in the signer's certificate, else the whole name; None if unknown."""
     subject: str | None
     issuer: str | None
     signed_at: datetime | None
     time_source: Literal["timestamp", "signer"] | None
     """The source of the time: a timestamp service, or the signer."""
     covers: int
-    """The number of bytes it covers from the start of the file; 0 if it does not cover the start."""
+    """The number of bytes it covers from the start of the file; 0 if its byte range is invalid or unknown."""
     revision: int
     """The last revision of the file that it covers, starting at 1; 0 if unknown."""
     digest_algorithm: str | None
@@ -55,17 +55,17 @@ class Seal:
     subfilter: str
     """The format, such as ``ETSI.CAdES.detached``."""
     level: Literal["B-B", "B-T", "B-LT", "B-LTA"] | None
-    """The PAdES level that the contents of the file reach; None for timestamps and other formats."""
+    """The PAdES level that the contents of the file reach; None if invalid, for timestamps and for other formats."""
     certification: Literal[1, 2, 3] | None
     """What a certification permits: 1 nothing, 2 form filling and signatures, 3 annotations as well."""
     changes: tuple[str, ...]
-    """Sentences on the allowed changes since."""
+    """Sentences, each on one allowed change after this signature."""
     shown: bool | None
     """Whether it covers what the document shows now: nothing visible was added or changed. None if unknown."""
     trusted: bool | None
     """Whether the certificates lead to the given roots; None without roots."""
     revocation: Literal["good", "revoked", "unknown"] | None
-    """The status of its certificates by revocation data; None without roots."""
+    """The revocation status of its certificates; None without roots."""
     problems: tuple[str, ...]
     trust_problems: tuple[str, ...]
 
@@ -76,9 +76,9 @@ class Report:
 
     size: int
     revisions: int
-    """How often the file was saved by appending (a linearized file starts at 2); 0 if it cannot be parsed."""
+    """The number of revisions: each appended update adds one (a linearized file starts at 2); 0 if unreadable."""
     seals: tuple[Seal, ...]
-    """The signatures, in the order of the bytes they cover."""
+    """The signatures, sorted by the number of bytes they cover."""
     problems: tuple[str, ...]
     """Sentences, each on one problem of the file or of a signature."""
     trusted: bool | None
@@ -128,14 +128,14 @@ def inspect_sealed(
     """Judge a sealed PDF, given as a path or as bytes.
 
     With ``trust`` the report also says whether the certificates lead to these roots and are not revoked according to
-    the revocation data in the file; with ``fetch`` the services that they name are asked, too. Allowed after a
-    signature are validation data, timestamps, further signatures, document information and, unless ``form_filling`` is
-    False or the document forbids it, values of form fields.
+    the revocation data in the file; with ``fetch`` the services that the certificates name are asked, too. A signature
+    may be followed by validation data, timestamps, further signatures, document information and, unless
+    ``form_filling`` is False or the document forbids it, values of form fields.
 
-    Raises `InvalidRequest` if the file cannot be read or is larger than ``max_bytes``, and `PdfRejected` if it is no
-    PDF. A file that takes more than ``timeout`` seconds, or too much memory, is not sound. If the verifying process is
-    killed, as by a machine without free memory, a transient `SigningError` is raised: nothing is known about the file.
-    In a coroutine, call ``await asyncio.to_thread(inspect_sealed, path)``. ::
+    Raises `InvalidRequest` if the file cannot be read or is larger than ``max_bytes``, and `PdfRejected` if it is not
+    a PDF. A file that takes more than ``timeout`` seconds, or too much memory, is not sound. If the worker process is
+    killed, for example because the machine runs out of memory, a transient `SigningError` is raised: nothing is known
+    about the file. In a coroutine, call ``await asyncio.to_thread(inspect_sealed, path)``. ::
 
         report = inspect_sealed("archive/contract.pdf", trust="roots.pem")
         if not (report.sound and report.trusted):
@@ -173,13 +173,13 @@ def _seal(found: Mapping[str, Any]) -> Seal:
 def _read(path: str | os.PathLike[str], max_bytes: int) -> bytes:
     shown = repr(os.fspath(path))
     try:
-        number = open_regular(path)
+        descriptor = open_regular(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise unusable(f"source: cannot open {shown}: {reason}", error) from None
-    if number is None:
+    if descriptor is None:
         raise InvalidRequest(f"source: {shown} is not a regular file")
-    with os.fdopen(number, "rb") as file:
+    with os.fdopen(descriptor, "rb") as file:
         try:
             content = file.read(max_bytes + 1)
         except OSError as error:

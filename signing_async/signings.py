@@ -39,7 +39,7 @@ def signing_path(signing_id: str | Signing) -> str:
 
 
 def reading(path: str, decode: Callable[[Any, wire.Response], T]) -> Operation[T]:
-    """Return the operation that reads a signing and decodes what the caller needs of it."""
+    """Return the operation that reads a signing and decodes what the caller needs from it."""
     return Operation("signings.get", "GET", path, Repeat.READ, decode=decode)
 
 
@@ -58,7 +58,7 @@ class Signings:
         signing_order: SigningOrder | str | None = None,
         message: str | None = None,
     ) -> Signing:
-        """Create a draft. After a lost response it is created again: a spare draft may remain and notifies nobody. ::
+        """Create a draft. After a lost response it is created again: a spare draft may remain, and notifies nobody. ::
 
         signing = await client.signings.create(name="Lease 2031", language="EN", signing_order="parallel")
         """
@@ -105,7 +105,7 @@ class Signings:
     async def send(self, signing_id: str | Signing) -> None:
         """Send a draft to its recipients, once: before the request is repeated, the signing is read.
 
-        Raises `CannotBeSent` if it has no documents, has no recipients, or was sent before.
+        Raises `CannotBeSent` if the signing has no documents or no recipients, or was sent before.
         """
         await self._transport.call(self._sending(signing_id))
 
@@ -114,11 +114,11 @@ class Signings:
         return await self._transport.call(self._sending(signing_id, is_own=True))
 
     async def verify_sent(self, signing_id: str | Signing) -> Signing | None:
-        """After a `send` that succeeded: read until the signing is no longer a draft; raise `OutcomeUnknown`."""
+        """After a successful `send`, read until the signing is not a draft; raise `OutcomeUnknown` if it stays one."""
         return await self._transport.verify_effect(self._sending(signing_id), None)
 
     async def find_sent(self, signing_id: str | Signing) -> Signing | None:
-        """Read until the signing is no longer a draft; None if it still is after the settle time of a lost `send`.
+        """Read until the signing is no longer a draft; None if it still is one after a lost `send`'s settle time.
 
         Raises `OutcomeUnknown` if the service does not tell, or cannot be read.
         """
@@ -151,10 +151,10 @@ class Signings:
     ) -> Signing:
         """Return the signing once everyone has signed.
 
-        The signing is polled at an interval that grows from ``poll`` to ``max_poll`` seconds. Transient errors are
-        waited out. Raises `SigningCancelled`, and `WaitTimeout` after ``timeout`` seconds. With the ``wakeups`` of a
-        webhook receiver it is also read when an event arrives: completion is seen at once, and a missed event costs no
-        more than the next poll. ::
+        The signing is polled at an interval that grows from ``poll`` to ``max_poll`` seconds. Polling continues after
+        transient errors. Raises `SigningCancelled`, and `WaitTimeout` after ``timeout`` seconds. With the ``wakeups``
+        of a webhook receiver the signing is also read when an event arrives: completion is seen at once, and a missed
+        event costs no more than the next poll. ::
 
             wakeups = Wakeups()
             receiver = Receiver(WebhookVerifier(secret), wakeups.publish)

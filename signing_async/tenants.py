@@ -1,4 +1,4 @@
-"""Clients for many tenants that share one session's connections, and nothing else."""
+"""Clients for many tenants that share one session."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Tenants:
     (by default each client has its own). Each is called with the tenant's id and may be ``async``. A store must outlive
     its client: return the same `MemoryTokenStore` each time.
 
-    At most ``max_clients`` are kept, or as many as are in use. The least recently used client is closed first, never
-    while it is in use, and only after a token refresh in progress has ended. A closed client is created again when it
-    is needed.
+    At most ``max_clients`` are kept, or more while more are in use. The least recently used client is closed first,
+    never while it is in use, and only after a token refresh in progress has ended. A closed client is created again
+    when it is needed.
 
     Tenants share ``session``: its connections and its settings, such as a proxy. They do not share tokens, rate limits,
-    retry budgets or what is known of signings. No cookies are kept, whatever the session's cookie jar. The session is
-    never closed here. The other options are those of `SigningClient`.
+    retry budgets or what their clients know of signings. No cookies are kept, whatever the session's cookie jar. The
+    session is never closed here. The other options are those of `SigningClient`.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class Tenants:
 
     @asynccontextmanager
     async def oauth(self, tenant_id: str) -> AsyncIterator[OAuth]:
-        """Lend the tenant's `OAuth`, which its client uses too: to authorize a user and to exchange the code. ::
+        """Yield the tenant's `OAuth`, which its client uses too, to authorize a user and to exchange the code. ::
 
         async with tenants.oauth("acme") as oauth:
             await oauth.exchange(callback_url, state=remembered_state)
@@ -159,7 +159,7 @@ class Tenants:
         self._users -= 1
         if self._closed and not self._users:
             self._detach()
-        # Replaced, if its borrower closed it; or all clients were closed.
+        # The tenant was replaced because a user closed its client, or all clients were closed.
         if tenant.users or self._in_use.get(tenant.id) is not tenant:
             return
         del self._in_use[tenant.id]
@@ -168,7 +168,7 @@ class Tenants:
             self._trim()
 
     def _detach(self) -> None:
-        """Drop the session's connections. Only without users: a request that waits for a connection would fail."""
+        """Detach the copied session, only without users: a request that waits for a connection would fail."""
         if self._session is not None and self._session is not self._given:
             self._session.detach()
 
@@ -249,13 +249,13 @@ class _Tenant:
         await asyncio.wait([self._creating])
         if not self.is_unusable:
             client, _ = self._creating.result()
-            # A token that could not be saved has been logged.
+            # The loss of a token is already logged.
             with contextlib.suppress(AuthError):
                 await client.aclose()
 
 
 def _no_gate(tenant_id: str) -> None:
-    """Leave each client its own rate limiter."""
+    """Return no gate: each client then has its own rate limiter."""
 
 
 async def _awaited(value: T | Awaitable[T]) -> T:

@@ -1,4 +1,4 @@
-"""Tracks the documents, the recipients and the ambiguous requests of the signings that a client works on."""
+"""Track the documents, the recipients and the ambiguous requests of the signings that a client works on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class SharedReading(Generic[T]):
     async def since(self, moment: float, read: Callable[[], Awaitable[T]]) -> T:
         """Return the value of a reading that began after ``moment``: the latest one, or a new one.
 
-        The failure of a reading is shared as well, except a timeout, which is the reader's own.
+        The failure of a reading is shared as well, except a timeout, which concerns only the call that read.
         """
         async with self._lock:
             if self._began_at <= moment:
@@ -70,7 +70,7 @@ class Collection:
 
     @property
     def ids(self) -> set[str]:
-        """The known ids; a call is pending, so there was a first reading."""
+        """The known ids. Those of documents exist only after the first reading."""
         assert self.known is not None
         return self.known
 
@@ -93,11 +93,11 @@ class TrackedSigning:
         self.ambiguities: Counter[bool] = Counter()
         """Ambiguous attempts to add to this signing whose effect was not found. True: the effect may still appear."""
         self.ambiguous_sends: Counter[bool] = Counter()
-        """Ambiguous attempts to send this signing, with the same keys."""
+        """Ambiguous attempts to send this signing. True: the effect may still appear."""
 
     @property
     def may_change_late(self) -> bool:
-        """Whether a lost request may still add to it."""
+        """Whether a lost request may still add to this signing."""
         return self.ambiguities[True] > 0
 
     @property
@@ -124,7 +124,7 @@ class Tracker:
         self._entry(path, set())
 
     def observe(self, path: str) -> Callable[[Iterable[Document]], None]:
-        """Return a function that marks the documents of a reading that begins now as known.
+        """Return a function that marks documents as known. Call it with the documents of a reading that begins now.
 
         If an upload is pending at any time during the reading, the function does nothing: the document of a pending
         upload must not count as known.

@@ -244,7 +244,7 @@ async def test_message_of_exactly_400_characters_is_accepted(client: SigningClie
         ({"signing_method": 5}, "signing_method: must be a non-empty string, got 5"),
         ({"order": 0}, "order: must be an integer of at least 1, got 0"),
         ({"order": True}, "order: must be an integer of at least 1, got True"),
-        ({"extra": {"email": "x"}}, "extra: pass email as an argument of its own"),
+        ({"extra": {"email": "x"}}, "extra: pass email as a separate argument"),
         ({"extra": {1: 2}}, "extra: must be a mapping with string keys, got {1: 2}"),
         ({"extra": ["phone"]}, "extra: must be a mapping with string keys, got ['phone']"),
         ({"extra": {"phone": object}}, "extra: cannot encode as JSON"),

@@ -234,7 +234,7 @@ async def test_has_more_without_a_cursor_or_an_id_raises_decode_error(body: Any)
         return _json(body)
 
     async with serving(handler) as server, _client(server.origin) as client:
-        with pytest.raises(DecodeError, match="more items are announced, but there is neither"):
+        with pytest.raises(DecodeError, match="the response announces more items, but has neither"):
             await client.signings.list()
 
 

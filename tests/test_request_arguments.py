@@ -26,7 +26,7 @@ from tests.servers import echo, serving
     [
         (("GETT", "/x"), {}, "method: must be one of GET, HEAD, POST, PUT, PATCH, DELETE, got 'GETT'"),
         ((5, "/x"), {}, "method: must be one of"),
-        (("GET", "x"), {}, "the path must begin with one slash, and is on the client's origin; got 'x'"),
+        (("GET", "x"), {}, "the path must begin with one slash, relative to the client's origin; got 'x'"),
         (("GET", ""), {}, "the path must begin with one slash"),
         (("GET", None), {}, "the path must begin with one slash"),
         (("GET", "https://evil.example/x"), {}, "the path must begin with one slash"),
@@ -67,8 +67,8 @@ from tests.servers import echo, serving
         (("GET", "/x"), {"headers": {"X": 5}}, "headers: X: must be a string of printable ASCII"),
         (("GET", "/x"), {"json": {}}, "json: a GET has no body"),
         (("HEAD", "/x"), {"body": b""}, "body: a HEAD has no body"),
-        (("POST", "/x"), {"json": {}, "body": b""}, "json, body: pass one of them"),
-        (("POST", "/x"), {"json": {}, "body": {"a": "b"}}, "json, body: pass one of them"),
+        (("POST", "/x"), {"json": {}, "body": b""}, "json, body: pass only one of them"),
+        (("POST", "/x"), {"json": {}, "body": {"a": "b"}}, "json, body: pass only one of them"),
         (("POST", "/x"), {"json": {"a": float("inf")}}, "json: cannot encode as JSON: Out of range"),
         (("POST", "/x"), {"json": object()}, "json: cannot encode as JSON: Object of type object"),
         (
@@ -85,7 +85,7 @@ from tests.servers import echo, serving
         (
             ("POST", "/x"),
             {"body": {"a": "b"}, "headers": {"content-type": "x"}},
-            "headers: Content-Type: a form has its own",
+            "headers: Content-Type: the client sets that of a form",
         ),
         (("POST", "/x"), {"repeat": 1}, "repeat: must be true or false, got 1"),
         (("POST", "/x"), {"into": object}, "into: cannot decode JSON to <class 'object'>"),

@@ -1,1 +1,1 @@
-"""The judging of sealed PDFs: by pyHanko, in a process of its own, since it reads foreign files."""
+"""Judge sealed PDFs with pyHanko, in a separate process, because the files may be hostile."""

@@ -1,7 +1,8 @@
 """Judge the signatures of a PDF with pyHanko and with checks that pyHanko lacks.
 
-These are: a byte range excludes only the hexadecimal digits of its signature; a placeholder contains only its
-signature; no signature is ignored because of its format; visible fields are signed; nothing follows the last revision.
+They require that a byte range excludes only the hexadecimal digits of its signature, a placeholder contains only its
+signature, no signature is ignored because of its format, visible fields are signed, and nothing follows the last
+revision.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pyhanko.sign.fields import enumerate_sig_fields
 from pyhanko.sign.validation.pdf_embedded import EmbeddedPdfSignature, read_certification_data
 from pyhanko.sign.validation.status import SignatureCoverageLevel
 
-from .signature import Options, Signature, entry, indication, plain, several
+from .signature import Options, Signature, byte_count, entry, indication, plain
 from .trust import Validator
 
 __all__ = ["judge"]
@@ -70,7 +71,7 @@ class _Judge:
             rights = entry(self._reader.root, "/Perms", {}).keys() & {"/UR", "/UR3"}
             problems.append("it has usage rights but no signature" if rights else "it is not signed")
         elif trailing := self._bytes_after(signatures):
-            problems.append(f"{several(trailing)} after its last revision, not covered by any signature")
+            problems.append(f"{byte_count(trailing)} after its last revision, not covered by any signature")
         return {
             "revisions": self._reader.xrefs.total_revisions,
             "seals": [signature.as_dict() for signature in signatures],
@@ -97,7 +98,7 @@ class _Judge:
             _check_status(signature)
         except (MemoryError, PdfStrictReadError):
             raise
-        except Exception as error:  # of any type, as in `judge`; reported as a problem of this signature
+        except Exception as error:  # of many types, as in `judge`
             signature.problems.append(f"it cannot be validated: {plain(str(error) or type(error).__name__)}")
             signature.status = None
         return signature
@@ -105,8 +106,8 @@ class _Judge:
     def _check_range(self, signature: Signature) -> None:
         """Check that the byte range covers the file up to some end, except the hexadecimal digits of the signature.
 
-        pyHanko compares lengths only if the range ends with the file. It also accepts shorter spellings of the
-        signature, which leave room for unsigned bytes.
+        pyHanko compares lengths only if the range ends with the file. It also accepts shorter encodings of the
+        signature, such as a literal string, which leave room for unsigned bytes.
         """
         numbers = [int(number) for number in signature.embedded.byte_range]
         contents = signature.embedded.pkcs7_content
@@ -117,7 +118,7 @@ class _Judge:
         if self._data[start:end].lower() != b"<%b>" % contents.hex().encode():
             signature.problems.append("its byte range excludes more or other bytes than the signature itself")
         elif covers > len(self._data):
-            signature.problems.append(f"its byte range ends {several(covers - len(self._data))} past the file's end")
+            signature.problems.append(f"its byte range ends {byte_count(covers - len(self._data))} past the file's end")
         else:
             signature.covers = covers
         if contents[parser.peek(contents) :].strip(b"\0"):
@@ -139,7 +140,7 @@ class _Judge:
         signature.changes += [
             f"a document timestamp was added in the field {plain(each.field_name)!r}" for each in stamps
         ]
-        filled = self._name_fields(signature, sorted(result.changed_form_fields))
+        filled = self._record_fields(signature, sorted(result.changed_form_fields))
         if filled and not self._form_filling:
             signature.problems.append(f"form fields were filled in after it: {', '.join(filled)}")
         if level >= ModificationLevel.LTA_UPDATES and not signature.changes:
@@ -148,7 +149,7 @@ class _Judge:
             permitted = _PERMITTED[embedded.docmdp_level.value]
             signature.problems.append(f"it permits {permitted}, but more was changed: {'; '.join(signature.changes)}")
 
-    def _name_fields(self, signature: Signature, names: Sequence[str]) -> list[str]:
+    def _record_fields(self, signature: Signature, names: Sequence[str]) -> list[str]:
         """Record the changed form fields, and return those filled in with something other than a signature."""
         filled = []
         signed = {name: (value, field) for name, value, field in enumerate_sig_fields(self._reader)}

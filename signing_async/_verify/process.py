@@ -17,7 +17,7 @@ __all__ = ["run_worker"]
 MEMORY = 512 * 2**20  # a file of 90 MiB takes 470 MiB in all
 MEMORY_PER_BYTE = 4
 OUT_OF_MEMORY = 3
-# Sent by another process or the system, as when the machine has no memory left. Others are caused by the file.
+# Signals from outside, for example when the machine runs out of memory. The file causes all others.
 _KILLED = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
 
 _START = (
@@ -32,7 +32,7 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
     """
     memory = MEMORY + MEMORY_PER_BYTE * len(content)
     head = json.dumps({**settings, "roots": roots, "seconds": int(timeout) + 1, "memory": memory}).encode() + b"\n"
-    path = json.dumps([str(Path(each).absolute()) for each in sys.path])  # an empty entry is this folder
+    path = json.dumps([str(Path(each).absolute()) for each in sys.path])  # an empty entry is the current folder
     command = [sys.executable, "-P", "-W", "ignore", "-c", _START, path]
     try:
         done = subprocess.run(command, input=head + content, capture_output=True, timeout=timeout, check=False)  # noqa: S603  # it is this interpreter

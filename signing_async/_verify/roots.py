@@ -23,7 +23,7 @@ SUFFIXES = frozenset({".pem", ".crt", ".cer", ".der"})
 
 @attrs.frozen
 class Roots:
-    """Certificates in DER that were loaded, and are not parsed again."""
+    """Loaded certificates in DER; `load_roots` does not parse them again."""
 
     certificates: tuple[bytes, ...]
 
@@ -34,8 +34,8 @@ class Roots:
 def load_roots(trust: Trust | Iterable[Trust]) -> Roots:
     """Return the authorities' certificates among those given.
 
-    A certificate that is neither an authority's nor self-signed is no root and is ignored: the sandbox's file, for
-    example, contains one. Raise `InvalidRequest` if there is no other.
+    A certificate that is neither an authority's nor self-signed is ignored: the sandbox's file, for example, contains
+    one. Raise `InvalidRequest` if a file contains no other certificate, or none is given.
     """
     if isinstance(trust, Roots):
         return trust

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-__all__ = ["Options", "Signature", "entry", "indication", "plain", "several"]
+__all__ = ["Options", "Signature", "byte_count", "entry", "indication", "plain"]
 
 LONGEST = 400
-"""The number of characters shown of a text from the file."""
+"""The maximum number of characters shown of a text from the file."""
 
 _REFERENCE = re.compile(r"(?:Reference\(idnum=|IndirectObject\()([0-9]+)[^)]*\)")
 
@@ -114,6 +114,6 @@ def plain(text: str) -> str:
     return "".join(each if each.isprintable() else " " for each in text[:LONGEST])
 
 
-def several(count: int) -> str:
-    """Return a byte count as text."""
+def byte_count(count: int) -> str:
+    """Return a number of bytes as text."""
     return f"{count} byte{'s' * (count != 1)}"

@@ -24,10 +24,10 @@ __all__ = ["Validator"]
 
 _IF_ANY = RevocationCheckingPolicy.from_legacy("soft-fail")
 _FOR_ALL = RevocationCheckingPolicy.from_legacy("require")
-_EXPIRED = "has expired or is not yet valid, or that of an issuer"
+_EXPIRED = "or that of an issuer has expired or is not yet valid"
 _UNTRUSTED = {
     "NO_CERTIFICATE_CHAIN_FOUND": "does not lead to a trusted root",
-    "CHAIN_CONSTRAINTS_FAILURE": "is not valid for this use, or that of an issuer is not",
+    "CHAIN_CONSTRAINTS_FAILURE": "or that of an issuer is not valid for this use",
     "EXPIRED": _EXPIRED,
     "OUT_OF_BOUNDS_NO_POE": _EXPIRED,
     "NOT_YET_VALID": _EXPIRED,
@@ -47,12 +47,12 @@ class Validator:
         self._fetched: dict[str, list[Any]] = {"ocsps": [], "crls": [], "other_certs": []}
 
     async def check_integrity(self, signature: Signature) -> Any:
-        """Return pyHanko's verdict without roots; only this one examines what came after the signature."""
+        """Return pyHanko's verdict without roots. Only this validation examines changes after the signature."""
         context = self._context((), signature, CertRevTrustPolicy(_IF_ANY))
         return await self._validate(signature, context, skip_diff=False)
 
     async def judge_trust(self, signatures: Sequence[Signature]) -> None:
-        """Judge the newest first: what a trusted document timestamp covers is judged as of its time."""
+        """Judge the newest first: what a trusted document timestamp covers is judged at that timestamp's time."""
         if self._roots is None:
             return
         moment = None
@@ -81,7 +81,7 @@ class Validator:
     async def _judge(
         self, signature: Signature, moment: datetime | None, part: Callable[[Any], Any]
     ) -> tuple[Any, Literal["good", "revoked", "unknown"]]:
-        """Validate with the roots, first requiring revocation data for every certificate, then using what there is.
+        """Validate with the roots, first requiring revocation data for every certificate, then using what is available.
 
         Revocation data in the file counts at any age: without a network there is nothing newer.
         """
@@ -163,7 +163,7 @@ class Validator:
         revision: Any = None,
         **settings: Any,
     ) -> ValidationContext:
-        """Return a context with the revocation data of the signature, and of the file as of a revision."""
+        """Return a context with the revocation data of the signature, and of a revision of the file."""
         known = {name: list(found) for name, found in self._fetched.items()}
         known["ocsps"] += _archived(signature, "ocsp")
         known["crls"] += _archived(signature, "crl")

@@ -42,7 +42,7 @@ def _limit(seconds: int, memory: int) -> None:
         import resource
     except ModuleNotFoundError:
         return
-    # At the hard limit Linux sends SIGKILL, like any process that is killed from outside.
+    # Linux sends SIGXCPU at the soft limit. The hard limit is later: its SIGKILL looks like a kill from outside.
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":  # macOS also counts memory that is only reserved

@@ -47,7 +47,7 @@ def authorization_request(origin: str, client_id: str, redirect_uri: str, *, pkc
 
 
 def read_callback(callback: str, state: str | None) -> str | SigningError:
-    """Return the code of a callback URL, or the bare code; return an error if the callback is not acceptable.
+    """Return the code of a callback URL, or the bare code; return an error if the callback is invalid.
 
     Errors are returned, so that the caller can drop the code from its variables before it raises.
     """
@@ -55,7 +55,7 @@ def read_callback(callback: str, state: str | None) -> str | SigningError:
         return InvalidRequest("exchange: the callback URL or code is missing")
     callback = callback.strip()
     if not callback.isprintable() or " " in callback:
-        return InvalidRequest("exchange: neither a callback URL nor a code: it contains whitespace")
+        return InvalidRequest("exchange: not a callback URL or code: it contains whitespace or control characters")
     if "?" not in callback and "://" not in callback and not _QUERY_FIELD.search(callback):
         return callback
     try:

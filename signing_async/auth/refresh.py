@@ -32,7 +32,7 @@ _EARLY_REFRESH_TIMEOUT = 5.0
 _MAX_MARGIN_SHARE = 0.1
 
 
-async def _stored(operation: Awaitable[T]) -> T:
+async def _await_store(operation: Awaitable[T]) -> T:
     """Await an operation of any token store; raise its unexpected errors as `AuthError`."""
     try:
         return await operation
@@ -40,7 +40,7 @@ async def _stored(operation: Awaitable[T]) -> T:
         raise
     except Exception as error:
         name, transient = type(error).__name__, is_transient(error)
-    # Raised here, the error does not have the store's as its context, whose text may contain secrets.
+    # Raised here, the error does not have the store's error, whose text may contain secrets, as its context.
     raise AuthError(f"the token store failed: {name}", transient=transient)
 
 
@@ -53,14 +53,14 @@ class _StoreLock:
         self._store = store
 
     async def __aenter__(self) -> None:
-        await _stored(self._acquire())
+        await _await_store(self._acquire())
 
     async def _acquire(self) -> None:
         self._lock = self._store.lock()
         await self._lock.__aenter__()
 
     async def __aexit__(self, *raised: Any) -> bool | None:
-        return await _stored(self._lock.__aexit__(*raised))
+        return await _await_store(self._lock.__aexit__(*raised))
 
 
 class CurrentToken:
@@ -75,14 +75,15 @@ class CurrentToken:
         self._refreshing: asyncio.Task[Token] | None = None
         self._replacing: str | None = None
         self._unsaved: tuple[str | None, Token] | None = None
-        """A token that is not saved, and the access token that it replaces in the store; None after a login: any."""
+        """The access token in the store to replace (None after a login: any), and the token that is not saved yet."""
         self._rejected: tuple[str, RefreshRejected] | None = None
         """The refresh token that the service rejected last, and its error."""
 
     async def token(self) -> Token:
         """Return the token to use now, refreshed first if it is about to expire."""
         if self._unsaved is not None and self._unsaved[0] is None:
-            return await self.refresh(self._token)  # Saves it. The current token may be another user's.
+            # This saves the token of the login. The current token may be another user's.
+            return await self.refresh(self._token)
         token = await self._current()
         if token is None:
             raise AuthError("there is no token yet: send the user to authorization_request().url, then call exchange()")
@@ -109,7 +110,7 @@ class CurrentToken:
                 self._refreshing = self._start(self._refresh(rejected), "signing_async token refresh")
             if rejected is None or self._replacing == rejected.access_token:
                 return await _result_for(self._endpoint.call_context(), self._refreshing)
-            # This refresh replaces another token than the caller's.
+            # This refresh replaces a different token than the caller's.
             await asyncio.wait([self._refreshing])
 
     async def renewed(self, rejected: Token) -> bool:
@@ -142,7 +143,7 @@ class CurrentToken:
 
     def _discard(self, task: asyncio.Task[Token]) -> None:
         self._tasks.discard(task)
-        # Retrieve the exception: asyncio logs it otherwise if every caller was cancelled.
+        # Retrieve the exception: otherwise asyncio logs it if every caller was cancelled.
         if not task.cancelled():
             task.exception()
 
@@ -263,7 +264,7 @@ class CurrentToken:
 
     async def _load(self) -> Token | None:
         """Load the token from the store; raise an `AuthError` if another tenant issued it."""
-        token = await _stored(self._store.load())
+        token = await _await_store(self._store.load())
         if token is not None and token.origin not in (None, self._endpoint.origin):
             raise AuthError(
                 f"the stored token is for {token.origin}, not for {self._endpoint.origin}:"
@@ -272,9 +273,9 @@ class CurrentToken:
         return token
 
     async def _save(self, token: Token) -> None:
-        """Save the unsaved token, then publish it. A save that fails is repeated: the refresh token may be used up."""
+        """Save the token, then publish it. If the save fails, the token stays in `_unsaved` for the next attempt."""
         try:
-            await _stored(self._store.save(token))
+            await _await_store(self._store.save(token))
         except TokenSuperseded:
             self._unsaved = None
             raise

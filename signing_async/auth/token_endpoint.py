@@ -65,7 +65,7 @@ class TokenEndpoint:
         self._options = Options(retry, timeouts, assumptions, on_attempt=None)
         self._default_context = CallContext(None, telemetry=is_enabled())
         self._pause = Pause()
-        self._has_own_session = session is not None
+        self._has_given_session = session is not None
         self._lent: weakref.WeakSet[wire.Sessions] = weakref.WeakSet()
         self._recent_secrets: deque[str] = deque(maxlen=_REMEMBERED_SECRETS)
 
@@ -124,7 +124,7 @@ class TokenEndpoint:
         self._lent.add(sessions)
 
     def _usable_sessions(self) -> wire.Sessions:
-        if not self._has_own_session:
+        if not self._has_given_session:
             for sessions in tuple(self._lent):
                 # A client may be closed, or belong to an earlier event loop.
                 with contextlib.suppress(ClientClosed, ConfigurationError):
@@ -149,8 +149,8 @@ class TokenForm:
 class _TokenRequest:
     """One token request: its body, the token in its response, and the errors.
 
-    Tracebacks may show variables and fields. No field holds any part of a response, and errors are raised only where
-    no variable does.
+    Tracebacks may show variables and fields. No field holds any part of a response, and errors are raised only in
+    functions whose variables hold none.
     """
 
     def __init__(self, endpoint: TokenEndpoint, name: str, form: TokenForm) -> None:

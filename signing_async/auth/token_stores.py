@@ -37,8 +37,8 @@ _LEFTOVER_AGE = 600.0
 class TokenStore(Protocol):
     """A store for one token. A refresh acquires the lock, loads, and saves before the new token is used.
 
-    An exception of a store is raised as an `AuthError` that names only its type. It is transient, unless it is an
-    `OSError` that a retry cannot mend, such as a missing permission. Raise an `AuthError` to say more.
+    An exception of a store is raised as an `AuthError` that names only its type. The `AuthError` is transient, unless a
+    retry cannot help, for example after an `OSError` for a missing permission. Raise an `AuthError` to say more.
     """
 
     async def load(self) -> Token | None:
@@ -108,15 +108,15 @@ class MemoryTokenStore:
 class FileTokenStore:
     """A store in a file with mode 0600, shared by any number of processes on one machine.
 
-    Saves are atomic and durable. The lock is a file beside it; the operating system releases it if its holder dies. A
-    file that holds anything but a token is an `AuthError`, and is never overwritten. ::
+    Saves are atomic and durable. The lock is on a file beside it; the operating system releases it if its holder
+    dies. If the file holds anything but a token, `load` raises an `AuthError`; only a login overwrites such a file. ::
 
         store = FileTokenStore("~/.config/my-app/token.json")
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         check_locks("FileTokenStore")
-        # Without symbolic links: a save does not replace one.
+        # Without symbolic links: a save would otherwise replace the link.
         self.path: Path = resolve_path("FileTokenStore: path", path)
         # If this fails, load and save report the reason.
         with contextlib.suppress(OSError):

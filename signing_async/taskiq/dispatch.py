@@ -1,4 +1,4 @@
-"""Dispatch by Taskiq workers: one task is one package, and the journal sends each once."""
+"""Dispatch by Taskiq workers: one task is one package, and the journal prevents a second send."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ..errors import (
     WaitTimeout,
 )
 from ..models import Signing
-from .streams import call_broker, kept, poll_broker, redis_streams, report, should_redeliver
+from .streams import call_broker, hold_message, poll_broker, redis_streams, report, should_redeliver
 
 __all__ = ["Enqueued", "Outcome", "add_dispatch", "broker", "enqueuing"]
 
@@ -85,7 +85,7 @@ class Enqueued:
             return None
         result = await call_broker(self._task.get_result())
         if result.is_err:
-            # The task itself broke off, for example cancelled: its message is delivered again.
+            # The task itself was interrupted, for example cancelled: its message is delivered again.
             unknown = OutcomeUnknown(str(result.error))
             unknown.transient = True
             return attrs.evolve(Outcome.of_error(self.key, unknown), kind=type(result.error).__name__)
@@ -94,7 +94,7 @@ class Enqueued:
     async def wait(self, poll: float = 0.5, timeout: float | None = None) -> Outcome:
         """Return the outcome as soon as a worker reports it; raise `WaitTimeout` after ``timeout`` seconds.
 
-        Asks every ``poll`` seconds, also during an outage of the broker. Without a ``timeout``, and without workers,
+        Asks the broker every ``poll`` seconds, also during an outage. Without a ``timeout``, and without workers,
         this waits forever.
         """
         if timeout is not None:
@@ -125,11 +125,11 @@ async def enqueuing(
     Each package is checked first. Its documents must be paths that lead to the same files wherever the workers run. A
     package that is enqueued again is not sent again.
     """
-    most = Assumptions().max_pdf_bytes if max_pdf_bytes is None else max_pdf_bytes
+    max_bytes = Assumptions().max_pdf_bytes if max_pdf_bytes is None else max_pdf_bytes
     task = broker.find_task(_TASK) or broker.register_task(_dispatch, task_name=_TASK, ack_type="manual")
 
     async def enqueue(package: SigningPackage) -> Enqueued:
-        prepared = await prepare(package, most)
+        prepared = await prepare(package, max_bytes)
         try:
             message = _message(prepared)
         finally:
@@ -151,7 +151,7 @@ def _message(prepared: Prepared) -> dict[str, Any]:
         "version": _VERSION,
         "key": prepared.key,
         **{name: None if value is None else str(value) for name, value in prepared.fields.items()},
-        "documents": [_document(number, kept.source) for number, kept in enumerate(prepared.documents)],
+        "documents": [_document(number, document.source) for number, document in enumerate(prepared.documents)],
         "recipients": [{**one, "signing_method": str(one["signing_method"])} for one in prepared.recipients],
     }
 
@@ -169,10 +169,10 @@ def _document(number: int, source: PdfSource) -> dict[str, Any]:
 
 
 def add_dispatch(broker: Any, *, client: Callable[[], SigningClient], journal: Callable[[], Journal]) -> Any:
-    """Register the task that sends packages with a `taskiq.AsyncBroker`, and return the broker.
+    """Register the task that sends packages on a `taskiq.AsyncBroker`, and return the broker.
 
-    Each worker calls ``client`` and ``journal`` when it starts, and closes both when it stops. Close what else they
-    need, such as a token store, in a handler of the broker's ``WORKER_SHUTDOWN``.
+    Each worker calls ``client`` and ``journal`` when it starts, and closes both when it stops. Close what else
+    these need, such as a token store, in a handler of the broker's ``WORKER_SHUTDOWN``.
     """
 
     async def start(state: TaskiqState) -> None:
@@ -222,7 +222,7 @@ def _journal(place: Any) -> Journal:
 
 async def _dispatch(message: dict[str, Any], context: Context = _CONTEXT) -> dict[str, Any]:
     """Send one package: the task of a worker."""
-    async with kept(context):
+    async with hold_message(context):
         return await _dispatch_one(message, context)
 
 

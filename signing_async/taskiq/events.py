@@ -1,4 +1,4 @@
-"""Handling of an inbox's events by Taskiq workers: the inbox records an event as handled when its task has ended."""
+"""Handle an inbox's events in Taskiq workers: the inbox records an event as handled when its task has ended."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from taskiq.exceptions import NoResultError
 from ..errors import SigningError
 from ..webhooks import Drop, Event, EventFilter, EventStatus, Inbox, RetryLater, StoredEvent
 from ..webhooks.inbox import EventHandler
-from .streams import call_broker, kept, poll_broker, report, should_redeliver
+from .streams import call_broker, hold_message, poll_broker, report, should_redeliver
 
 __all__ = ["event_task"]
 
@@ -29,7 +29,7 @@ _CONTEXT: Any = TaskiqDepends()
 
 
 class TaskFailed(Exception):
-    """The attempt failed in its worker, with this text. No attempt is counted if it is ``client_wide``."""
+    """The attempt failed in its worker. If the error is ``client_wide``, the attempt is not counted."""
 
     def __init__(self, text: str, client_wide: bool) -> None:
         super().__init__(text)
@@ -45,7 +45,7 @@ def event_task(broker: Any, inbox: Inbox, pattern: str) -> Callable[[H], H]:
         @event_task(broker, inbox, "signing.completed")
         async def archive(event: Event) -> None: ...
 
-    Start workers with ``taskiq worker tasks:broker``; they read events from the inbox, and close it in the end. The
+    Start workers with ``taskiq worker tasks:broker``; they read events from the inbox, and close it when they stop. The
     process that runs the inbox enqueues a message with the event's id, and waits until the task has ended, at most for
     the inbox's ``handler_timeout``. The event is then recorded as handled, dropped or to be retried, as if the handler
     had been called there. A message of an attempt that is over is dropped.
@@ -54,7 +54,7 @@ def event_task(broker: Any, inbox: Inbox, pattern: str) -> Callable[[H], H]:
 
     def register(handler: H) -> H:
         async def work(event_id: str, fence: int | None, context: Context = _CONTEXT) -> dict[str, Any]:
-            async with kept(context):
+            async with hold_message(context):
                 return await _work(inbox, handler, event_id, fence, context)
 
         async def enqueue_and_wait(event: Event) -> None:
@@ -78,7 +78,7 @@ def event_task(broker: Any, inbox: Inbox, pattern: str) -> Callable[[H], H]:
 
 
 async def _end_of(enqueued: Any) -> dict[str, Any] | None:
-    """Return how a task ended; None if it has not ended, or broke off and is delivered again."""
+    """Return how a task ended; None if it has not ended, or was interrupted and is delivered again."""
     if not await call_broker(enqueued.is_ready()):
         return None
     result = await call_broker(enqueued.get_result())
@@ -108,7 +108,7 @@ async def _work(
         stored = await _find_attempt(inbox, event_id, fence)
     except SigningError as error:
         log.warning("event %s cannot be read: %s", event_id, error)
-        # The inbox counts no attempt that may succeed later, or with another worker.
+        # The inbox does not count an attempt that may succeed later or in another worker.
         end = _failed(error, client_wide=should_redeliver(error))
     else:
         if stored is None:

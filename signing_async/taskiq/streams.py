@@ -1,4 +1,4 @@
-"""The broker in Redis Streams, which loses no message, and results that are saved before the acknowledgement."""
+"""A broker that keeps messages in Redis Streams until they are handled, and saves results before it acknowledges."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .._foreign import is_transient
 from ..errors import SigningError, TransportError
 from ..redis.connection import Connection
 
-__all__ = ["call_broker", "kept", "poll_broker", "redis_streams", "report", "should_redeliver"]
+__all__ = ["call_broker", "hold_message", "poll_broker", "redis_streams", "report", "should_redeliver"]
 
 T = TypeVar("T")
 
@@ -63,7 +63,7 @@ async def call_broker(call: Awaitable[Any]) -> Any:
 
 
 async def poll_broker(read: Callable[[], Awaitable[T | None]], pause: float) -> T:
-    """Return the first result of ``read`` that is not None. An outage of the broker is waited out."""
+    """Return the first result of ``read`` that is not None. Polling continues during an outage of the broker."""
     while True:
         try:
             if (result := await read()) is not None:
@@ -91,12 +91,12 @@ async def report(outcome: dict[str, Any], seconds: float, context: Context) -> b
 
 
 def should_redeliver(error: Exception) -> bool:
-    """Return whether the message may succeed later, or with another worker's client and stores."""
+    """Return whether the task may succeed later, or with another worker's client and stores."""
     return isinstance(error, SigningError) and (error.transient or error.client_wide)
 
 
 @contextlib.asynccontextmanager
-async def kept(context: Context) -> AsyncIterator[None]:
+async def hold_message(context: Context) -> AsyncIterator[None]:
     """Keep the task's message from other workers during the block, if it is in Redis Streams."""
     async with contextlib.AsyncExitStack() as renewing:
         if isinstance(context.broker, _StreamBroker):
@@ -113,7 +113,7 @@ def redis_streams(url: str, *, queue: str = "signing-dispatch", redeliver_after:
     _checks.string("url", url)
     _checks.string("queue", queue)
     _checks.number("redeliver_after", redeliver_after, above=0)
-    # Not connected: this rejects an invalid URL without showing its password.
+    # This only checks the URL, and its error does not show the password.
     Connection(url, _TIMEOUT)
     # By default redis-py retries for a quarter of a minute.
     bounds: dict[str, Any] = {
@@ -125,7 +125,7 @@ def redis_streams(url: str, *, queue: str = "signing-dispatch", redeliver_after:
         url,
         queue_name=queue,
         consumer_group_name=queue,
-        # Includes messages that are older than the first worker.
+        # Read messages that are older than the first worker, too.
         consumer_id="0",
         idle_timeout=max(1, round(redeliver_after * 1000)),
         xread_block=int(_BLOCK * 1000),
@@ -138,10 +138,10 @@ def redis_streams(url: str, *, queue: str = "signing-dispatch", redeliver_after:
 
 
 class _StreamBroker(RedisStreamBroker):
-    """A broker that loses no message and survives an outage of Redis.
+    """A broker that keeps messages until they are handled, and survives an outage of Redis.
 
-    Taskiq's own broker looks for abandoned messages only after a new one, and never deletes any. This one looks all the
-    time, reads a message only when a worker is free, renews it during the work, and deletes it afterwards.
+    Taskiq's own broker looks for abandoned messages only after a new one, and never deletes any. This one looks every
+    second, reads a message only when a worker is free, renews it during the work, and deletes it afterwards.
     """
 
     @property
@@ -166,7 +166,7 @@ class _StreamBroker(RedisStreamBroker):
                 async with asyncio.timeout(self.idle_timeout / 3000):
                     await done.wait()
                     return
-            # If Redis is unavailable, another worker may get the message; the journal then holds its package back.
+            # If Redis is unavailable, another worker may get the message; the journal makes its worker wait.
             with contextlib.suppress(RedisError, OSError):
                 async with Redis(connection_pool=self.connection_pool) as redis:
                     # A claim resets the idle time; JUSTID does not count as a delivery.
@@ -198,7 +198,7 @@ class _StreamBroker(RedisStreamBroker):
                 if not logged:
                     log.warning("the broker is unavailable, retrying: %s", kind)
                     logged = logging.WARNING
-                # Redis refuses the first read after it lost its data, too.
+                # Not for the first error: Redis also refuses the first read after it lost its data.
                 elif logged < logging.ERROR and not is_transient(error):
                     logged = logging.ERROR
                     # Without a traceback, which may show the URL with its password.

@@ -61,7 +61,7 @@ class DocumentWork:
         self.span: Span = telemetry.span(DOCUMENT_SPAN, attributes, links=[earlier])
 
     def end_with(self, size: int | None, error: Exception | None) -> None:
-        """Note the result: the size of a document that was archived, or its error, or neither if it was there."""
+        """Note the result: the size of the archived file, or the error, or neither if it was in the archive already."""
         if isinstance(error, NotYetSigned):
             self._outcome = "not_yet_signed"
         elif error is not None:

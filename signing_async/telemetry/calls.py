@@ -39,14 +39,14 @@ __all__ = ["Attempt", "Call", "record_transfer"]
 _SIGNING = re.compile(r"/signings/([\w-]+)(?=/|$)", re.ASCII)
 _IDS = {"signings": "{id}", "documents": "{document_id}", "recipients": "{recipient_id}"}
 _ID = re.compile(rf"/({'|'.join(_IDS)})/(?!\{{\w+\}}(?:/|$))[^/]+")
-# What may stand in a path: a word of an endpoint, a version or a placeholder; in a URL also an id of the service.
+# Segments that are not redacted: a word of an endpoint, a version or a placeholder; in a URL also an id of the service.
 _FIXED = r"[a-z][A-Za-z_-]*|\d{1,2}\.\d{1,2}|v\d{1,2}|\{\w+\}"
 _KNOWN_ID = "|".join(rf"(?<=/{collection}/)[\w-]+" for collection in _IDS)
 _NOT_FIXED = re.compile(rf"(?<=/)(?!(?:{_FIXED})(?:/|$))[^/]+", re.ASCII)
 _NOT_FIXED_OR_ID = re.compile(rf"(?<=/)(?!(?:{_FIXED}|{_KNOWN_ID})(?:/|$))[^/]+", re.ASCII)
 _PLACEHOLDER = re.compile(r"\{\w+\}")
 _REDACTED = "REDACTED"
-_SHORTEST_WAIT = 0.001  # a rate limiter that lets a request pass at once takes microseconds
+_SHORTEST_WAIT = 0.001  # acquiring without a wait takes microseconds
 
 
 def record_transfer(telemetry: Telemetry, direction: str, size: int) -> None:
@@ -90,7 +90,7 @@ class Call:
         self._span.set({SIGNING_ID: signing_id})
 
     def note_wait(self, seconds: float, *, passed: bool) -> None:
-        """Record a wait for the rate limiter; ``passed`` is False if the deadline came before the request's turn."""
+        """Record a wait for the rate limiter; ``passed`` is False if the deadline would pass first."""
         if seconds >= _SHORTEST_WAIT or not passed:
             self._span.event(WAIT_EVENT, {WAIT: seconds, WAIT_PASSED: passed})
             self._telemetry.record(WAIT_DURATION, seconds, {WAIT_PASSED: passed})

@@ -1,4 +1,4 @@
-"""Keeps the context of a span in a text of JSON, so that a later process can link to it."""
+"""Keep the context of a span in the text of a JSON object, so that a later process can link to the span."""
 
 from __future__ import annotations
 

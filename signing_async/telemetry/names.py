@@ -74,7 +74,7 @@ __all__ = [
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.38.0"
 """The version of the semantic conventions that the names follow."""
 
-# Attributes of this package's own; those of the semantic conventions stand where they are set.
+# This package's own attributes.
 SIGNING_ID = "signing.id"
 REQUEST_ID = "signing.request_id"
 OPERATION = "signing_async.operation"
@@ -136,7 +136,7 @@ READING_EVENT = "reconcile.read"
 VERDICT_EVENT = "reconcile.verdict"
 EVENTS = (WAIT_EVENT, REFRESH_EVENT, RETRY_EVENT, READING_EVENT, VERDICT_EVENT)
 
-# The boundaries of the semantic conventions; a call may take minutes, which the longer ones show.
+# The boundaries of the semantic conventions, and longer ones for what may take minutes or hours.
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
 _MINUTES = (*SECONDS, 25, 50, 100, 250, 500)
 _HOURS = (*_MINUTES, 1000, 2500, 5000, 10000)
@@ -151,9 +151,9 @@ class Metric(NamedTuple):
     unit: str
     description: str
     boundaries: tuple[float, ...] | None = None
-    """Of a histogram's buckets."""
+    """The bucket boundaries of a histogram."""
     combine: Callable[[Iterable[float]], float] = sum
-    """How the values that several parts of a process measure for a gauge become one."""
+    """How to combine the values that several parts of a process measure for a gauge."""
 
 
 REQUEST_DURATION = Metric(

@@ -1,4 +1,4 @@
-"""The spans and the metrics: the only module that imports OpenTelemetry, of which it needs the API package alone."""
+"""Record spans and metrics with OpenTelemetry's API package; no SDK is needed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def outcome_of(error: BaseException | None) -> str:
 
 
 def _never_raising(record: Callable[P, None]) -> Callable[P, None]:
-    """Log what a sampler, a processor or another part of the SDK raises: the call that is observed goes on."""
+    """Log what a sampler, a processor or another part of the SDK raises; the observed call continues."""
 
     @functools.wraps(record)
     def guarded(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -125,19 +125,17 @@ class Span:
 
     @_never_raising
     def set(self, attributes: Attributes) -> None:
-        """Set attributes."""
         self.span.set_attributes(attributes)
 
     @_never_raising
     def event(self, name: str, attributes: Attributes | None = None) -> None:
-        """Add an event."""
         self.span.add_event(name, attributes)
 
     @_never_raising
     def end(self, error: BaseException | None = None) -> None:
         """End the span, with the class of an error, and make the span around it the current one again.
 
-        What was recorded before in the same task leads to the span by an exemplar.
+        Record metrics first: their exemplars point to the current span.
         """
         context.detach(self._reset)
         if error is not None:

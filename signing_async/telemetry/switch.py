@@ -52,7 +52,7 @@ def active() -> Telemetry | None:
 
 
 def _is_unset() -> bool:
-    """Return whether no provider is set. The API's functions search the environment each time: 2 % of a call."""
+    """Return whether no provider is set. The API's own functions take 2 % of a call to search the environment."""
     if _IS_NAMED:
         return False
     meters = sys.modules.get(_METRICS_API)

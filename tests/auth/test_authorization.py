@@ -236,7 +236,7 @@ STATE = "the-state"
 
 MISSING = "exchange: the callback URL or code is missing"
 
-SPACE = "exchange: neither a callback URL nor a code: it contains whitespace"
+SPACE = "exchange: not a callback URL or code: it contains whitespace or control characters"
 
 UNREADABLE = "exchange: the callback is not a valid URL"
 

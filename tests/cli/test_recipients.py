@@ -39,7 +39,7 @@ def test_add_recipient_refuses_bad_input_before_sending_anything(run: Run, servi
         (["a@b", "--order", "x"], "'x' is not a valid integer"),
         (["a@b", "--field", "x"], "must have the form NAME=VALUE, got 'x'"),
         (["a@b", "--field", "=x"], "must have the form NAME=VALUE, got '=x'"),
-        (["a@b", "--field", "order=1"], "extra: pass order as an argument of its own"),
+        (["a@b", "--field", "order=1"], "extra: pass order as a separate argument"),
         (["a@b", "--fields", "list.json"], "list.json does not contain a JSON object"),
         (["a@b", "--fields", "broken.json"], "broken.json does not contain a JSON object"),
         (["a@b", "--fields", "none.json"], "could not read none.json"),

@@ -88,7 +88,7 @@ async def test_all_problems_are_reported_at_once_each_with_its_field(tmp_path: P
         "key: must be a non-empty string",
         "recipients[0].email: must be an e-mail address, got 'anna'",
         "recipients[0].order: must be an integer of at least 1, got 0",
-        "recipients[2].extra: pass order as an argument of its own",
+        "recipients[2].extra: pass order as a separate argument",
         "recipients[3]: must be a NewRecipient, got str",
         "documents[1]: text.pdf: not a PDF",
         "documents[2]: must be a path, bytes, a binary file or an async iterable, got int",

@@ -613,7 +613,7 @@ async def test_encrypted_token_is_neither_readable_nor_overwritten_without_its_k
     assert b"new" not in row["token"]
     for key, message in (
         (None, "it is encrypted, and no key was given"),
-        (b"o" * 32, "no key that was given opens it"),
+        (b"o" * 32, "none of the given keys decrypts it"),
     ):
         async with PostgresTokenStore(dsn, "anna", key=key) as other:
             with pytest.raises(AuthError, match=f"cannot be read and was not changed: {message}"):
@@ -638,7 +638,7 @@ async def test_tokens_are_kept_apart_by_name(postgres: PostgresServer, dsn: str)
             f"UPDATE {schema}.signing_tokens AS row SET token = (SELECT token FROM {schema}.signing_tokens"
             " WHERE name = 'anna' AND part = 'token') WHERE name = 'bert' AND part = 'token'"
         )
-        with pytest.raises(AuthError, match="no key that was given opens it"):
+        with pytest.raises(AuthError, match="none of the given keys decrypts it"):
             await bert.load()
 
 

@@ -60,9 +60,9 @@ def test_unsound_file_is_not_trusted_even_if_its_certificate_is(ca: Holder) -> N
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"end": years(-1)}, "has expired or is not yet valid, or that of an issuer"),
+        ({"end": years(-1)}, "or that of an issuer has expired or is not yet valid"),
         ({"start": years(1)}, "is not trusted"),
-        ({"content_commitment": False}, "is not valid for this use, or that of an issuer is not"),
+        ({"content_commitment": False}, "or that of an issuer is not valid for this use"),
     ],
 )
 def test_certificate_must_be_valid_now_and_for_its_use_without_a_timestamp(

@@ -161,7 +161,7 @@ async def test_event_that_cannot_be_decrypted_stays_pending_until_a_worker_has_t
     async with Inbox(path, key=key) as inbox:
         await add(inbox, "sealed")
     for wrong, name, cause in (
-        (b"n" * 32, "sealed", "no key that was given opens it"),
+        (b"n" * 32, "sealed", "none of the given keys decrypts it"),
         (key, "plain", "it is not encrypted, though a key was given"),
     ):
         async with Inbox(path, key=wrong, retry=AT_ONCE) as inbox:
