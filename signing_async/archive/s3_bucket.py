@@ -29,6 +29,7 @@ try:
         ClientError,
         ConnectionError,
         CredentialRetrievalError,
+        FlexibleChecksumError,
         HTTPClientError,
         IncompleteReadError,
         MetadataRetrievalError,
@@ -214,7 +215,7 @@ class Bucket:
     def _failure(self, operation: str, error: Exception) -> ArchiveError:
         kind = _Conflict if _code(error) in _CONFLICTS else ArchiveError
         failure = kind(f"s3://{self.name}: {operation} failed: {_describe(error)}", transient=_is_transient(error))
-        failure.client_wide = _code(error) not in _OF_ONE_KEY
+        failure.client_wide = _code(error) not in _OF_ONE_KEY and not isinstance(error, FlexibleChecksumError)
         return failure
 
 
@@ -239,7 +240,7 @@ def _is_transient(error: Exception) -> bool:
     if isinstance(error, SSLError):
         return not is_untrusted(error.kwargs["error"])
     # Some of these are an `OSError`, whose number is not the system's.
-    if isinstance(error, (*_LOST, *_NO_CREDENTIALS)):
+    if isinstance(error, (*_LOST, *_NO_CREDENTIALS, FlexibleChecksumError)):
         return True
     return isinstance(error, OSError) and is_transient(error)
 
