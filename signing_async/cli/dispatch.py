@@ -95,8 +95,8 @@ def dispatch(
     signing_async.taskiq:broker"; their environment holds SIGNING_BROKER, SIGNING_JOURNAL and a client's settings. They
     read the documents under the same paths.
 
-    Exit codes: 0: all packages were sent. 1: some failed. 2: the manifest is invalid, nothing was sent. 3: the outcome
-    of some is unknown. 5: the time of --for is up.
+    Exit codes: 0: all packages were sent. 1: some failed, or a PDF temporarily cannot be read. 2: the manifest is
+    invalid, nothing was sent. 3: the outcome of some is unknown. 5: the time of --for is up.
 
     \b
     Example:
