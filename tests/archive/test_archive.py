@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import ssl
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -35,6 +36,7 @@ from signing_async import (
     ServerError,
     Signing,
     SigningClient,
+    SigningError,
     SigningPackage,
     SqliteJournal,
     Unauthorized,
@@ -606,6 +608,26 @@ async def test_not_sound_document_is_not_archived(
             (result,) = await sweep(archive)
             assert result.entry is not None
             assert result.entry.verdict == verdict
+
+
+async def test_document_whose_verification_cannot_be_started_for_now_does_not_stop_the_sweep(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await completed(sandbox, client)
+
+    def fail(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    async with Archive(client, folder, journal=journal, verify=True) as archive:
+        with monkeypatch.context() as patched:
+            patched.setattr(subprocess, "Popen", fail)
+            failed = await sweep(archive)
+        assert len(failed) == 2
+        for result in failed:
+            assert isinstance(result.error, SigningError)
+            assert "worker process cannot be started" in str(result.error)
+            assert (result.error.transient, result.error.client_wide) == (True, False)
+        assert len(await archived(archive)) == 2
 
 
 async def test_root_of_the_system_that_cryptography_refuses_keeps_no_document_from_the_archive(
