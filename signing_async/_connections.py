@@ -45,12 +45,11 @@ def certificate_problem(certificate: str | None, key: str | None, password: str 
 
     Without ``key``, the file of the certificate contains the key.
     """
-    if not certificate and not key:
-        return ""
+    if not certificate:
+        return f"cannot load the client certificate of the key {key!r}: no certificate is named" if key else ""
     try:
         # Without a function, OpenSSL would ask for the password at the terminal.
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_cert_chain(certificate or "", key, lambda: password or "")
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, lambda: password or "")
     except (OSError, ValueError) as error:
         with_key = f" with the key of {key!r}" if key else ""
         return f"cannot load the client certificate of {certificate!r}{with_key}: {error}"

@@ -15,6 +15,12 @@ from typing import Any
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from taskiq import InMemoryBroker
 
 from signing_async import ConfigurationError, MemoryTokenStore, OAuth, RetryPolicy, SigningClient, SigningError, Token
@@ -236,6 +242,36 @@ def test_client_certificate_of_postgresql_that_cannot_be_loaded_is_a_wrong_setti
     named_key = f"&sslkey={paths[key]}" if key else ""
     with pytest.raises(ConfigurationError, match=f"cannot load the client certificate .*{certificate}.pem'"):
         PostgresJournal(f"postgresql://127.0.0.1/db?{mode}sslcert={paths[certificate]}{named_key}")
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key"),
+    [
+        *(("missing", "key"), ("certificate", "missing"), ("text", "key"), ("certificate", "text")),
+        *(("missing", None), ("certificate", None), (None, "key")),
+    ],
+)
+def test_client_certificate_of_redis_that_cannot_be_loaded_is_a_wrong_setting(
+    certificate: str | None, key: str | None, tmp_path: Path
+) -> None:
+    paths = _write_pair(tmp_path)
+    named = {"ssl_certfile": certificate, "ssl_keyfile": key}
+    query = "&".join(f"{name}={paths[value]}" for name, value in named.items() if value)
+    with pytest.raises(ConfigurationError, match="invalid Redis URL: cannot load the client certificate of "):
+        RedisTokenStore(f"rediss://127.0.0.1?{query}", "app")
+
+
+def test_client_certificate_of_redis_is_loaded_with_its_key_and_password(tmp_path: Path) -> None:
+    paths = _write_pair(tmp_path)
+    private = load_pem_private_key(paths["key"].read_bytes(), None)
+    sealed = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"s3cret"))
+    (tmp_path / "sealed.pem").write_bytes(sealed)
+    RedisTokenStore(f"rediss://127.0.0.1?ssl_certfile={paths['certificate']}&ssl_keyfile={paths['key']}", "app")
+    RedisTokenStore(f"rediss://127.0.0.1?ssl_certfile={paths['both']}", "app")
+    url = f"rediss://127.0.0.1?ssl_certfile={paths['certificate']}&ssl_keyfile={tmp_path / 'sealed.pem'}"
+    RedisTokenStore(f"{url}&ssl_password=s3cret", "app")
+    with pytest.raises(ConfigurationError, match="cannot load the client certificate of "):
+        RedisTokenStore(url, "app")
 
 
 @pytest.mark.parametrize("content", ["missing", "text"])
