@@ -6,7 +6,7 @@ import ssl
 
 from .errors import TransportError
 
-__all__ = ["connection_error", "connection_flags", "is_untrusted", "roots_problem"]
+__all__ = ["certificate_problem", "connection_error", "connection_flags", "is_untrusted", "roots_problem"]
 
 
 def is_untrusted(error: object) -> bool:
@@ -29,12 +29,28 @@ def connection_error(message: str, cause: BaseException) -> TransportError:
     return error
 
 
-def roots_problem(path: str | None) -> str:
+def roots_problem(path: str | None, content: str = "trusted certificates") -> str:
     """Return why the trusted certificates in ``path`` cannot be loaded; "" if they can, or without a path."""
     if not path:
         return ""
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
     except (OSError, ValueError) as error:
-        return f"cannot load the trusted certificates of {path!r}: {error}"
+        return f"cannot load the {content} of {path!r}: {error}"
+    return ""
+
+
+def certificate_problem(certificate: str | None, key: str | None, password: str | None) -> str:
+    """Return why a client certificate, if one is named, cannot be loaded with its key; "" if it can.
+
+    Without ``key``, the file of the certificate contains the key.
+    """
+    if not certificate:
+        return f"cannot load the client certificate of the key {key!r}: no certificate is named" if key else ""
+    try:
+        # Without a function, OpenSSL would ask for the password at the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, lambda: password or "")
+    except (OSError, ValueError) as error:
+        with_key = f" with the key of {key!r}" if key else ""
+        return f"cannot load the client certificate of {certificate!r}{with_key}: {error}"
     return ""

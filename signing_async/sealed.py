@@ -134,8 +134,8 @@ def inspect_sealed(
 
     Raises `InvalidRequest` if the file cannot be read or is larger than ``max_bytes``, and `PdfRejected` if it is not
     a PDF. A file that takes more than ``timeout`` seconds, or too much memory, is not sound. If the worker process is
-    killed, for example because the machine runs out of memory, a transient `SigningError` is raised: nothing is known
-    about the file. In a coroutine, call ``await asyncio.to_thread(inspect_sealed, path)``. ::
+    killed or cannot be started, for example because the machine runs out of memory, a transient `SigningError` is
+    raised: nothing is known about the file. In a coroutine, call ``await asyncio.to_thread(inspect_sealed, path)``. ::
 
         report = inspect_sealed("archive/contract.pdf", trust="roots.pem")
         if not (report.sound and report.trusted):

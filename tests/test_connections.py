@@ -15,6 +15,12 @@ from typing import Any
 
 import pytest
 import trustme
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    PrivateFormat,
+    load_pem_private_key,
+)
 from taskiq import InMemoryBroker
 
 from signing_async import ConfigurationError, MemoryTokenStore, OAuth, RetryPolicy, SigningClient, SigningError, Token
@@ -212,3 +218,72 @@ async def test_file_of_trusted_certificates_that_cannot_be_loaded_is_a_wrong_set
 
 def test_certificates_that_asyncpg_does_not_load_may_be_missing() -> None:
     PostgresJournal("postgresql://127.0.0.1/db?sslmode=prefer&sslrootcert=/nowhere/ca.pem")
+
+
+def _write_pair(folder: Path) -> dict[str, Path]:
+    pair = trustme.CA().issue_cert("worker")
+    paths = {name: folder / f"{name}.pem" for name in ("certificate", "key", "both", "text")}
+    pair.cert_chain_pems[0].write_to_path(paths["certificate"])
+    pair.private_key_pem.write_to_path(paths["key"])
+    pair.private_key_and_cert_chain_pem.write_to_path(paths["both"])
+    paths["text"].write_text("no certificate")
+    return {**paths, "missing": folder / "missing.pem"}
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key"),
+    [("missing", "key"), ("certificate", "missing"), ("text", "key"), ("certificate", "text"), ("missing", None)],
+)
+@pytest.mark.parametrize("mode", ["", "sslmode=prefer&", "sslmode=require&"])
+def test_client_certificate_of_postgresql_that_cannot_be_loaded_is_a_wrong_setting(
+    certificate: str, key: str | None, mode: str, tmp_path: Path
+) -> None:
+    paths = _write_pair(tmp_path)
+    named_key = f"&sslkey={paths[key]}" if key else ""
+    with pytest.raises(ConfigurationError, match=f"cannot load the client certificate .*{certificate}.pem'"):
+        PostgresJournal(f"postgresql://127.0.0.1/db?{mode}sslcert={paths[certificate]}{named_key}")
+
+
+@pytest.mark.parametrize(
+    ("certificate", "key"),
+    [
+        *(("missing", "key"), ("certificate", "missing"), ("text", "key"), ("certificate", "text")),
+        *(("missing", None), ("certificate", None), (None, "key")),
+    ],
+)
+def test_client_certificate_of_redis_that_cannot_be_loaded_is_a_wrong_setting(
+    certificate: str | None, key: str | None, tmp_path: Path
+) -> None:
+    paths = _write_pair(tmp_path)
+    named = {"ssl_certfile": certificate, "ssl_keyfile": key}
+    query = "&".join(f"{name}={paths[value]}" for name, value in named.items() if value)
+    with pytest.raises(ConfigurationError, match="invalid Redis URL: cannot load the client certificate of "):
+        RedisTokenStore(f"rediss://127.0.0.1?{query}", "app")
+
+
+def test_client_certificate_of_redis_is_loaded_with_its_key_and_password(tmp_path: Path) -> None:
+    paths = _write_pair(tmp_path)
+    private = load_pem_private_key(paths["key"].read_bytes(), None)
+    sealed = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"s3cret"))
+    (tmp_path / "sealed.pem").write_bytes(sealed)
+    RedisTokenStore(f"rediss://127.0.0.1?ssl_certfile={paths['certificate']}&ssl_keyfile={paths['key']}", "app")
+    RedisTokenStore(f"rediss://127.0.0.1?ssl_certfile={paths['both']}", "app")
+    url = f"rediss://127.0.0.1?ssl_certfile={paths['certificate']}&ssl_keyfile={tmp_path / 'sealed.pem'}"
+    RedisTokenStore(f"{url}&ssl_password=s3cret", "app")
+    with pytest.raises(ConfigurationError, match="cannot load the client certificate of "):
+        RedisTokenStore(url, "app")
+
+
+@pytest.mark.parametrize("content", ["missing", "text"])
+def test_revocation_list_of_postgresql_that_cannot_be_loaded_is_a_wrong_setting(content: str, tmp_path: Path) -> None:
+    path = _write_pair(tmp_path)[content]
+    with pytest.raises(ConfigurationError, match=f"cannot load the revocation list of '{path}'"):
+        PostgresJournal(f"postgresql://127.0.0.1/db?sslmode=require&sslcrl={path}")
+
+
+def test_client_certificate_of_postgresql_may_be_valid_or_unused(tmp_path: Path) -> None:
+    paths = _write_pair(tmp_path)
+    PostgresJournal(f"postgresql://127.0.0.1/db?sslcert={paths['certificate']}&sslkey={paths['key']}")
+    PostgresJournal(f"postgresql://127.0.0.1/db?sslcert={paths['both']}")
+    PostgresJournal("postgresql://127.0.0.1/db?sslmode=disable&sslcert=/nowhere/cert.pem&sslkey=/nowhere/key.pem")
+    PostgresJournal("postgresql:///db?host=/run/postgresql&sslcert=/nowhere/cert.pem&sslcrl=/nowhere/crl.pem")

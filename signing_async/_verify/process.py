@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import SigningError
+from .._files import is_transient
+from ..errors import ConfigurationError, SigningError
 
 __all__ = ["run_worker"]
 
@@ -28,7 +29,8 @@ _START = (
 def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, bool], timeout: float) -> dict[str, Any]:
     """Return the fields of a `sealed.Report` from a worker process. A file that exceeds the limits is not sound.
 
-    Raises a transient `SigningError` if the worker process is killed from outside.
+    Raises a transient `SigningError` if the worker process is killed from outside or temporarily cannot be started,
+    `ConfigurationError` if it can never be started.
     """
     memory = MEMORY + MEMORY_PER_BYTE * len(content)
     head = json.dumps({**settings, "roots": roots, "seconds": int(timeout) + 1, "memory": memory}).encode() + b"\n"
@@ -38,6 +40,11 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
         done = subprocess.run(command, input=head + content, capture_output=True, timeout=timeout, check=False)  # noqa: S603  # it is this interpreter
     except subprocess.TimeoutExpired:
         return _not_verified(f"verification took more than {timeout:g} seconds")
+    except OSError as error:
+        problem = f"worker process cannot be started: {error.strerror}"
+        if is_transient(error):
+            raise _not_run(problem) from None
+        raise ConfigurationError(f"signing_async.sealed: could not verify: {problem}: {sys.executable}") from None
     if done.returncode == 0:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
@@ -47,11 +54,15 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
         name = signal.Signals(-done.returncode).name
         if name not in _KILLED:
             return _not_verified(f"the verifying process was ended by {name}")
-        killed = SigningError(f"signing_async.sealed: could not verify: worker process was killed by {name}")
-        killed.transient = True
-        raise killed
+        raise _not_run(f"worker process was killed by {name}")
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
     raise RuntimeError(f"signing_async.sealed: worker process failed: {lines[-1] if lines else done.returncode}")
+
+
+def _not_run(problem: str) -> SigningError:
+    error = SigningError(f"signing_async.sealed: could not verify: {problem}")
+    error.transient = True
+    return error
 
 
 def _not_verified(problem: str) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class Judgement:
             return cls(False, None, "complete")
         from .._verify.roots import load_roots
 
-        load_verifier(None, 1)
+        load_verifier(None)
         return cls(True, None, "sound") if trust is None else cls(True, load_roots(trust), "trusted")
 
 
@@ -227,7 +227,7 @@ class _OneSigning:
         path: Path | None = None
         try:
             path = await archive.incoming.new_path()
-            sealed = await archive.client.documents.download_signed(
+            sealed = await archive.client.documents._save_signed(
                 self._signing, document, path, verify=judgement.verify, trust=judgement.roots
             )
             entry = ArchivedDocument(

@@ -29,6 +29,7 @@ try:
         ClientError,
         ConnectionError,
         CredentialRetrievalError,
+        FlexibleChecksumError,
         HTTPClientError,
         IncompleteReadError,
         MetadataRetrievalError,
@@ -215,7 +216,7 @@ class Bucket:
     def _failure(self, operation: str, error: Exception) -> ArchiveError:
         kind = _Conflict if _code(error) in _CONFLICT_CODES else ArchiveError
         failure = kind(f"s3://{self.name}: {operation} failed: {_describe(error)}", transient=_is_transient(error))
-        failure.client_wide = _code(error) not in _SINGLE_KEY_CODES
+        failure.client_wide = _code(error) not in _SINGLE_KEY_CODES and not isinstance(error, FlexibleChecksumError)
         return failure
 
 
@@ -240,7 +241,7 @@ def _is_transient(error: Exception) -> bool:
     if isinstance(error, SSLError):
         return not is_untrusted(error.kwargs["error"])
     # First, because some of these are an `OSError` with a number that is not the system's.
-    if isinstance(error, (*_CONNECTION_ERRORS, *_NO_CREDENTIALS)):
+    if isinstance(error, (*_CONNECTION_ERRORS, *_NO_CREDENTIALS, FlexibleChecksumError)):
         return True
     return isinstance(error, OSError) and is_transient(error)
 

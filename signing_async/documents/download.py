@@ -139,7 +139,7 @@ def target_exists(target: Path) -> InvalidRequest:
     return InvalidRequest(f"path: {str(target)!r} already exists and was not replaced")
 
 
-def load_verifier(trust: Trust | Iterable[Trust] | None, max_bytes: int) -> Callable[[Path], None]:
+def load_verifier(trust: Trust | Iterable[Trust] | None) -> Callable[[Path], None]:
     """Return a function that raises `NotSound` for a bad file. A missing extra or an unreadable root raises here."""
     from .._verify.roots import load_roots
     from ..sealed import inspect_sealed
@@ -147,7 +147,8 @@ def load_verifier(trust: Trust | Iterable[Trust] | None, max_bytes: int) -> Call
     roots = None if trust is None else load_roots(trust)
 
     def verify(path: Path) -> None:
-        report = inspect_sealed(path, trust=roots, max_bytes=max_bytes)
+        # As bytes: the path is not an argument of the user, so a failure to read it is an `OSError`.
+        report = inspect_sealed(path.read_bytes(), trust=roots)
         problems = report.problems + report.trust_problems
         if problems:
             verdict = "trusted" if report.sound else "sound"
@@ -160,13 +161,17 @@ class Download:
     """A temporary file beside its target, which it replaces once it is complete and verified.
 
     Disk access runs in threads, which may outlive a cancelled download. The file is therefore open only during one
-    call, and a call that ends after the cancellation removes it.
+    call, and a call that ends after the cancellation removes it. If the target is an argument of the user, and its
+    folder permanently refuses the file, `InvalidRequest` is raised. Every other failure of the disk is an `OSError`.
     """
 
-    def __init__(self, target: Path, *, overwrite: bool, verify: Callable[[Path], None] | None = None) -> None:
+    def __init__(
+        self, target: Path, *, overwrite: bool, verify: Callable[[Path], None] | None, is_argument: bool
+    ) -> None:
         self._target = target
         self._overwrite = overwrite
         self._verify = verify
+        self._is_argument = is_argument
         self._path = target.with_name(f".{secrets.token_hex(8)}.part")
         self._mode = "xb"
         self._digest = hashlib.sha256()
@@ -202,7 +207,7 @@ class Download:
                 if sync:
                     os.fsync(file.fileno())
         except OSError as error:
-            if self._mode == "xb" and not is_transient(error):
+            if self._is_argument and self._mode == "xb" and not is_transient(error):
                 raise InvalidRequest(f"path: cannot write {str(self._target)!r}: {error.strerror}") from None
             raise OSError(error.errno, error.strerror, str(self._target)) from None
         finally:

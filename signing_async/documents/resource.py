@@ -214,10 +214,26 @@ class Documents:
         target = check_target(path)
         if not overwrite and os.path.lexists(target):
             raise target_exists(target)
-        verifier = load_verifier(trust, self._max_bytes) if verify or trust is not None else None
+        return await self._save_signed(
+            signing_id, document_id, target, overwrite=overwrite, verify=verify, trust=trust, is_argument=True
+        )
+
+    async def _save_signed(
+        self,
+        signing_id: str | Signing,
+        document_id: str | Document,
+        target: Path,
+        *,
+        verify: bool,
+        trust: Trust | Iterable[Trust] | None,
+        overwrite: bool = True,
+        is_argument: bool = False,
+    ) -> SealedFile:
+        """Save a sealed PDF. Unless ``target`` is an argument of the user, all failures of its disk are `OSError`."""
+        verifier = load_verifier(trust) if verify or trust is not None else None
 
         async def receive(response: wire.Response) -> SealedFile:
-            download = Download(target, overwrite=overwrite, verify=verifier)
+            download = Download(target, overwrite=overwrite, verify=verifier, is_argument=is_argument)
             return await download.receive(checked_chunks(response, self._max_bytes))
 
         return await self._transport.call(self._download(signing_id, document_id, receive))

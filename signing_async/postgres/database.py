@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -14,7 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import attrs
 
 from .. import _checks
-from .._connections import is_untrusted, roots_problem
+from .._connections import certificate_problem, is_untrusted, roots_problem
 from ..errors import ConfigurationError, SigningError, StorageError
 from ..transport.redaction import redact
 
@@ -34,6 +35,13 @@ _RETRY_AFTER = 0.05
 _RELEASE_TIMEOUT = 0.5
 _TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
 _MODES_WITH_ROOTS = ("require", "verify-ca", "verify-full")
+_MODES_WITH_TLS = ("allow", "prefer", *_MODES_WITH_ROOTS)
+# In the messages of an InterfaceError: the connection was lost, or the pool is opened by another task. All others are
+# permanent, such as an authentication method that asyncpg lacks.
+_TRANSIENT_INTERFACE_ERRORS = (
+    *("connection is closed", "released back to the pool", "another operation is"),
+    "pool is being initialized",
+)
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]*)(:[0-9]*)?")
 # Two concurrent CREATE TABLE IF NOT EXISTS may conflict.
 _LOCK_CREATION = "SELECT pg_advisory_xact_lock(7310557141)"
@@ -134,8 +142,8 @@ class Database:
                 problem = "contains a #; write %23 in a password"
             elif not all(_HOST.fullmatch(host) for host in hosts.split(",")):
                 problem = "invalid host or port"
-            elif dict(parameters).get("sslmode") in _MODES_WITH_ROOTS:
-                problem = roots_problem(dict(parameters).get("sslrootcert"))
+            else:
+                problem = _find_unusable_file(dict(parameters), "prefer" if hosts else "disable")
         if problem:
             raise ConfigurationError(f"invalid DSN: {problem}")
 
@@ -278,11 +286,30 @@ def terminate(connection: Any) -> None:
         connection.terminate()
 
 
+def _find_unusable_file(parameters: Mapping[str, str], default_mode: str) -> str:
+    """Return what is wrong with the files that a DSN names: asyncpg loads them only when it connects."""
+    mode = parameters.get("sslmode") or os.environ.get("PGSSLMODE") or default_mode
+    problem = ""
+    if mode in _MODES_WITH_ROOTS:
+        problem = roots_problem(parameters.get("sslrootcert"))
+        problem = problem or roots_problem(parameters.get("sslcrl"), "revocation list")
+    certificate, key = parameters.get("sslcert"), parameters.get("sslkey")
+    if problem or mode not in _MODES_WITH_TLS or not certificate:
+        return problem
+    if key:
+        return certificate_problem(certificate, key, parameters.get("sslpassword"))
+    # The key may be in this file, in the environment or in the home folder.
+    return roots_problem(certificate, "client certificate")
+
+
 def _is_transient(error: BaseException, pool: Any) -> bool:
-    # An InterfaceError that is no ValueError means that the connection or the pool is closed.
-    is_closed = isinstance(error, asyncpg.InterfaceError) and not isinstance(error, ValueError)
+    is_lost = (
+        isinstance(error, asyncpg.InterfaceError)
+        and not isinstance(error, ValueError)
+        and any(text in str(error) for text in _TRANSIENT_INTERFACE_ERRORS)
+    )
     is_outage = isinstance(error, TRANSIENT) and not is_untrusted(error)
-    return is_outage or (is_closed and not pool.is_closing())
+    return is_outage or (is_lost and not pool.is_closing())
 
 
 def _is_in_transaction(connection: Any) -> bool:

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import attrs
 
 from .. import _checks
-from .._connections import roots_problem
+from .._connections import certificate_problem, roots_problem
 from .._foreign import is_transient
 from ..errors import ConfigurationError, SigningError
 from ..transport.redaction import redact
@@ -112,7 +112,8 @@ class Connection:
             settings: Any = parse_url(self._url)
         except ValueError as error:
             return redact(str(error), self._secrets)
-        return roots_problem(settings.get("ssl_ca_certs"))
+        pair = settings.get("ssl_certfile"), settings.get("ssl_keyfile")
+        return roots_problem(settings.get("ssl_ca_certs")) or certificate_problem(*pair, settings.get("ssl_password"))
 
     @property
     def is_open(self) -> bool:

@@ -70,8 +70,8 @@ class Proxy:
     """What came through the proxy, and what it does with a request instead of forwarding it.
 
     ``fail`` gets each request; it returns what to do with it: ``"forward"``, ``"lose request"``, ``"lose response"``,
-    ``"cut off"`` (the response), a status, or the code of a refusal to respond with. ``page_size`` is the most that a
-    list returns.
+    ``"cut off"`` or ``"damage"`` (the response), a status, or the code of a refusal to respond with. ``page_size`` is
+    the most that a list returns.
     """
 
     def __init__(self) -> None:
@@ -116,6 +116,8 @@ async def failing(target: str) -> AsyncIterator[Proxy]:
             await kept.write(content[: len(content) // 2])
             _abort(request)
             return kept
+        elif todo == "damage":
+            content = bytes([content[0] ^ 1]) + content[1:]
         return web.Response(status=response.status, body=content, headers=_plain(response.headers))
 
     async with aiohttp.ClientSession() as session, serving(forward) as server:

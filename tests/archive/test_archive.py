@@ -6,8 +6,10 @@ import asyncio
 import errno
 import hashlib
 import json
+import os
 import shutil
 import ssl
+import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -34,6 +36,7 @@ from signing_async import (
     ServerError,
     Signing,
     SigningClient,
+    SigningError,
     SigningPackage,
     SqliteJournal,
     Unauthorized,
@@ -330,7 +333,7 @@ async def test_configuration_error_stops_the_sweep_if_other_calls_fail_too(
         error.client_wide = client_wide
         raise error
 
-    monkeypatch.setattr(Documents, "download_signed", refuse)
+    monkeypatch.setattr(Documents, "_save_signed", refuse)
     if client_wide:
         with pytest.raises(ConfigurationError, match="session: not usable"):
             await sweep(archive)
@@ -349,7 +352,7 @@ async def test_token_that_cannot_be_obtained_for_now_stops_the_sweep(
         raise AuthError("the token endpoint is not available", transient=True)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Documents, "download_signed", fail)
+        patched.setattr(Documents, "_save_signed", fail)
         with pytest.raises(AuthError):
             await sweep(archive)
     assert len(await archived(archive)) == 2
@@ -460,7 +463,7 @@ async def test_download_that_is_removed_before_it_is_placed_fails_only_its_docum
     sandbox: Sandbox, client: SigningClient, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await completed(sandbox, client)
-    real, removed = Documents.download_signed, list[Path]()
+    real, removed = Documents._save_signed, list[Path]()
 
     async def download(self: Documents, signing: Signing, document: Any, path: Path, **named: Any) -> SealedFile:
         sealed = await real(self, signing, document, path, **named)
@@ -469,7 +472,7 @@ async def test_download_that_is_removed_before_it_is_placed_fails_only_its_docum
             shutil.rmtree(path.parent)
         return sealed
 
-    monkeypatch.setattr(Documents, "download_signed", download)
+    monkeypatch.setattr(Documents, "_save_signed", download)
     failed, kept = await sweep(archive)
     assert isinstance(failed.error, ArchiveError)
     assert "cannot keep a download: No such file or directory" in str(failed.error)
@@ -503,23 +506,68 @@ async def test_download_that_cannot_be_written_stops_the_sweep(
     assert len(await archived(archive)) == 2
 
 
-async def test_download_whose_file_cannot_be_created_for_now_stops_the_sweep(
-    sandbox: Sandbox, client: SigningClient, archive: Archive, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("code", "transient"), [(errno.ENOSPC, True), (errno.EROFS, False), (errno.EACCES, False)])
+async def test_download_whose_file_cannot_be_created_stops_the_sweep(
+    sandbox: Sandbox,
+    client: SigningClient,
+    archive: Archive,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    transient: bool,
 ) -> None:
     await completed(sandbox, client)
     real = Path.open
 
-    def full(path: Path, *arguments: Any, **named: Any) -> Any:
+    def refuse(path: Path, *arguments: Any, **named: Any) -> Any:
         if path.suffix == ".part":
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise OSError(code, os.strerror(code))
         return real(path, *arguments, **named)
 
-    monkeypatch.setattr(Path, "open", full)
-    with pytest.raises(ArchiveError, match="cannot keep a download: No space left on device: ") as failed:
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(ArchiveError, match=f"cannot keep a download: {os.strerror(code)}: ") as failed:
         await sweep(archive)
-    assert (failed.value.transient, failed.value.client_wide) == (True, True)
+    assert (failed.value.transient, failed.value.client_wide) == (transient, True)
     monkeypatch.undo()
     assert len(await archived(archive)) == 2
+
+
+async def test_download_whose_folder_is_removed_before_the_first_byte_fails_only_its_document(
+    sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path
+) -> None:
+    """As by a cleaner of temporary files."""
+    await completed(sandbox, client)
+    sandbox.faults.add(DOWNLOAD, "slow", times=1, seconds=1.0)
+    sweeping = asyncio.create_task(sweep(archive))
+    while not (folders := [path for path in folder.glob(".incoming/*") if path.is_dir()]):
+        await asyncio.sleep(0.01)
+    folders[0].rmdir()
+    failed, kept = await sweeping
+    assert isinstance(failed.error, ArchiveError)
+    assert "cannot keep a download: No such file or directory" in str(failed.error)
+    assert (failed.error.transient, failed.error.client_wide) == (True, False)
+    assert kept.error is None
+    assert len(await archived(archive)) == 1
+
+
+async def test_download_that_is_removed_before_it_is_verified_fails_only_its_document(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await completed(sandbox, client, documents=("a.pdf",))
+    real = os.fsync
+
+    def sync_and_remove(descriptor: int) -> None:
+        real(descriptor)
+        for download in folder.glob(".incoming/*/.*.part"):
+            download.unlink()
+
+    async with Archive(client, folder, journal=journal, verify=True) as archive:
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "fsync", sync_and_remove)
+            (result,) = await sweep(archive)
+        assert isinstance(result.error, ArchiveError)
+        assert "cannot keep a download: No such file or directory" in str(result.error)
+        assert (result.error.transient, result.error.client_wide) == (True, False)
+        assert len(await archived(archive)) == 1
 
 
 async def test_timeout_of_a_request_is_not_taken_for_a_failing_disk(
@@ -560,6 +608,26 @@ async def test_not_sound_document_is_not_archived(
             (result,) = await sweep(archive)
             assert result.entry is not None
             assert result.entry.verdict == verdict
+
+
+async def test_document_whose_verification_cannot_be_started_for_now_does_not_stop_the_sweep(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await completed(sandbox, client)
+
+    def fail(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    async with Archive(client, folder, journal=journal, verify=True) as archive:
+        with monkeypatch.context() as patched:
+            patched.setattr(subprocess, "Popen", fail)
+            failed = await sweep(archive)
+        assert len(failed) == 2
+        for result in failed:
+            assert isinstance(result.error, SigningError)
+            assert "worker process cannot be started" in str(result.error)
+            assert (result.error.transient, result.error.client_wide) == (True, False)
+        assert len(await archived(archive)) == 2
 
 
 async def test_root_of_the_system_that_cryptography_refuses_keeps_no_document_from_the_archive(

@@ -346,6 +346,19 @@ async def test_cut_off_response_is_a_transient_error(store: S3Store, proxy: Prox
     assert failed.value.transient
 
 
+async def test_damaged_response_is_a_transient_error_of_its_object(
+    store: S3Store, proxy: Proxy, tmp_path: Path
+) -> None:
+    await put(store, "lease.pdf", PDF, tmp_path)
+    await store.append("manifest.jsonl", 0, b"x\n")
+    for name, damaged, content in (("lease.pdf", "GET", PDF), ("manifest.jsonl", "part", b"x\n")):
+        proxy.fail = Once(damaged, "damage")
+        with pytest.raises(ArchiveError, match=r"get_object failed: .*checksum") as failed:
+            await content_of(store, name)
+        assert (failed.value.transient, failed.value.client_wide) == (True, False)
+        assert await content_of(store, name) == content
+
+
 @pytest.mark.parametrize(
     ("status", "transient"),
     [(500, True), (503, True), (429, True), (501, False), (505, False), (409, False), (400, False), (403, False)],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import random
@@ -153,6 +154,31 @@ def test_all_problems_are_reported_with_line_and_column_and_nothing_is_sent(
     assert (machine.code, machine.error["problems"]) == (2, told)
     assert requests(service) == 0
     assert not (tmp_path / "leases.journal").exists()
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_exit_code_is_1_if_all_problems_are_transient(
+    run: Run, service: Service, office: Office, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
+) -> None:
+    path = office(3)
+    real = os.open
+
+    def fail(source: Any, *arguments: Any, **named: Any) -> int:
+        if str(source).endswith(("0.pdf", "1.pdf")):
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(source))
+        return real(source, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", fail)
+    ran = run("dispatch", "leases.csv", *options)
+    assert (ran.code, ran.out) == (1, "")
+    assert ran.err.startswith("Error: 2 problems in leases.csv; nothing was sent:\n  leases.csv, line 2, documents: ")
+    with path.open("a", newline="") as file:
+        csv.writer(file, delimiter=";").writerow(["lease-9", "Lease 9", "EN", "0.pdf", "anna@example.com", "surplus"])
+    assert run("dispatch", "leases.csv", *options).code == 2
+    office(3)
+    Path("2.pdf").write_text("no PDF at all")
+    assert run("dispatch", "leases.csv", *options).code == 2
+    assert requests(service) == 0
 
 
 def test_problems_beyond_the_limit_are_counted(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import logging
 import random
 import signal
 import string
+import struct
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable
@@ -28,6 +29,7 @@ from tests.pdfs import make_pdf
 from tests.postgres.server import PASSWORD, PostgresServer
 from tests.postgres.test_tokens import read_line, worker, write_line
 from tests.redis.server import slow_way
+from tests.servers import talking
 
 
 @pytest.fixture
@@ -366,6 +368,49 @@ async def test_error_that_ends_a_session_for_now_is_transient(name: str) -> None
         with pytest.raises(JournalError, match=name) as caught:
             await journal.claim("lease")
     assert caught.value.transient
+
+
+async def test_pool_that_is_not_open_is_a_permanent_failure(dsn: str) -> None:
+    pool = asyncpg.create_pool(dsn, min_size=0)
+    journal = PostgresJournal(pool, timeout=5)
+    with pytest.raises(JournalError, match="pool is not initialized") as caught:
+        await journal.claim("lease")
+    assert not caught.value.transient
+    async with pool:
+        await journal.release(await claimed(journal, "lease"))
+    with pytest.raises(JournalError, match="pool is closed") as caught:
+        await journal.claim("other")
+    assert not caught.value.transient
+
+
+async def test_authentication_method_that_asyncpg_lacks_is_a_permanent_failure() -> None:
+    async def request_crypt(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(int.from_bytes(await reader.readexactly(4)) - 4)
+        writer.write(b"R" + struct.pack("!II", 8, 4))
+        await reader.read()
+
+    async with talking(request_crypt) as origin:
+        dsn = origin.replace("http://", "postgresql://user@") + "/db?sslmode=disable"
+        async with PostgresJournal(dsn, timeout=5) as journal:
+            with pytest.raises(JournalError, match="unsupported authentication method") as caught:
+                await journal.claim("lease")
+    assert not caught.value.transient
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+async def test_operation_whose_connection_is_closed_is_repeated(dsn: str, in_transaction: bool) -> None:
+    attempts: list[int] = []
+
+    async def work(connection: Any) -> Any:
+        attempts.append(1)
+        async with connection.transaction() if in_transaction else contextlib.nullcontext():
+            if len(attempts) == 1:
+                connection.terminate()
+            return await connection.fetchval("SELECT 7")
+
+    async with PostgresJournal(dsn, timeout=5) as journal:
+        assert await journal._database.run(work) == 7
+    assert len(attempts) == 2
 
 
 async def test_error_of_a_closed_journal_is_not_transient(dsn: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -17,7 +18,7 @@ import attrs
 import pytest
 from asn1crypto.core import OctetString
 
-from signing_async import InvalidRequest, NotSound, PdfRejected, SigningError, sealed
+from signing_async import ConfigurationError, InvalidRequest, NotSound, PdfRejected, SigningError, sealed
 from signing_async._verify import process, worker
 from signing_async.sealed import inspect_sealed
 from tests import pdfs
@@ -408,6 +409,24 @@ def test_worker_killed_by_the_system_is_a_transient_error_and_no_verdict(monkeyp
         inspect_sealed(sealed_by_sandbox())
     assert not isinstance(killed.value, NotSound)
     assert (killed.value.transient, killed.value.exit_code) == (True, 1)
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.ENOMEM])
+def test_worker_that_cannot_be_started_for_now_is_a_transient_error(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(subprocess, "Popen", fail)
+    with pytest.raises(SigningError, match=f"worker process cannot be started: {os.strerror(code)}") as failed:
+        inspect_sealed(sealed_by_sandbox())
+    assert (failed.value.transient, failed.value.client_wide, failed.value.exit_code) == (True, False, 1)
+
+
+def test_missing_interpreter_is_a_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after an upgrade that removed it: no file can be verified."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(ConfigurationError, match="worker process cannot be started: No such file or directory"):
+        inspect_sealed(sealed_by_sandbox())
 
 
 def test_memory_error_is_not_reported_as_a_problem_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,12 +40,15 @@ class _Checker:
         self.checked: CheckedManifest = CheckedManifest()
         self.problems: list[Problem] = []
         self.problem_count: int = 0
+        self.transient: bool = True
+        """Whether all problems are transient."""
         self._max_pdf_bytes = max_pdf_bytes
         self._lines: dict[bytes, int] = {}
         """The line of each key or content hash, by its short hash."""
 
-    def add_problems(self, *problems: Problem) -> None:
+    def add_problems(self, *problems: Problem, transient: bool = False) -> None:
         self.problem_count += len(problems)
+        self.transient = self.transient and (transient or not problems)
         self.problems += problems[: max(0, MAX_PROBLEMS - len(self.problems))]
 
     async def check(self, entry: Entry) -> None:
@@ -58,7 +61,8 @@ class _Checker:
         try:
             prepared = await prepare(entry.package, self._max_pdf_bytes)
         except InvalidRequest as error:
-            self.add_problems(*entry.merge_problems(error.problems))
+            transient = error.transient and not entry.problems
+            self.add_problems(*entry.merge_problems(error.problems), transient=transient)
             return
         prepared.close()
         self.add_problems(*entry.problems)
@@ -99,4 +103,6 @@ def _make_error(manifest: Manifest, checker: _Checker) -> InvalidRequest:
     more = checker.problem_count - len(lines)
     lines += [f"and {more} more"] if more else []
     count = "1 problem" if checker.problem_count == 1 else f"{checker.problem_count} problems"
-    return InvalidRequest("\n  ".join([f"{count} in {manifest.path}; nothing was sent:", *lines]), problems=lines)
+    error = InvalidRequest("\n  ".join([f"{count} in {manifest.path}; nothing was sent:", *lines]), problems=lines)
+    error.transient = checker.transient
+    return error
