@@ -95,8 +95,9 @@ def dispatch(
     signing_async.taskiq:broker"; their environment holds SIGNING_BROKER, SIGNING_JOURNAL and a client's settings. The
     workers read the documents under the same paths.
 
-    Exit code 0: all packages were sent. 1: some failed, or a PDF temporarily cannot be read. 2: the manifest is invalid,
-    nothing was sent. 3: the outcome of some is unknown. 5: --for expired before a worker reported on any package.
+    Exit code 0: all packages were sent. 1: some failed, or a PDF temporarily cannot be read. 2: the manifest is
+    invalid, nothing was sent. 3: the outcome of some is unknown. 5: --for expired before a worker reported on any
+    package.
 
     \b
     Example:
