@@ -58,7 +58,7 @@ class Resources:
 
 
 class Uploads:
-    """How a run uploads: ``concurrency`` documents at once over all packages; in order within a package or not."""
+    """How a run uploads: ``concurrency`` documents at once, over all packages; ``ordered``: one at a time of each."""
 
     def __init__(self, concurrency: int, *, ordered: bool) -> None:
         self.concurrency = concurrency
