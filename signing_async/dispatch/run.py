@@ -2,8 +2,8 @@
 
 Each step is saved to the journal before it begins and after its outcome is known. A later run, after a crash at any
 moment, therefore knows what may have happened. A draft with a step of unknown outcome is abandoned, and another one is
-created: a spare draft notifies nobody. Once the send request may have been made, no other draft is created; the service
-sends a signing once. The status is saved before that request; the journal refuses the write of a run that lost
+created: a spare draft notifies nobody. Once the send request may have taken effect, no other draft is created: the
+service sends a signing once. The status is saved before that request; the journal refuses the write if the run has lost
 its claim.
 """
 
@@ -42,7 +42,7 @@ class DispatchResult:
     """The result of one package. ``error`` is None if it was sent, by this run or an earlier one.
 
     ``signing`` is the signing as sent; with an error, what is known of the draft. ``abandoned`` are the ids of drafts
-    that were replaced by another draft, by this run or an earlier one: they stay at the service, unsent.
+    that this run or an earlier one abandoned: they stay at the service, unsent.
     """
 
     package: SigningPackage

@@ -128,7 +128,7 @@ class Sending:
             error = ConfigurationError(
                 f"the journal holds this package for {state.service}; use another journal for {self._resources.service}"
             )
-            # The other packages of the run may not be affected.
+            # Other packages of the run may be unaffected.
             error.client_wide = False
             raise error
         if state.status == DRAFT:

@@ -156,7 +156,7 @@ class _Rows:
         self.data = data
         self.budget = budget
         self.filters = self._row_filters(entries.get(b"/DecodeParms"))
-        # The row computed last: the next request is usually for a later row, which builds on it.
+        # The row computed last: the next lookup is usually of a later row, which builds on it.
         self._last_row, self._last_cells = -1, b""
 
     def _row_filters(self, parameters: Value) -> bytes | None:

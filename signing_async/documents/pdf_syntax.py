@@ -185,7 +185,7 @@ class Text:
         raise UnreadablePdf
 
     def value(self, at: int, skip: re.Pattern[bytes] | None = None) -> tuple[Value, int]:
-        """Return the value at an offset, and its end. At the outermost level, only the number of a reference is read.
+        """Return the value at an offset, and its end. Of a reference at the outermost level, only the number is read.
 
         A value that ``skip`` matches is not parsed; None is returned for it.
         """

@@ -70,7 +70,7 @@ class PdfSource:
             raise InvalidRequest(f"sha256: must be 64 hexadecimal digits, got {sha256!r}")
         self.source: Source = source
         self.sha256: str | None = None if sha256 is None else sha256.lower()
-        # A path may contain invalid UTF-8; the name that is sent, and compared with the service's, may not.
+        # A path may contain invalid UTF-8. The name that is sent, and compared with the service's, must be valid.
         self.filename: str = (filename or _name_of(source) or "document.pdf").encode("utf-8", "replace").decode()
 
     def __repr__(self) -> str:
