@@ -46,7 +46,7 @@ _validate_ids = validators.deep_mapping(
 
 
 class GuardedJournal:
-    """Any journal: its foreign errors are raised as `JournalError`, and its operations are observed."""
+    """Wraps a journal: raises its foreign errors as `JournalError`, and records its operations in telemetry."""
 
     def __init__(self, journal: Journal, *, telemetry: bool) -> None:
         self._journal = journal
@@ -71,12 +71,12 @@ class GuardedJournal:
     async def _observe(self, name: str, operation: Awaitable[T]) -> T:
         observed = switch.active() if self._telemetry else None
         if observed is None:
-            return await _converting(operation)
+            return await _convert_errors(operation)
         from ..telemetry.work import record_journal
 
         began, raised = time.perf_counter(), None
         try:
-            return await _converting(operation)
+            return await _convert_errors(operation)
         except BaseException as error:
             raised = error
             raise
@@ -86,7 +86,7 @@ class GuardedJournal:
             del raised
 
 
-async def _converting(operation: Awaitable[T]) -> T:
+async def _convert_errors(operation: Awaitable[T]) -> T:
     try:
         return await operation
     except (ClaimLost, SigningError):

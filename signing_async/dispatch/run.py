@@ -293,7 +293,7 @@ class _Totals:
         self._unprepared += 1
 
     def add(self, documents: Sequence[CheckedPdf]) -> Callable[[int, Progress], None]:
-        """Count the documents of a package, and return the listener of their uploads.
+        """Count the documents of a package, and return the progress callback of their uploads.
 
         An invalid package, and the end of the packages, count without documents.
         """

@@ -82,7 +82,7 @@ class Sending:
         return tuple(state.abandoned) if state.service == self._resources.service else ()
 
     def known_signing(self) -> Signing | None:
-        """Return the signing as far as the journal entry describes it; None without a draft at this service."""
+        """Return the signing that the journal entry describes; None if it has no draft at this service."""
         state, fields = self._entry.state, self._package.fields
         if state.signing is None or state.service != self._resources.service:
             return None

@@ -35,7 +35,7 @@ PAGE = 100
 _BATCH = 1000
 """The most events that one statement purges or requeues: it has to end within the timeout."""
 _SPREAD = 2.0
-"""Seconds, for each further attempt, over which the takeover of a dead process's events is spread.
+"""Seconds, for each attempt after the first, over which the takeover of a dead process's events is spread.
 
 One of the events may have killed the process. If they ran together again, the others would use up their attempts too.
 """

@@ -416,7 +416,7 @@ def _describe_wait(store: RedisTokenStore, left: float, refresher: str) -> str:
     """Return why the token is not refreshed. A negative ``left`` is how long the refresher has been paused."""
     if not refresher:
         return (
-            f"{store!r} lost its data: the known token may be outdated and is not refreshed for {left:.0f} s more,"
+            f"{store!r} lost its data: the known token may be outdated and is not refreshed for another {left:.0f} s,"
             " until a worker with a newer token restores it; or authorize again"
         )
     host, process, _ = refresher.rsplit(":", 2)
