@@ -58,7 +58,7 @@ class Resources:
 
 
 class Uploads:
-    """How a run uploads: ``concurrency`` documents at once, over all packages; ``ordered``: one at a time of each."""
+    """How a run uploads: ``concurrency`` documents at once over all packages, only one per package if ``ordered``."""
 
     def __init__(self, concurrency: int, *, ordered: bool) -> None:
         self.concurrency = concurrency
@@ -147,7 +147,7 @@ class Sending:
         return known
 
     async def _send_draft(self) -> Signing:
-        """Complete the draft and send it. If it may not hold exactly the package, create and send a second one."""
+        """Complete the draft and send it. If it might differ from the package, create and send a second draft."""
         state, draft = self._entry.state, self._draft
         state.error = None
         if state.content != self._package.content:
@@ -238,7 +238,7 @@ class Draft:
     _uploads: Uploads
     _on_progress: OnProgress
     _unconfirmed: list[tuple[dict[str, str | None], str, str]] = attrs.field(factory=list, init=False)
-    """Ids that may not be saved yet: an earlier ambiguous request may still add to the draft."""
+    """Ids that must not be saved yet: an earlier ambiguous request may still add to the draft."""
 
     @property
     def id(self) -> str:

@@ -97,7 +97,7 @@ PLAIN_FIELD = re.compile(
     rb"%b*+<<%b*+(?:(?!/Kids|/FT(?!%b*+/(?:Btn|Ch|Tx))|(?:%b)%b*+(?:\[|<<))%b)*+>>"
     % (SPACE, SPACE, SPACE, b"|".join(sorted(_READ_CONTAINERS)), SPACE, _plain_entry(rb"(?:"))
 )
-"""A plain dictionary without kids, without a container that is parsed, and with no field type but these three."""
+"""A plain dictionary without kids, without a parsed container, and with no ``/FT`` but ``/Btn``, ``/Ch`` or ``/Tx``."""
 _UNBOUNDED = (TOKEN, _STRING_PART, ROWS)
 _NAME, _NUMBER, _STRING, _WORD = 1, 2, 4, 5  # groups of TOKEN; the third holds delimiters
 _CLOSING = {b"[": b"]", b"<<": b">>"}

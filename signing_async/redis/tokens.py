@@ -53,7 +53,7 @@ class _Known:
         """Return what a script needs to restore the token, and for how long a newer token may still appear.
 
         Before the last tenth of its lifetime a token is refreshed only if the service rejects it. After that another
-        worker may have a newer token, and may not contact Redis until that token expires.
+        worker might have a newer token, and not contact Redis until that token expires.
         """
         fresh = self.token is None or _seconds_left(self.token) > self.lifetime / 10
         return self.fence, self.saved, self.record, grace if fresh else max(self.lifetime, grace)
