@@ -1,6 +1,6 @@
 """The journal entry of one package: what is known of its draft, saved before each step begins and after it ends.
 
-Also the ways to open a journal and to call it, which an archive uses too.
+Also opens journals and guards the calls to them; the archive uses both.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 DRAFT, SENDING, SENT = "draft", "sending", "sent"
 
-_is_ids = validators.deep_mapping(
+_validate_ids = validators.deep_mapping(
     validators.matches_re(r"\d+"),
     validators.optional(validators.instance_of(str)),
     validators.instance_of(dict),
@@ -46,7 +46,7 @@ _is_ids = validators.deep_mapping(
 
 
 class GuardedJournal:
-    """Any journal: its foreign errors are raised as `JournalError`, and its operations are observed."""
+    """Wraps a journal: raises its foreign errors as `JournalError`, and records its operations in telemetry."""
 
     def __init__(self, journal: Journal, *, telemetry: bool) -> None:
         self._journal = journal
@@ -71,22 +71,22 @@ class GuardedJournal:
     async def _observe(self, name: str, operation: Awaitable[T]) -> T:
         observed = switch.active() if self._telemetry else None
         if observed is None:
-            return await _converting(operation)
+            return await _convert_errors(operation)
         from ..telemetry.work import record_journal
 
         began, raised = time.perf_counter(), None
         try:
-            return await _converting(operation)
+            return await _convert_errors(operation)
         except BaseException as error:
             raised = error
             raise
         finally:
             record_journal(observed, name, time.perf_counter() - began, raised)
-            # It has this frame in its traceback.
+            # The error's traceback refers to this frame.
             del raised
 
 
-async def _converting(operation: Awaitable[T]) -> T:
+async def _convert_errors(operation: Awaitable[T]) -> T:
     try:
         return await operation
     except (ClaimLost, SigningError):
@@ -97,7 +97,7 @@ async def _converting(operation: Awaitable[T]) -> T:
 
 
 def open_journal(journal: Any) -> Journal:
-    """Return the journal; a new `SqliteJournal` if it is a path, which the run closes."""
+    """Return the given journal, or a new `SqliteJournal` for a path, which the caller closes."""
     if isinstance(journal, str) and "://" in journal:
         # The URL may hold a password.
         raise ConfigurationError("journal: must be a path, got a URL; for PostgreSQL give a PostgresJournal(dsn)")
@@ -105,12 +105,12 @@ def open_journal(journal: Any) -> Journal:
         return SqliteJournal(journal)
     if not all(callable(getattr(journal, name, None)) for name in ("claim", "write", "release")):
         raise InvalidRequest(f"journal: must be a path or a Journal, got {journal!r}")
-    callers: Journal = journal
-    return callers
+    given: Journal = journal
+    return given
 
 
 class NoJournal:
-    """The journal of one call that has none: the state ends with the call."""
+    """Stands in for the journal of a call without one: nothing outlives the call."""
 
     async def claim(self, key: str) -> Claim | None:
         return Claim(key, None, 1)
@@ -133,8 +133,8 @@ class PackageState:
     service: str = attrs.field(validator=validators.instance_of(str))
     status: str = attrs.field(default=DRAFT, validator=validators.in_((DRAFT, SENDING, SENT)))
     signing: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
-    documents: dict[str, str | None] = attrs.field(factory=dict, validator=_is_ids)
-    recipients: dict[str, str | None] = attrs.field(factory=dict, validator=_is_ids)
+    documents: dict[str, str | None] = attrs.field(factory=dict, validator=_validate_ids)
+    recipients: dict[str, str | None] = attrs.field(factory=dict, validator=_validate_ids)
     error: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
     abandoned: list[str] = attrs.field(
         factory=list, validator=validators.deep_iterable(validators.instance_of(str), validators.instance_of(list))
@@ -146,7 +146,7 @@ class PackageState:
         return None in self.documents.values() or None in self.recipients.values()
 
     def abandon_draft(self) -> None:
-        """Forget the draft. No run sends a draft that is not in the journal."""
+        """Forget the draft. No run sends a draft that its journal entry no longer names."""
         if self.signing is not None:
             self.abandoned.append(self.signing)
         self.signing, self.documents, self.recipients = None, {}, {}
@@ -159,7 +159,7 @@ class JournalEntry:
         self._journal = journal
         self._claim = claim
         self._context = context
-        """That of the span of this run's work on the package, for the next run."""
+        """The trace context of this run's span for the package; the next run links to it."""
         self.state: PackageState = PackageState(content, service)
         self._changes = self._saved = 0
         self._saved_status = DRAFT
@@ -171,7 +171,7 @@ class JournalEntry:
         return self._changes > 0
 
     def load(self) -> PackageState:
-        """Return what earlier runs saved; raise `OutcomeUnknown` if that can't be decoded."""
+        """Return the state that earlier runs saved; raise `OutcomeUnknown` if it can't be decoded."""
         if self._claim.state is None:
             return self.state
         with suppress(TypeError, ValueError, RecursionError):
@@ -182,9 +182,9 @@ class JournalEntry:
         raise OutcomeUnknown("the journal entry of this package cannot be decoded: the package may have been sent")
 
     async def save(self) -> None:
-        """Write the state as it is now. Concurrent calls share a write; raises `ClaimLost` if the claim is stale.
+        """Write the current state; concurrent calls share a write. Raises `ClaimLost` if the claim is stale.
 
-        If the sending had begun, and was not refused, the effect of a journal's error is unknown.
+        If the send request may have been made, and was not refused, a journal error has the effect ``"unknown"``.
         """
         self._changes += 1
         change = self._changes

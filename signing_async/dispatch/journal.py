@@ -61,7 +61,7 @@ class Claim:
 
 
 class Journal(Protocol):
-    """Keeps one text for each package, and lets one run at a time work on it.
+    """Keeps one text for each package, and lets one run at a time work on the package.
 
     Its failures are raised as `JournalError`, which ends a run. A `SigningError` that is not ``client_wide``, such as
     an `InvalidRequest` for a key, fails only its package. ``signing_async.testing`` has a suite that implementations
@@ -75,7 +75,7 @@ class Journal(Protocol):
         """
 
     async def write(self, claim: Claim, state: str) -> None:
-        """Write the package's text durably: it survives a crash and a power cut from here on.
+        """Write the package's text durably: once this returns, the text survives a crash and a power cut.
 
         Raises `ClaimLost`, and writes nothing, if another run has claimed the package.
         """
@@ -98,10 +98,10 @@ class JournalRecord:
 
 @runtime_checkable
 class ListedJournal(Protocol):
-    """A journal that can list its texts: only then does `archive_status` find dispatches without an outcome."""
+    """A journal that can list its texts. `archive_status` needs one to find dispatches without an outcome."""
 
     def records(self) -> AsyncIterator[JournalRecord]:
-        """Yield what was written, in the order of the keys, claimed or not. Keys without a text are left out."""
+        """Yield the texts of all packages, claimed or not, sorted by key. Keys without a text are left out."""
 
 
 class SqliteJournal:

@@ -1,4 +1,4 @@
-"""A signing with its documents and recipients: checked as a whole before anything is sent, and named by its content."""
+"""A signing with its documents and recipients: checked as a whole before it is sent, and identified by its content."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _recipients(value: Iterable[NewRecipient]) -> tuple[NewRecipient, ...]:
 
 
 def _as_tuple(value: Iterable[T]) -> tuple[T, ...]:
-    """Return the items as a tuple, which can be read twice. A value that is no list is kept: `prepare` rejects it."""
+    """Return the items as a tuple, which can be read twice. A single source or a wrong value is kept for `prepare`."""
     given: Any = value
     single = isinstance(given, str | bytes | bytearray | memoryview | os.PathLike) or hasattr(given, "read")
     return cast("tuple[T, ...]", tuple(given) if isinstance(given, Iterable) and not single else given)
@@ -60,10 +60,10 @@ class SigningPackage:
     """A signing with its documents and recipients, to be sent in one call. It is checked when it is dispatched.
 
     ``documents`` are paths, bytes, binary files, async iterators or `PdfSource`. In a sequential signing the recipients
-    sign by their ``order``; if none has one, in the order of the list. ``key`` names the package in a journal: each key
-    (at most 1,000 bytes) is sent once. Without a key, a hash of the content names it: the fields, and the documents'
-    names and bytes. Two identical packages in one `dispatch_many` need keys. So do those of two calls: a call with the
-    same content is taken for a repeated one, and returns the signing of the first. ::
+    sign by their ``order``; if none has one, in the order of the list. ``key`` identifies the package in a journal:
+    each key (at most 1,000 bytes) is sent once. Without a key, a hash of the content identifies it: the fields, the
+    recipients, and the documents' names and bytes. Identical packages need keys, in one `dispatch_many` and in separate
+    calls: without keys, the second call counts as a repetition and returns the signing of the first. ::
 
         SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com", "Anna", "Berg")],
                        key="lease-2031")
@@ -80,7 +80,7 @@ class SigningPackage:
 
 @attrs.frozen
 class CheckedPdf:
-    """A document that was checked and can be opened again. No file is held open for it."""
+    """A document that was checked and can be opened again. Its file is not kept open."""
 
     source: PdfSource
     """The source with its sha256, which the upload verifies."""
@@ -119,7 +119,7 @@ class Prepared:
 
 
 async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
-    """Check a package and name it; raise one `InvalidRequest` that lists all of its problems."""
+    """Check a package and determine its key; raise one `InvalidRequest` that lists all problems."""
     if not isinstance(package, SigningPackage):
         raise InvalidRequest(f"package: must be a SigningPackage, got {type(package).__name__}")
     fields = {
@@ -156,7 +156,7 @@ def _problems_of(prefix: str, check: Callable[[], object]) -> list[str]:
 
 
 def _check_list(field: str, values: object, problems: list[str]) -> bool:
-    """Return whether the values are a list, which must not be empty."""
+    """Return whether the values are a list; report a problem if not, or if it is empty."""
     if not isinstance(values, tuple):
         problems.append(f"{field}: must be a list, got {type(values).__name__}")
     elif not values:
@@ -233,7 +233,7 @@ async def _check_documents(
 
 
 async def _check_document(given: Source | PdfSource, max_pdf_bytes: int, buffer: _Buffer) -> CheckedPdf:
-    """Check one document and hash it. It isn't held open: there may be many."""
+    """Check one document and hash it. Its file isn't kept open: there may be many."""
     pdf_source = PdfSource(given)
     source, name = pdf_source.source, pdf_source.filename
     status = _file_status(source)
@@ -285,7 +285,7 @@ class _Buffer:
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
-        self._reading = threading.Lock()
+        self._position_lock = threading.Lock()
         self.size: int = 0
 
     def append(self, block: memoryview) -> None:
@@ -298,7 +298,7 @@ class _Buffer:
 
     def read(self, size: int, offset: int) -> bytes:
         assert self._file is not None
-        with self._reading:
+        with self._position_lock:
             self._file.seek(offset)
             return self._file.read(size)
 
@@ -329,7 +329,7 @@ def _hash_content(
     """Return a hash that is the same for the same package on every machine. Paths are not part of it."""
     content = {
         **fields,
-        # File systems differ in the normal form of names.
+        # File systems differ in the Unicode normal form of names.
         "documents": [(unicodedata.normalize("NFC", pdf.source.filename), pdf.source.sha256) for pdf in documents],
         "recipients": [{name: value for name, value in each.items() if value is not None} for each in recipients],
     }

@@ -2,8 +2,9 @@
 
 Each step is saved to the journal before it begins and after its outcome is known. A later run, after a crash at any
 moment, therefore knows what may have happened. A draft with a step of unknown outcome is abandoned, and another one is
-created: a spare draft notifies nobody. Only the sending is never repeated with another draft; the service sends a
-signing once. The sending is saved first, which the journal refuses unless this run holds the package's claim.
+created: a spare draft notifies nobody. Once the send request may have taken effect, no other draft is created: the
+service sends a signing once. The status is saved before that request; the journal refuses the write if the run has lost
+its claim.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class DispatchResult:
     """The result of one package. ``error`` is None if it was sent, by this run or an earlier one.
 
     ``signing`` is the signing as sent; with an error, what is known of the draft. ``abandoned`` are the ids of drafts
-    that were given up for another one, by this run or an earlier one: they stay at the service, unsent.
+    that this run or an earlier one abandoned: they stay at the service, unsent.
     """
 
     package: SigningPackage
@@ -167,7 +168,7 @@ class _Run:
             return job.defer()
         job.close()
         self._prepared.discard(job)
-        self._note_result(job, prepared, result)
+        self._forget_failed(job, prepared, result)
         return result
 
     async def _prepare(self, job: _Job) -> Prepared:
@@ -195,8 +196,8 @@ class _Run:
             )
             raise InvalidRequest(text)
 
-    def _note_result(self, job: _Job, prepared: Prepared, result: DispatchResult) -> None:
-        """Let the caller repeat a package without a key that failed."""
+    def _forget_failed(self, job: _Job, prepared: Prepared, result: DispatchResult) -> None:
+        """Forget the content of a failed package without a key, so that the caller can repeat the package."""
         if result.error is not None and job.package.key is None:
             del self._without_key[bytes.fromhex(prepared.content)]
 
@@ -258,7 +259,7 @@ class _Run:
 
 
 class _Job:
-    """A package from when it is pulled until its result."""
+    """A package that was pulled and has no result yet."""
 
     on_progress: Callable[[int, Progress], None]
 
@@ -269,7 +270,7 @@ class _Job:
         self._deferrals = Deferrals()
 
     def defer(self) -> Deferred:
-        """Return a pause for the run that works on the package."""
+        """Return the delay before the next attempt: another run is working on the package."""
         assert self.prepared is not None
         return self._deferrals.next(f"package {self.prepared.label}")
 
@@ -283,7 +284,7 @@ class _Totals:
 
     def __init__(self, reporter: ProgressReporter) -> None:
         self._reporter = reporter
-        # The end of the packages counts as one more.
+        # The end of the packages counts as one more package.
         self._unprepared = 1
         self._files = self._bytes = 0
 
@@ -292,16 +293,16 @@ class _Totals:
         self._unprepared += 1
 
     def add(self, documents: Sequence[CheckedPdf]) -> Callable[[int, Progress], None]:
-        """Count the documents of a package, and return the listener of their uploads.
+        """Count the documents of a package, and return the progress callback of their uploads.
 
-        An invalid package has no documents, nor has the end of the packages.
+        An invalid package, and the end of the packages, count without documents.
         """
         self._unprepared -= 1
         self._files += len(documents)
         self._bytes += sum(document.size for document in documents)
         if not self._unprepared:
             self._reporter.files_total, self._reporter.bytes_total = self._files, self._bytes
-            # The end may be found after the last upload.
+            # If the end is reached after the last upload, only this reports the totals.
             self._reporter.add(0, 0)
         files = [FileProgress(self._reporter) for _ in documents]
         return lambda number, progress: files[number](progress)

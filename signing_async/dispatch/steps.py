@@ -58,7 +58,7 @@ class Resources:
 
 
 class Uploads:
-    """How a run uploads: ``concurrency`` documents at once, over all packages; the ones of a package in order."""
+    """How a run uploads: ``concurrency`` documents at once over all packages, only one per package if ``ordered``."""
 
     def __init__(self, concurrency: int, *, ordered: bool) -> None:
         self.concurrency = concurrency
@@ -82,7 +82,7 @@ class Sending:
         return tuple(state.abandoned) if state.service == self._resources.service else ()
 
     def known_signing(self) -> Signing | None:
-        """Return what the journal knows of the signing."""
+        """Return the signing that the journal entry describes; None if it has no draft at this service."""
         state, fields = self._entry.state, self._package.fields
         if state.signing is None or state.service != self._resources.service:
             return None
@@ -126,9 +126,9 @@ class Sending:
         state = self._entry.load()
         if state.service != self._resources.service:
             error = ConfigurationError(
-                f"the journal knows this package at {state.service}; use another journal for {self._resources.service}"
+                f"the journal holds this package for {state.service}; use another journal for {self._resources.service}"
             )
-            # It may not know the other packages of the run.
+            # Other packages of the run may be unaffected.
             error.client_wide = False
             raise error
         if state.status == DRAFT:
@@ -147,7 +147,7 @@ class Sending:
         return known
 
     async def _send_draft(self) -> Signing:
-        """Complete the draft, or a second one if the first is not certain to hold exactly the package, and send it."""
+        """Complete the draft and send it. If it might differ from the package, create and send a second draft."""
         state, draft = self._entry.state, self._draft
         state.error = None
         if state.content != self._package.content:
@@ -164,7 +164,7 @@ class Sending:
         if not is_exact:
             draft.abandon("it holds more or less than the package")
             raise DraftChanged(
-                "two drafts held more or less than this package: another client changes them; nothing was sent"
+                "two drafts held more or less than this package: another client is changing them; nothing was sent"
             )
         state.status = SENDING
         await self._entry.save()
@@ -178,13 +178,13 @@ class Sending:
         try:
             await self._check_resumed()
         except SigningError as error:
-            # The journal entry stays as it is: the request of the earlier run may send the draft even now.
+            # The journal entry stays unchanged: the earlier run's request may still send the draft.
             error.effect = "unknown"
             raise
         return await self._send()
 
     async def _check_resumed(self) -> None:
-        """Raise `DraftChanged` if the draft that is to be sent again does not hold exactly the package."""
+        """Raise `DraftChanged` if the draft, which an earlier run may send, does not hold exactly the package."""
         current = await self._resources.signings.get(self._draft.id)
         if current.is_draft and not await self._draft.is_exact(current):
             raise DraftChanged(
@@ -221,9 +221,9 @@ class Sending:
             # A rate limiter of the caller's own may raise anything; its text may contain secrets.
             is_own = isinstance(error, SigningError)
             text = self._resources.redacted(str(error)) if is_own else type(error).__name__
-            log.warning("signing %s was sent, and could not be read: %s", self._draft.id, text)
+            log.warning("signing %s was sent but could not be read: %s", self._draft.id, text)
             return None
-        # The service accepted the request: only a draft contradicts that.
+        # The service accepted the request: only a signing that is still a draft contradicts that.
         with suppress(Undecidable):
             if not was_sent(signing):
                 return await self._resources.signings.verify_sent(self._draft.id)
@@ -240,7 +240,7 @@ class Draft:
     _uploads: Uploads
     _on_progress: OnProgress
     _unconfirmed: list[tuple[dict[str, str | None], str, str]] = attrs.field(factory=list, init=False)
-    """Ids that may not be saved yet: an earlier ambiguous request may still add to the draft."""
+    """Ids that must not be saved yet: an earlier ambiguous request may still add to the draft."""
 
     @property
     def id(self) -> str:
@@ -250,17 +250,17 @@ class Draft:
 
     @property
     def tracked(self) -> TrackedSigning:
-        """What the client knows of the draft's requests."""
+        """What the client knows about its own requests to the draft."""
         return self._resources.tracker.signing(signing_path(self.id))
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the missing documents can be uploaded without getting out of order."""
+        """Whether the missing documents can still be uploaded in order."""
         missing, count = self._missing_documents(), len(self._package.documents)
         return not self._uploads.ordered or missing == list(range(count - len(missing), count))
 
     def abandon(self, reason: str) -> None:
-        """Give the draft up: it stays at the service, unsent."""
+        """Abandon the draft: it stays at the service, unsent."""
         state = self._entry.state
         if state.signing is not None:
             log.warning("package %s: draft %s was abandoned: %s", self._package.label, state.signing, reason)
@@ -278,8 +278,9 @@ class Draft:
     async def complete(self, *, last: bool) -> bool:
         """Create the draft if there is none, and add what is missing; return whether it holds exactly the package.
 
-        If the outcome of a step is unknown, return False; or raise, if this is the ``last`` draft to be tried, or if
-        the failure is not transient. The error's ``effect`` is ``"none"``: an unsent draft notifies nobody.
+        If the outcome of a step is unknown, return False. Raise instead if this is the ``last`` draft to be tried, the
+        deadline passed, or the failure is not transient. The error's ``effect`` is ``"none"``: an unsent draft notifies
+        nobody.
         """
         state, resumed = self._entry.state, self._entry.state.signing is not None
         missing = self._missing_documents()
@@ -330,7 +331,7 @@ class Draft:
             await self._upload_batch([number])
 
     async def _upload_batch(self, numbers: list[int]) -> None:
-        """Upload documents side by side."""
+        """Upload documents concurrently."""
         ids = self._entry.state.documents
         ids.update((str(number), None) for number in numbers)
         await self._entry.save()
@@ -340,7 +341,7 @@ class Draft:
             async with self._uploads.semaphore:
                 not_begun.discard(number)
                 await self._step(ids, number, partial(self._upload, number))
-            # The last id is saved with the step that follows.
+            # The next step saves the last id.
             if None in ids.values():
                 await self._entry.save()
 
@@ -369,7 +370,7 @@ class Draft:
                 await self._step(ids, number, partial(self._resources.recipients.add, self.id, **fields))
 
     async def _step(self, ids: dict[str, str | None], number: int, call: Callable[[], Awaitable[Created]]) -> None:
-        """Make a call that adds to the draft, and note the id of what it created."""
+        """Make a call that adds to the draft, and note the id of the created record."""
         try:
             created = await call()
         except SigningError as error:
@@ -377,14 +378,17 @@ class Draft:
                 del ids[str(number)]
             raise
         self._unconfirmed.append((ids, str(number), created.id))
-        # While an earlier request may still take effect, ids stay unknown: another run would abandon the draft.
+        # While an earlier request may still take effect, ids stay None, so that another run abandons the draft.
         if not self.tracked.may_change_late:
             for target, key, id_ in self._unconfirmed:
                 target[key] = id_
             self._unconfirmed.clear()
 
     async def _is_unchanged(self) -> bool:
-        """Return whether the draft exists and holds exactly the known ids; raise `OutcomeUnknown` if it may be sent."""
+        """Return whether the draft exists and holds exactly the known ids.
+
+        Raise `OutcomeUnknown` if another client may have sent it.
+        """
         try:
             signing = await self._resources.signings.get(self.id)
             if was_sent(signing):
@@ -404,9 +408,9 @@ class Draft:
 
 
 def _unsent(error: SigningError) -> TransportError:
-    """Return the error for a step of unknown outcome: the next run sends another draft.
+    """Return the error for a step whose outcome is unknown: the next run sends another draft.
 
-    It is transient if the step's own failure is: another draft needs no reading if its steps succeed.
+    It is transient if the request itself failed transiently. A failed read does not matter: a new draft needs none.
     """
     kind = RequestTimeout if isinstance(error, TimeoutError) else TransportError
     is_transient = error.after_transient if isinstance(error, OutcomeUnknown) else error.transient

@@ -54,7 +54,7 @@ class SealedFile:
 
 
 async def checked_chunks(response: wire.Response, max_bytes: int) -> AsyncGenerator[bytes, None]:
-    """Yield the chunks of a PDF. Raise `Unreadable` if it is no PDF, is truncated, or exceeds ``max_bytes``."""
+    """Yield the chunks of a PDF. Raise `Unreadable` if it is not a PDF, is truncated, or exceeds ``max_bytes``."""
     size, head, tail = 0, b"", b""
     async for chunk in response.chunks():
         size += len(chunk)
@@ -117,7 +117,7 @@ def _record_received(response: wire.Response, transport: Transport) -> None:
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
-    """Return the path of a download. Raise `InvalidRequest` if it is not a regular file, or a free name in a folder."""
+    """Return the path of a download. Raise `InvalidRequest` unless it is a regular file or a free name in a folder."""
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise InvalidRequest(f"path: must be a path, got {type(path).__name__}")
     target = Path(path)
@@ -140,7 +140,7 @@ def target_exists(target: Path) -> InvalidRequest:
 
 
 def load_verifier(trust: Trust | Iterable[Trust] | None) -> Callable[[Path], None]:
-    """Return a function that raises `NotSound` for a bad file. A missing extra or an unreadable root raises here."""
+    """Return a function that raises `NotSound` for a bad file. Loads the extra and the roots, which may raise."""
     from .._verify.roots import load_roots
     from ..sealed import inspect_sealed
 

@@ -1,4 +1,4 @@
-"""Files that are read at an offset, by the event loop if the system has them in memory, else by threads."""
+"""Read files at an offset: on the event loop if the system has the data in memory, otherwise in a thread."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ class OpenFile:
             os.close(self.descriptor)
 
     def __del__(self) -> None:
-        # A thread may open it for an upload that was cancelled meanwhile.
+        # If an upload is cancelled while a thread opens its file, nothing else closes the file.
         self.close()
 
 
 def read_cached(file: OpenFile, block: memoryview, at: int) -> bool:
-    """Fill the block if the system has the data in memory, and return whether it had. Never wait for a disk."""
+    """Fill the block if the system has the data in memory; return whether it had. Never waits for a disk."""
     if _NO_WAIT is None:
         return False
     try:
@@ -87,7 +87,7 @@ def read_cached(file: OpenFile, block: memoryview, at: int) -> bool:
 
 
 def read_fully(file: OpenFile, block: memoryview, at: int) -> bool:
-    """Read the block; return whether the file has all of it."""
+    """Fill the block from an offset; return whether the file has that many bytes."""
     with file:
         while block and (count := file.read(block, at)):
             block, at = block[count:], at + count
@@ -96,7 +96,7 @@ def read_fully(file: OpenFile, block: memoryview, at: int) -> bool:
 
 @contextlib.contextmanager
 def source_errors(problem: str) -> Iterator[None]:
-    """Turn an error of the operating system into `InvalidRequest`. Closed files and bad paths raise `ValueError`."""
+    """Turn `OSError` and `ValueError` into `InvalidRequest`. Closed files and invalid paths raise `ValueError`."""
     try:
         yield
     except (OSError, ValueError) as error:

@@ -1,9 +1,9 @@
 """Find the objects of a PDF through its cross-references, as PDF readers do.
 
-The way leads from `startxref` at the end of the file along the chain of cross-references to the trailer, and from there
-to the objects asked for. The rest of the file is not read: a large file costs no more than a small one, and text that
-looks like an object inside a stream, string or comment cannot mislead. All callers use this one reader, so they cannot
-see different documents in the same file.
+The search starts at `startxref` at the end of the file and follows the chain of cross-references to the trailer, and
+from there to the requested objects. The rest of the file is not read: a large file costs no more than a small one, and
+text that looks like an object inside a stream, string or comment cannot mislead the search. All callers use this one
+reader, so they cannot see different documents in the same file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ START = re.compile(rb"startxref%b{1,64}+([0-9]{1,10})(?!%b)" % (SPACE, REGULAR))
 
 
 class Place(NamedTuple):
-    """The place of an object: an offset of the file, an object stream (``container``), or neither if it is missing."""
+    """The place of an object: an offset in the file, an object stream (``container``), or neither if it is missing."""
 
     offset: int = 0
     generation: int = 0
@@ -65,7 +65,7 @@ class _Section:
             self.trailer = self._read_stream(at)
 
     def verify(self) -> None:
-        """Raise unless every row exists and leads to its object."""
+        """Raise `UnreadablePdf` unless every row exists and leads to its object."""
         for first, count, start in self.runs:
             places = self.rows.places(start) if self.rows else self._table_places(start)
             number = first - 1
@@ -156,7 +156,7 @@ class _Rows:
         self.data = data
         self.budget = budget
         self.filters = self._row_filters(entries.get(b"/DecodeParms"))
-        # The row computed last: the next one is mostly below it, and adds to it.
+        # The row computed last: the next lookup is usually of a later row, which builds on it.
         self._last_row, self._last_cells = -1, b""
 
     def _row_filters(self, parameters: Value) -> bytes | None:
@@ -174,11 +174,11 @@ class _Rows:
         return filters
 
     def place(self, row: int) -> Place:
-        """Return the place of the object of a row."""
+        """Return the place that a row gives for its object."""
         return self._place(self._cells(row))
 
     def places(self, row: int) -> Iterator[Place]:
-        """Yield the places of the objects of this row and all later ones."""
+        """Yield the places in this row and all later rows."""
         above = b""
         skip = 1 if self.filters else 0
         for number in range(row, len(self.data) // (self.columns + skip)):
@@ -237,7 +237,7 @@ class Document:
             raise UnreadablePdf
 
     def verify(self) -> None:
-        """Raise unless all cross-reference sections can be read."""
+        """Raise `UnreadablePdf` unless all cross-reference sections can be read and lead to their objects."""
         self._load_all()
         for section in self._sections:
             section.verify()
@@ -266,7 +266,7 @@ class Document:
         return Place()
 
     def resolve(self, value: Value, skip: re.Pattern[bytes] | None = None) -> Value:
-        """Return what a reference leads to, None if nothing or if ``skip`` matches; return any other value itself."""
+        """Return the object of a reference, or None if it is missing or ``skip`` matches it; keep any other value."""
         if not isinstance(value, Ref):
             return value
         place = self.find(value.number)
@@ -292,11 +292,11 @@ class Document:
 
     def _unpack(self, container: int) -> tuple[Text, dict[int, int]]:
         """Return the text of an object stream, and the start of each object in it."""
-        value, end = self._unpackable(Ref(container, 0))
+        value, end = self._outer_object(Ref(container, 0))
         entries = expect_dict(value)
         length = entries.get(b"/Length")
         if isinstance(length, Ref):
-            length, _ = self._unpackable(length)
+            length, _ = self._outer_object(length)
         data = decode(self.text.stream(end, length), entries, self.text.budget)
         match entries.get(b"/Type"), entries.get(b"/N"), entries.get(b"/First"):
             case b"/ObjStm", int(count), int(first) if b"/DecodeParms" not in entries:
@@ -310,8 +310,8 @@ class Document:
         starts = {int(n): first + int(at) for n, at in zip(heads[::2], heads[1::2], strict=True)}
         return Text(data, self.text.budget), starts
 
-    def _unpackable(self, ref: Ref) -> tuple[Value, int]:
-        """Return an object of the file itself and its end: what unpacks object streams cannot be in one."""
+    def _outer_object(self, ref: Ref) -> tuple[Value, int]:
+        """Return an object and its end. An object stream, and its length, cannot be in another object stream."""
         place = self.find(ref.number)
         if not place.offset or place.generation != ref.generation:
             raise UnreadablePdf

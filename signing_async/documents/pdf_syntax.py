@@ -1,6 +1,6 @@
-"""Parse the values of a PDF, in bounded work and without a dependency.
+"""Parse the values of a PDF, with bounded work and no dependency.
 
-All work on a file is paid from one `Budget`, so that a hostile file cannot take longer than a harmless one may.
+All work on a file is charged to one `Budget`, which limits the time that a hostile file can take.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ __all__ = [
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 Read: TypeAlias = Callable[[int, int], Bytes]
-"""Return a number of bytes from an offset of a file."""
+"""Returns the bytes of a file at an offset: takes the offset and the number of bytes."""
 
 STEP: Final = 80
 MAX_DEPTH: Final = 100
 WINDOW: Final = 2048
-"""How much of a file `glance` reads at a time."""
+"""How many bytes of a file `glance` reads at a time."""
 
 MARGIN: Final = 512
 """More than any pattern below can match, except those in `_UNBOUNDED`."""
@@ -62,7 +62,7 @@ ROWS = re.compile(rb"(?:[0-9]{10} [0-9]{5} [nf][\r\n ]{2})*+")
 _ESCAPED = re.compile(rb"#([0-9A-Fa-f]{2})")
 
 
-# Strings, arrays and dictionaries as patterns skip them. A deeper pattern would take longer to compile.
+# Patterns that skip strings, arrays and dictionaries. Patterns for deeper nesting would take longer to compile.
 STRING = rb"<[0-9A-Fa-f\x00\t\n\f\r ]*+>|\((?:[^()\\]++|\\[\x00-\xff])*+\)"
 _FLAT_CONTENT = rb"(?:[^\[\]<>(){}%%]++|%b)*+" % STRING
 FLAT = rb"\[%b\]|<<%b>>" % (_FLAT_CONTENT, _FLAT_CONTENT)
@@ -71,7 +71,7 @@ _CONTAINER = rb"\[%b\]|<<%b>>" % (_CONTENT, _CONTENT)
 _READ_CONTAINERS = frozenset(
     b"/AcroForm /DecodeParms /DocMDP /Encrypt /Fields /Filter /Index /Kids /Perms /V /W".split()
 )
-"""The keys of arrays and dictionaries that are read, and not skipped."""
+"""The keys whose arrays and dictionaries are parsed, not skipped."""
 
 
 def _plain_item(group: bytes) -> bytes:
@@ -97,7 +97,7 @@ PLAIN_FIELD = re.compile(
     rb"%b*+<<%b*+(?:(?!/Kids|/FT(?!%b*+/(?:Btn|Ch|Tx))|(?:%b)%b*+(?:\[|<<))%b)*+>>"
     % (SPACE, SPACE, SPACE, b"|".join(sorted(_READ_CONTAINERS)), SPACE, _plain_entry(rb"(?:"))
 )
-"""A plain dictionary without kids, without a container that is read, and without an ``/FT`` other than these three."""
+"""A plain dictionary without kids, without a parsed container, and with no ``/FT`` but ``/Btn``, ``/Ch`` or ``/Tx``."""
 _UNBOUNDED = (TOKEN, _STRING_PART, ROWS)
 _NAME, _NUMBER, _STRING, _WORD = 1, 2, 4, 5  # groups of TOKEN; the third holds delimiters
 _CLOSING = {b"[": b"]", b"<<": b">>"}
@@ -108,8 +108,8 @@ class Ref(NamedTuple):
     generation: int
 
 
-# Names are bytes with their slash. Strings, reals and booleans do not matter here: each is the empty str, and an array
-# of strings may be, too.
+# Names are bytes with their slash. Strings, reals and booleans do not matter here: each becomes an empty str, and so
+# may an array of strings.
 Value: TypeAlias = "dict[bytes, Value] | list[Value] | Ref | bytes | int | str | None"
 Dict: TypeAlias = "dict[bytes, Value]"
 
@@ -145,7 +145,7 @@ class Text:
         """A match that ends here or before does not depend on what follows the window."""
 
     def part(self, at: int, least: int) -> Bytes:
-        """Return ``least`` bytes from an offset, fewer only at the end."""
+        """Return ``least`` bytes from an offset, or fewer at the end of the text."""
         if self._read is None:
             return self.data[at : at + least]
         self.budget.spend(STEP)
@@ -185,7 +185,7 @@ class Text:
         raise UnreadablePdf
 
     def value(self, at: int, skip: re.Pattern[bytes] | None = None) -> tuple[Value, int]:
-        """Return the value at an offset, and its end. Of a reference at the outermost level only the number is read.
+        """Return the value at an offset, and its end. Of a reference at the outermost level, only the number is read.
 
         A value that ``skip`` matches is not parsed; None is returned for it.
         """
@@ -234,7 +234,7 @@ class Text:
         return items[0], at
 
     def _plain_dictionary(self, at: int) -> tuple[Value, int] | None:
-        """Return a dictionary and its end if one pattern can parse it, as usual; skipped containers become ""."""
+        """Return a dictionary and its end if one pattern can parse it; skipped containers become ""."""
         found = self._plain_match(_PLAIN_DICTIONARY, at)
         if not found:
             return None
@@ -278,7 +278,7 @@ class Text:
         return at
 
     def numbered(self, at: int, ref: Ref, skip: re.Pattern[bytes] | None = None) -> tuple[Value, int]:
-        """Return the value of the object at an offset, which must be the one referred to, and its end; see `value`."""
+        """Return the value of the object ``ref``, which must begin at the offset, and its end; see `value`."""
         found, end = self.need(OBJECT, at)
         if (int(found[1]), int(found[2])) != ref:
             raise UnreadablePdf
@@ -316,7 +316,7 @@ def _read_word(word: bytes, items: list[Value]) -> None:
 
 
 def _dictionary(items: list[Value]) -> Dict:
-    """Return a dictionary of alternating names and values; the last of equal names counts, and null is no entry."""
+    """Return a dictionary of alternating names and values; the last of equal names counts, null values are left out."""
     entries: Dict = {}
     for key, value in zip(items[::2], items[1::2], strict=False):
         if not isinstance(key, bytes):

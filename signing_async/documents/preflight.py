@@ -1,6 +1,6 @@
-"""Find PDFs that the service is sure to refuse, before anything is sent: in bounded work, without a dependency.
+"""Find PDFs that the service is sure to refuse, before anything is sent: with bounded work and no dependency.
 
-The checks are on the trailer (`/Encrypt`), the catalog and its form (signature fields with a value). A file that
+The checks cover the trailer (`/Encrypt`), the catalog and its form (signature fields with a value). A file that
 exhausts the budget, or that cannot be parsed, is left to the service.
 """
 
@@ -47,7 +47,7 @@ _TRAILER = re.compile(rb"trailer")
 _OBJ = re.compile(rb"obj")
 
 # The parts of the simplest files, each parsed by one pattern: dictionaries with unescaped keys that contain only flat
-# arrays and dictionaries. All else is left to `Document`.
+# arrays and dictionaries. `Document` parses all others.
 _PLAIN = rb"[^\x00\t\n\f\r ()<>\[\]{}/%#]"
 _NAME = rb"/%b*+" % _PLAIN
 _REFERENCE = rb"[0-9]{1,10}+%b{1,9}+[0-9]{1,5}+%b{1,9}+R" % (SPACE, SPACE)
@@ -73,7 +73,8 @@ def preflight(data: bytes | bytearray | memoryview | mmap.mmap) -> Verdict | Non
 
     "not_pdf": no header, or nothing that could be an object. "protected": encrypted, with any password.
     "already_signed": a signature field has a signature; empty fields and Adobe's usage rights do not count.
-    None promises nothing: what cannot be determined cheaply and surely is left to the service. The size is not checked.
+    None promises nothing: if the preflight cannot tell for certain and cheaply, the service decides. The size is not
+    checked.
 
     >>> preflight(b"Dear Sir or Madam")
     'not_pdf'
@@ -88,7 +89,7 @@ def preflight(data: bytes | bytearray | memoryview | mmap.mmap) -> Verdict | Non
 
 
 def glance(read: Read, size: int) -> bool:
-    """Return whether a few places of a file show that `preflight` would accept it.
+    """Return whether a few parts of a file show that `preflight` would accept it.
 
     If False, `preflight` has to see the whole file.
     """
@@ -105,7 +106,7 @@ def glance(read: Read, size: int) -> bool:
 
 
 def _is_plain(read: Read, size: int) -> bool:
-    """Return whether the file is simple and has no reason to be refused.
+    """Return whether the file is simple and gives no reason to refuse it.
 
     Its newest cross-reference is one table, its trailer has no `/Encrypt`, and its catalog has no form.
     """
@@ -137,7 +138,7 @@ def _is_plain(read: Read, size: int) -> bool:
 
 
 def _look_closely(view: memoryview, header: int) -> Verdict | None:
-    """Return the verdict on a file with its header at this offset."""
+    """Return the verdict on a file whose `%PDF-` is at the offset ``header``."""
     budget = Budget(BUDGET)
     for start in sorted({0, header}, reverse=True):  # offsets count from the header; in sloppy files from 0
         with view[start:] as data_from_start:
@@ -179,7 +180,7 @@ def _is_signature(value: Value) -> bool:
 
 
 def _judge_damaged(text: Text) -> Verdict | None:
-    """Return the verdict on a damaged file: protected if every trailer says so and its references can be resolved."""
+    """Return the verdict on a damaged file: protected if each trailer's root and `/Encrypt` are defined once."""
     if not _OBJ.search(text.data) and not _TRAILER.search(text.data):
         return "not_pdf"
     try:

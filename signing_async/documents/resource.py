@@ -1,4 +1,4 @@
-"""Upload PDFs to a signing, download its sealed PDFs."""
+"""Upload PDFs to a signing, and download its sealed PDFs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class UploadResult(Generic[S]):
     """The item as given: a source, or a pair of signing and source."""
     document: Document | None
     error: Exception | None
-    """A `SigningError`, or whatever the caller's own file or iterator raised while it was read."""
+    """A `SigningError`, or an exception that the caller's own file or iterator raised while it was read."""
 
 
 class Documents:
@@ -72,8 +72,8 @@ class Documents:
         The first upload to a signing that this client did not create reads the signing first. After a 5xx or a lost
         response, the signing is read before the file is sent again. If that does not show whether the document arrived,
         `OutcomeUnknown` is raised. Uploads of the same name to the same signing run one after another. A document that
-        another host uploads to the signing at that moment is told apart by its name, and by its size and SHA-256 if the
-        service reports them: if all of these are equal, or only the name is known, it counts as this upload's.
+        another client uploads at the same time counts as this upload's if the names are equal, and also the size and
+        SHA-256 if the service reports them.
         ``preflight=False`` skips the local check of the file. ::
 
             document = await client.documents.upload(signing, "contract.pdf")
@@ -87,14 +87,14 @@ class Documents:
                 with await PdfSource(source, filename).open(max_bytes if preflight else None) as pdf:
                     if preparing.expired():
                         raise TimeoutError  # the source swallowed its cancellation
-                    # From here on the call keeps the deadline itself: its errors say what was sent.
+                    # From here on the call enforces the deadline itself: its errors say whether anything was sent.
                     preparing.reschedule(None)
                     reporter.bytes_total = pdf.size
                     return await self._send(path, pdf, FileProgress(reporter), deadline)
         except TimeoutError:
             if not preparing.expired():
                 raise
-        # Raised outside of the handler, so that the expired wait is not its context.
+        # Raised outside the handler, so that the `TimeoutError` is not its context.
         raise RequestTimeout(f"{_UPLOAD}: deadline passed before anything was sent", operation=_UPLOAD, attempts=0)
 
     @overload
@@ -133,9 +133,9 @@ class Documents:
             async for result in client.documents.upload_many(signing, Path("leases").glob("*.pdf")):
                 print(result.source, result.error or result.document)
 
-        ``sources`` is an iterable or async iterable of what `upload` accepts, and is pulled as workers become free:
-        100,000 items cost no memory. With ``signing_id=None`` the items are pairs ``(signing_id, source)``. Use
-        `PdfSource` to name a file.
+        ``sources`` is an iterable or async iterable of sources for `upload`. They are pulled as workers become free:
+        100,000 items need no more memory than a few. With ``signing_id=None`` the items are pairs ``(signing_id,
+        source)``. Use `PdfSource` to name a file.
 
         An error of one file is the ``error`` of its result and does not affect the others. An error raised by
         ``sources`` itself is raised after the results of the items before it. If no upload can succeed any more (the
@@ -250,15 +250,15 @@ class Documents:
     async def stream_signed(
         self, signing_id: str | Signing, document_id: str | Document
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Stream a sealed PDF to somewhere else than a file. ::
+        """Stream a sealed PDF, for example to object storage. ::
 
             async with client.documents.stream_signed(signing, document) as chunks:
                 async for chunk in chunks:
                     await bucket.write(chunk)
 
-        The request is retried until the first chunk arrives, and not afterwards. A truncated response, or one that is
-        no PDF, raises an error at its end. ``Timeouts.transfer`` limits the time spent waiting for chunks, not the time
-        between them.
+        The request is retried until the first chunk arrives, and not afterwards. A response that is not a PDF raises an
+        error at its start, a truncated one at its end. ``Timeouts.transfer`` limits the time spent waiting for chunks,
+        not the time between them.
         """
 
         async def receive(response: wire.Response) -> wire.Response:
@@ -293,7 +293,7 @@ class Documents:
         )
 
     def _list(self, path: str) -> Operation[Listed]:
-        """Return the operation that lists the documents of a signing, or None if the response has no such list."""
+        """Return the operation that reads the documents of a signing. Its result is None if the response lists none."""
         assumptions = self._transport.options.assumptions
 
         def decode(data: Any, response: wire.Response) -> Listed:

@@ -70,7 +70,7 @@ class PdfSource:
             raise InvalidRequest(f"sha256: must be 64 hexadecimal digits, got {sha256!r}")
         self.source: Source = source
         self.sha256: str | None = None if sha256 is None else sha256.lower()
-        # A path may not be valid UTF-8. The name that is sent, and later compared with the service's, is.
+        # A path may contain invalid UTF-8. The name that is sent, and compared with the service's, must be valid.
         self.filename: str = (filename or _name_of(source) or "document.pdf").encode("utf-8", "replace").decode()
 
     def __repr__(self) -> str:
@@ -81,7 +81,7 @@ class PdfSource:
 
         With ``max_bytes``, raise `PdfRejected` if the file is larger or the service is sure to refuse it. A path is
         opened on the event loop and read there if the system has it in memory, at a fifth of the cost of a thread.
-        Whatever may wait for a disk runs in a thread.
+        Reads that may wait for a disk run in a thread.
         """
         pdf = await self._open(max_bytes)
         pdf.sha256 = self.sha256
@@ -145,7 +145,7 @@ class OpenPdf:
     # Checks
 
     def passes_cached(self, max_bytes: float | None) -> bool:
-        """Return whether a large file passes the checks by what the system has in memory of it."""
+        """Return whether a large file passes the checks, judged by the parts that the system has in memory."""
         if self.size <= _BLOCK:
             return False
         if max_bytes is None:
@@ -212,7 +212,7 @@ class OpenPdf:
             self._content = memoryview(block)
 
     def blocks(self) -> Iterator[memoryview]:
-        """Yield the content in blocks; a block is overwritten by the next one. Call it in a thread if it is large."""
+        """Yield the content in blocks; the next block may overwrite it. Call it in a thread if the file is large."""
         buffer = memoryview(bytearray(min(_BLOCK, self.size)))
         for at in range(0, self.size, _BLOCK):
             size = min(_BLOCK, self.size - at)
@@ -232,7 +232,7 @@ class OpenPdf:
     # Sending
 
     def body(self, sent: Callable[[int], None]) -> wire.Body:
-        """Return a form with this file as ``selected_file``, for one attempt; call ``sent`` with the bytes sent."""
+        """Return a form with this file as ``selected_file``, for one attempt; report its progress to ``sent``."""
         return form_body({"selected_file": self}, sent)
 
     async def write(
@@ -267,7 +267,7 @@ class OpenPdf:
             if digest is not None:
                 digest.update(block)
             if at == self.size:
-                # Checked before the last block is written: without that block there is no upload.
+                # Checked before the last block is written: without that block the upload is incomplete.
                 self._check_sent(digest)
             for start in range(0, size, _WRITE_SIZE):
                 part = block[start : start + _WRITE_SIZE]
@@ -275,7 +275,7 @@ class OpenPdf:
                 sent(len(part))
             unsent = waiting()
             if unsent:
-                # Unsent bytes must not be overwritten: some of this block, and rarely of the one before.
+                # Unsent bytes must not be overwritten: they are in this block, and rarely in the one before, too.
                 buffer, spare = spare if unsent <= size else None, buffer
             elif buffer is not None:
                 _buffers.append(buffer)
@@ -288,7 +288,7 @@ class OpenPdf:
             raise self._changed()
 
     def _check_sent(self, digest: hashlib._Hash | None) -> None:
-        """Raise unless all bytes read are of one version of the file, and of the expected one."""
+        """Raise `InvalidRequest` unless all bytes are from one version of the file, and have the expected hash."""
         self._check_unchanged()
         if digest is not None and digest.hexdigest() != self.sha256:
             raise InvalidRequest(
@@ -305,11 +305,11 @@ class OpenPdf:
         return self._content
 
     def _changed(self) -> InvalidRequest:
-        return InvalidRequest(f"source: {self.filename} changed while it was uploaded")
+        return InvalidRequest(f"source: {self.filename} changed while it was read")
 
 
 def form_body(fields: Mapping[str, str | OpenPdf], sent: Callable[[int], None]) -> wire.Body:
-    """Return a form with these fields, for one attempt; call ``sent`` with the bytes sent of its files."""
+    """Return a form with these fields, for one attempt; report the progress of its files to ``sent``."""
     boundary = secrets.token_hex(16)
     # What comes before each file, and after the last one.
     parts, files = [b""], []
@@ -382,7 +382,7 @@ class _Spool:
 
 @cache
 def _preflight() -> tuple[Callable[[Read, int], bool], Callable[[Bytes], Verdict | None]]:
-    """Import `glance` and `preflight` with the first upload: compiling their patterns takes 10 ms."""
+    """Import `glance` and `preflight` at the first upload: compiling their patterns takes 10 ms."""
     from .preflight import glance, preflight
 
     return glance, preflight
@@ -460,7 +460,7 @@ def _copy_file(source: IO[bytes], filename: str, max_bytes: float | None, is_see
 
 
 def _is_plain(source: Any) -> bool:
-    """Return whether reading the descriptor reads the same bytes. That of a `GzipFile`, say, has compressed ones."""
+    """Return whether the file's descriptor has the same bytes; that of a `GzipFile` has the compressed ones."""
     if not hasattr(os, "preadv"):
         return False  # reading a duplicate of the descriptor would move the caller's file
     raw = source.raw if type(source) in (io.BufferedReader, io.BufferedRandom) else source

@@ -1,4 +1,4 @@
-"""The connections to PostgreSQL: every operation is bounded and repeatable, and no error shows a secret."""
+"""The connections to PostgreSQL: every operation is bounded in time and repeatable, and no error shows a secret."""
 
 from __future__ import annotations
 
@@ -36,18 +36,14 @@ _RELEASE_TIMEOUT = 0.5
 _TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
 _MODES_WITH_ROOTS = ("require", "verify-ca", "verify-full")
 _MODES_WITH_TLS = ("allow", "prefer", *_MODES_WITH_ROOTS)
-# In the messages of an InterfaceError: the connection was lost, or the pool is opened by another task. All others are
-# permanent, such as an authentication method that asyncpg lacks.
-_TRANSIENT_INTERFACE_ERRORS = (
-    *("connection is closed", "released back to the pool", "another operation is"),
-    "pool is being initialized",
-)
+# In the messages of an InterfaceError: an authentication method that asyncpg lacks, or a pool that nobody opens. All
+# others, such as a lost connection, are transient.
+_PERMANENT_INTERFACE_ERRORS = ("unsupported", "not initialized")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]*)(:[0-9]*)?")
 # Two concurrent CREATE TABLE IF NOT EXISTS may conflict.
 _LOCK_CREATION = "SELECT pg_advisory_xact_lock(7310557141)"
-# The server is starting, stopping, out of connections or disk space, or only reads during a failover; a connection
-# broke, a file could not be read, one of the server's timeouts passed, or two transactions conflicted. Every operation
-# may be repeated.
+# The server is starting, stopping, out of connections or disk space, or is read-only during a failover; a connection
+# broke, a file could not be read, one of the server's timeouts expired, or two transactions conflicted.
 TRANSIENT = (
     OSError,
     TimeoutError,
@@ -68,7 +64,7 @@ PERMANENT = (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError)
 
 
 class Pool(Protocol):
-    """The methods used of an `asyncpg.Pool`."""
+    """The methods of an `asyncpg.Pool` that are used."""
 
     def acquire(self, *, timeout: float | None = None) -> Any: ...
 
@@ -92,7 +88,7 @@ class _Failed:
 
 
 class Database:
-    """Connections to the database of one table. An operation is bounded in time, and repeated if its response is lost.
+    """Connections to the database of one table. An operation is bounded in time, and retried after a transient error.
 
     An operation that fails raises ``failure`` with a message.
     """
@@ -148,7 +144,7 @@ class Database:
             raise ConfigurationError(f"invalid DSN: {problem}")
 
     def render(self, statement: str, **parts: object) -> str:
-        """Return the statement with the table's name, and these parts, in it."""
+        """Return the statement with the table's name and the given parts filled in."""
         return statement.format(table=self.table, name=self.name, **parts)
 
     async def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
@@ -156,13 +152,13 @@ class Database:
         return self._result(await self._retry(work, None))
 
     async def run_and_keep(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack) -> T:
-        """Return the result of ``work`` on a connection that is not released before ``kept`` is closed.
+        """Return the result of ``work`` on a connection that is released when ``kept`` is closed.
 
-        Wait without a timeout while all connections of the pool are in use.
+        While all connections of the pool are in use, wait without a timeout.
         """
         pool_exhausted = True
         while pool_exhausted:
-            # In a separate task: the timeout must cancel only this.
+            # In a separate task, so that the timeout cancels only this attempt.
             outcome = await asyncio.create_task(self._retry(work, kept))
             pool_exhausted = isinstance(outcome, _Failed) and outcome.pool_exhausted
         return self._result(outcome)
@@ -176,7 +172,7 @@ class Database:
         error = self._failure(f"PostgreSQL at {self.address}: {failed.message}")
         error.transient = failed.transient
         if failed.is_data_refused and isinstance(error, StorageError):
-            # Such as a key that the database's encoding cannot hold. The token of a client concerns all its calls.
+            # Such as a key that the database's encoding cannot hold. A token error concerns the whole client.
             error.client_wide = False
         return error
 
@@ -237,7 +233,7 @@ class Database:
             terminate(connection)
             raise
         finally:
-            # The work is done, even if its connection is now broken.
+            # A connection that breaks now does not undo the work.
             with contextlib.suppress(*TRANSIENT, *PERMANENT):
                 await pool.release(connection, timeout=_RELEASE_TIMEOUT)
 
@@ -306,7 +302,7 @@ def _is_transient(error: BaseException, pool: Any) -> bool:
     is_lost = (
         isinstance(error, asyncpg.InterfaceError)
         and not isinstance(error, ValueError)
-        and any(text in str(error) for text in _TRANSIENT_INTERFACE_ERRORS)
+        and not any(text in str(error) for text in _PERMANENT_INTERFACE_ERRORS)
     )
     is_outage = isinstance(error, TRANSIENT) and not is_untrusted(error)
     return is_outage or (is_lost and not pool.is_closing())

@@ -31,13 +31,13 @@ __all__ = [
 log: logging.Logger = logging.getLogger("signing_async")
 
 PAGE = 100
-"""Events in one statement: each may have a body of 1 MiB."""
+"""The most events in one statement: each may have a body of 1 MiB."""
 _BATCH = 1000
-"""Events that one statement purges or requeues: it has to end within the timeout."""
+"""The most events that one statement purges or requeues: it has to end within the timeout."""
 _SPREAD = 2.0
-"""Seconds, for each further attempt, over which the takeover of a dead process's events is spread.
+"""Seconds, for each attempt after the first, over which the takeover of a dead process's events is spread.
 
-One of them may be what kills it. If they ran together again, the others would use up their attempts with it.
+One of the events may have killed the process. If they ran together again, the others would use up their attempts too.
 """
 
 # The unique index lets one event of a signing be claimed at a time, whatever concurrent claimers see. Tables of earlier
@@ -83,7 +83,7 @@ WITH added AS (
     RETURNING id
 )
 SELECT id, pg_notify($1, '') FROM added"""
-# An expired claim is taken over before other events of its signing are looked at. If the response to a claim was lost,
+# An expired claim is taken over before other events of its signing are claimed. If the response to a claim was lost,
 # the next claim returns its events, which have this owner but are not held, and counts no second attempt.
 # From the second attempt on, an expired claim first gets an empty owner and the time of its takeover. It keeps its
 # fence: an owner that was only paused may still end it.
@@ -121,7 +121,8 @@ UPDATE {table} AS event SET leased_until = statement_timestamp() + $3
 FROM unnest($1::text[], $2::bigint[]) AS held (key, fence)
 WHERE event.id = held.key AND event.fence = held.fence AND event.owner IS NOT NULL
 RETURNING held.key"""
-# Events that wait for a postponed event become due with it, so that a claim doesn't read them for nothing.
+# `POSTPONE` also postpones the later events of the signing, so that claims do not read them in vain; `SETTLE` makes
+# them due.
 SETTLE = """\
 WITH settled AS (
     UPDATE {table} SET status = $3, error = $4, settled_at = statement_timestamp(), owner = NULL, leased_until = NULL
@@ -187,7 +188,7 @@ FROM {table} WHERE status IN ('pending', 'dead')"""
 
 
 class EventStatements:
-    """Runs the statements on a table, which may be that of an earlier version."""
+    """Runs the statements on a table, which an earlier version may have created."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -207,11 +208,11 @@ class EventStatements:
         )
 
     async def run(self, statement: str, *arguments: object) -> Any:
-        """Return the rows of a statement, on any connection."""
+        """Run a statement on any connection, and return its rows."""
         return await self._database.run(partial(self.fetch, statement=statement, arguments=arguments))
 
     async def fetch(self, connection: Any, statement: str, arguments: tuple[object, ...]) -> Any:
-        """Return the rows of a statement."""
+        """Run a statement on this connection, and return its rows."""
         try:
             return await connection.fetch(self.render(statement), *arguments)
         except asyncpg.UndefinedColumnError:

@@ -63,8 +63,8 @@ class PostgresEventStore:
         self._id = secrets.token_hex(8)
         self._claiming = asyncio.Lock()
         self._unrecorded: dict[str, int] = {}
-        """The fences of claims whose end could not be recorded: the caller may try again until the lease expires."""
-        # The writer must not keep an unclosed store from being collected.
+        """The fences of claims whose end could not be recorded: the caller may retry until the lease expires."""
+        # The writer has no reference to this store: an unclosed store can be collected.
         self._writer = EventWriter(partial(self._statements.run, sql.ADD, self._database.name))
         self._woken = asyncio.Event()
         self._listener: asyncio.Task[None] | None = None
@@ -129,7 +129,7 @@ class PostgresEventStore:
                     arguments = limit, owner, self._leases.duration, *known
                     return await self._statements.fetch(connection, sql.CLAIM, arguments)
 
-        # One at a time: what another call is claiming is not held yet.
+        # One call at a time: another one would claim these events again, as they are not held yet.
         async with self._claiming:
             rows = sorted(await self._database.run(claim), key=lambda row: (row["due"], row["seq"]))
             for row in rows:

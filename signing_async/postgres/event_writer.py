@@ -1,4 +1,4 @@
-"""Adds events to a table, and commits those that wait together."""
+"""Add events to a table, and commit concurrent ones together."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .event_statements import PAGE
 __all__ = ["EventWriter"]
 
 _BATCH_BYTES = 8 * 1024 * 1024
-"""Bytes of the bodies that one statement adds, if it adds more than one: it has to end within the timeout."""
+"""The most bytes of bodies in a statement of several events: it has to end within the timeout."""
 _Addition = tuple[Event, bytes, asyncio.Future[bool]]
 """An event, its body, and the future of the caller that adds it."""
 
 
 class EventWriter:
-    """Adds events, and commits those that wait together.
+    """Adds events, and commits concurrent ones together.
 
-    ``insert`` gets the columns of some events, adds those that are not known, and returns their rows.
+    ``insert`` takes the columns of several events, adds the events whose ids are new, and returns their rows.
     """
 
     def __init__(self, insert: Callable[..., Awaitable[Any]]) -> None:
@@ -40,7 +40,7 @@ class EventWriter:
         return stored
 
     async def drain(self) -> None:
-        """Wait until no event waits."""
+        """Wait until all events are written."""
         if self._writer is not None:
             await asyncio.wait([self._writer])
 
@@ -61,13 +61,13 @@ class EventWriter:
                     await self._write([each])
                 return
             failure = error
-            # In an outage senders give up, and come back.
+            # In an outage senders time out and deliver again: drop the additions that nobody waits for.
             self._adding = [each for each in self._adding if not each[2].done()]
         for event, _, added in batch:
             is_new = event.id in new
             new.discard(event.id)
             if added.done():
-                continue  # the sender has gone
+                continue  # the caller was cancelled
             if failure is None:
                 added.set_result(is_new)
             else:

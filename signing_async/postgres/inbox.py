@@ -23,8 +23,8 @@ class PostgresInbox(Inbox):
                 await serve(receiver)
 
     An event is claimed for ``lease`` seconds by the server's clock, and the lease is renewed while its handler runs. If
-    a worker dies, or is paused for longer than the lease, another worker handles the event, and the first one can no
-    longer record that it was handled. Threaded servers need a DSN: a pool belongs to one event loop.
+    a worker dies, or is paused for longer than the lease, another worker handles the event, and the first worker
+    can no longer record that it was handled. Threaded servers need a DSN: a pool belongs to one event loop.
     """
 
     def __init__(

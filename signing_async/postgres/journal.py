@@ -1,4 +1,4 @@
-"""The journal of a dispatch in PostgreSQL: packages are claimed by leases, by the server's clock."""
+"""The journal of a dispatch in PostgreSQL: claims are leases by the server's clock."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class PostgresJournal:
                 ...
 
     A claim is a lease of ``lease`` seconds by the server's clock, renewed while it is held. If a run dies, or is paused
-    for longer than the lease, another run takes over its packages, and its own writes are refused. While the server is
-    unavailable, every operation raises `JournalError`, so nothing is sent without a journal entry.
+    for longer than the lease, another run takes over its packages, and the first run's writes are refused. While the
+    server is unavailable, every operation raises `JournalError`, so nothing is sent without a journal entry.
     ``postgres/README.md`` says what a failover may lose.
     """
 
@@ -104,11 +104,11 @@ class PostgresJournal:
 
     async def write(self, claim: Claim, state: str) -> None:
         check_text("state", state)
-        self._check(claim)
+        self._check_held(claim)
         await self._update(_WRITE, claim, state, self._leases.duration)
 
     async def release(self, claim: Claim) -> None:
-        self._check(claim)
+        self._check_held(claim)
         # If the release fails, the lease is not renewed and expires.
         del self._leases.held[claim.key]
         await self._update(_RELEASE, claim)
@@ -168,7 +168,7 @@ class PostgresJournal:
         row = await connection.fetchrow(self._database.render(_CLAIM), key, self._owner, self._leases.duration)
         return None if row is None else Claim(key, row["state"], row["fence"])
 
-    def _check(self, claim: Claim) -> None:
+    def _check_held(self, claim: Claim) -> None:
         if self._leases.held.get(claim.key) != claim.fence:
             raise ClaimLost(claim.key)
 

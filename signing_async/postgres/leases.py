@@ -47,12 +47,12 @@ class Leases:
         """Renew this lease until its key is removed from ``held``."""
         self.held[key] = fence
         if self._renewing is None or self._renewing.done():
-            # The weak reference lets an unclosed store be collected, and warn.
+            # With a weak reference an unclosed store can be collected, and then warns.
             renewing = _renew_leases(weakref.ref(self), self._lease / 3)
             self._renewing = asyncio.create_task(renewing, name="signing_async leases")
 
     async def claim(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]]) -> T:
-        """Return the result of ``work``. If the caller is cancelled, the work goes on and its result is undone."""
+        """Return the result of ``work``. If the caller is cancelled, the work continues and its result is undone."""
         claiming = self._in_background(work)
 
         def undo_claim(claimed: asyncio.Task[T]) -> None:
@@ -66,7 +66,7 @@ class Leases:
             raise
 
     async def stop(self) -> None:
-        """Stop renewing, and wait for the claims under way."""
+        """Stop renewing, and wait for the claims in progress."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.wait([self._renewing])

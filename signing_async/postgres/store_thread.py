@@ -18,7 +18,7 @@ __all__ = ["StoreThread"]
 
 
 class StoreThread:
-    """A thread with an event loop and a store, for callers without an event loop."""
+    """The thread of one store. It starts at the first `add`, and again in a forked child."""
 
     def __init__(self, open_store: Callable[[], PostgresEventStore], name: str) -> None:
         self._open_store = open_store

@@ -34,7 +34,7 @@ log: logging.Logger = logging.getLogger("signing_async")
 T = TypeVar("T")
 
 _POLL = 0.1
-# The time between reading one clock and the other.
+# The two clocks are not read at the same moment: a smaller difference is ignored.
 _CLOCK_TOLERANCE = 5.0
 # The lock has a row of its own: the transaction that holds it blocks neither reads nor writes of the token.
 _TABLE = """\
@@ -52,12 +52,12 @@ CREATE TABLE IF NOT EXISTS {table} (
 )"""
 _ROWS = "INSERT INTO {table} (name, part) VALUES ($1, 'token'), ($1, 'lock') ON CONFLICT DO NOTHING"
 # A refresher commits its name to the row, then locks the row. The row lock ends with its connection, the name stays:
-# the refresher may have used the refresh token, and may come back to save the new one.
+# the refresher may have used the refresh token, and may reconnect to save the new one.
 _QUEUE = """\
 SELECT refresher IS NULL OR refresher = $2
     OR (lost_since < clock_timestamp() - $3::interval AND pg_postmaster_start_time() < clock_timestamp() - $3::interval)
 FROM {table} WHERE name = $1 AND part = 'lock' FOR UPDATE"""
-# Between the refresher's two steps the row is briefly unlocked: then the lock is not lost.
+# Between the refresher's two steps the row is briefly unlocked, but the lock is not lost.
 _LOST = """\
 UPDATE {table} SET lost_since = clock_timestamp() WHERE name = $1 AND part = 'lock'
     AND lost_since IS NULL AND refreshing_since < clock_timestamp() - interval '0.5 s'"""
@@ -110,7 +110,7 @@ class _Hold:
     saving: asyncio.Task[bool] | None = None
     unlocking: asyncio.Task[None] | None = None
     failure: AuthError | None = None
-    """Why the last attempt of that task failed."""
+    """Why the last attempt to save or unlock failed."""
     ended: bool = False
 
     async def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
@@ -141,7 +141,7 @@ async def _run_until_done(database: Database, work: Callable[[Any], Awaitable[T]
         await asyncio.sleep(_POLL)
 
 
-def _pending(store: PostgresTokenStore, failure: AuthError | None, problem: str) -> AuthError:
+def _pending_error(store: PostgresTokenStore, failure: AuthError | None, problem: str) -> AuthError:
     if failure is None or failure.transient:
         return AuthError(f"{store!r}: no response, and {problem}", transient=True)
     return AuthError(f"{failure}, and {problem}")
@@ -158,14 +158,14 @@ class PostgresTokenStore:
     connections until it ends, and further refreshes wait for theirs.
 
     A refresh locks the row from the load to the save. A paused holder keeps the lock while its connection lasts. If the
-    connection is lost, the new token is saved over another one as soon as PostgreSQL is back, and never overwrites a
-    newer token (`TokenSuperseded`).
+    connection is lost, the new token is saved through another one as soon as PostgreSQL is back, and never overwrites
+    a newer token (`TokenSuperseded`).
 
     No refresh token is used twice: if a holder loses its connection, no other worker refreshes until it has saved, or
     until ``grace`` seconds have passed since the lock was found to be lost, and since the server started.
     ``postgres/README.md`` says why, and what this does not cover.
 
-    If PostgreSQL does not respond within ``timeout`` seconds, that is an `AuthError`, and an `OAuth` uses its current
+    If PostgreSQL does not respond within ``timeout`` seconds, `AuthError` is raised, and an `OAuth` uses its current
     token while it is valid. A token's lifetime is measured by the server's clock: a worker's clock may be wrong.
     """
 
@@ -215,7 +215,7 @@ class PostgresTokenStore:
             if row is not None:
                 hold.version = row["version"]
                 return self._decode(row)
-            # The connection is lost. A token request follows a load, so this worker may acquire the lock again.
+            # The connection is lost. A token is only requested after a load, so this worker may acquire the lock again.
             await hold.kept.aclose()
             await self._acquire(hold)
             if hold.ended:
@@ -238,7 +238,7 @@ class PostgresTokenStore:
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
-        """Hold the lock: one worker at a time. Wait for as long as another worker holds it."""
+        """Hold the lock: one worker at a time. Wait as long as another worker holds it."""
         before = _holds.get()
         async with self._local_lock:
             await self._wait_for_unfinished()
@@ -297,7 +297,7 @@ class PostgresTokenStore:
             await asyncio.sleep(_POLL)
 
     async def _lock_row(self, hold: _Hold, connection: Any) -> bool:
-        """Lock the row in a transaction; return False if another worker holds it, or may come back to it."""
+        """Lock the row in a transaction; return False if another worker holds it, or may reconnect to save."""
         # Waits in PostgreSQL's queue for half of the timeout, then queues again.
         lock_timeout = int(self._database.timeout * 500)
         arguments = (self.name, hold.owner)
@@ -343,11 +343,11 @@ class PostgresTokenStore:
     async def _wait_for(self, hold: _Hold, task: asyncio.Task[T], problem: str) -> T:
         await asyncio.wait([task], timeout=self._database.timeout)
         if not task.done():
-            raise _pending(self, hold.failure, problem)
+            raise _pending_error(self, hold.failure, problem)
         return task.result()
 
     async def _wait_for_unfinished(self) -> None:
-        """Wait for the save, or the unlocking, that an earlier holder had to leave to a task."""
+        """Wait for the save, or the unlock, that an earlier holder left to a background task."""
         hold = self._unfinished
         if hold is None:
             return
@@ -368,7 +368,7 @@ class PostgresTokenStore:
         await connection.execute(self._database.render(_SAVE), self.name, data, time.time())
 
     async def _replace(self, hold: _Hold, data: bytes) -> bool:
-        """Try until the token is saved, or a newer one is found: then return False."""
+        """Retry until the token is saved; return False if a newer token is stored."""
         work = partial(self._replace_version, hold.owner, hold.version, data)
         hold.version += 1
         try:
@@ -399,7 +399,7 @@ class PostgresTokenStore:
 
 
 def _correct_expiry(token: Token, saver_ahead: float, reader_ahead: float) -> Token:
-    """Return the token with its expiry by the reader's clock, should that differ from the saver's."""
+    """Return the token with its expiry by the reader's clock, if that differs from the saver's."""
     shift = reader_ahead - saver_ahead
     if token.expires_at is None or abs(shift) < _CLOCK_TOLERANCE:
         return token

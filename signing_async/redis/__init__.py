@@ -1,4 +1,4 @@
-"""What workers on many machines share through Redis: a token, a rate limit, and the webhook events already handled.
+"""What workers on many machines share through Redis: a token, a rate limit, and the ids of handled webhook events.
 
 Every part takes a URL (``redis://``, ``rediss://``, ``unix://``) or the caller's own client of ``redis.asyncio``,
 which may serve many parts and is never closed here. One server, or one primary with replicas; Redis Cluster is not

@@ -28,7 +28,7 @@ _SCHEMES = ("redis", "rediss", "unix")
 
 @runtime_checkable
 class RedisClient(Protocol):
-    """The methods needed of a client; ``redis.asyncio.Redis`` has them."""
+    """The methods of a client that are used; ``redis.asyncio.Redis`` has them."""
 
     async def execute_command(self, *args: Any, **options: Any) -> Any:
         """Run one command."""
@@ -103,7 +103,7 @@ class Connection:
         return address
 
     def _check_settings(self) -> str:
-        """Return what is wrong with the URL: redis-py parses it, and loads its files, only when it connects."""
+        """Return what is wrong with the URL, or "". redis-py itself checks it, and its files, only when it connects."""
         try:
             from redis.asyncio.connection import parse_url
         except ModuleNotFoundError:
@@ -160,13 +160,13 @@ class Connection:
         return await self._bounded(subscribe)
 
     async def unsubscribe(self, listener: Any) -> None:
-        """Close the connection of a subscription; it does not matter whether Redis responds."""
+        """Close the connection of a subscription, whether or not Redis responds."""
         await self._attempt(listener.aclose)
 
     async def _bounded(self, work: Callable[[], Awaitable[T]]) -> T:
         """Return the result of ``work``, or raise the failure if it raises or takes longer than the timeout."""
         outcome = await self._attempt(work)
-        # Raised here: an error that kept the client's own would keep frames that know the password.
+        # Raised here: as its context, the client's own error would keep frames that hold the password.
         if isinstance(outcome, _Failed):
             raise self._make_error(outcome)
         return outcome
@@ -187,7 +187,7 @@ class Connection:
             task.cancel()
 
     def _outcome(self, attempt: asyncio.Future[T] | Future[T]) -> T | _Failed:
-        # Not raised: the error would lose its context if the caller is handling another one.
+        # Not raised: that would replace the error's context, which `is_transient` examines.
         error = attempt.exception() if attempt.done() else TimeoutError()
         return self._describe(error) if isinstance(error, Exception) else attempt.result()
 

@@ -1,4 +1,4 @@
-"""A rate limit that all workers share through Redis: one worker's 429 pauses all. No request waits for Redis."""
+"""A rate limit that all workers share through Redis: one worker's 429 pauses all."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ __all__ = ["RedisGate", "RedisRateLimiter"]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
-_POLL = 1.0  # seconds between two readings of the pause, which also notice that Redis is gone
+_POLL = 1.0  # seconds between two reads of the pause, which also show that Redis is gone
 _BATCH = 0.1  # seconds for which slots are reserved at a time
 _SLOT_LIFETIME = 1.0  # seconds after which an unused slot has expired
-_SAME_END = 0.05  # pauses of several workers that end within this time are one
+_SAME_END = 0.05  # pauses that end within this many seconds of each other count as one
 _RECONNECT = 0.05
 
 # KEYS: gate. ARGV: milliseconds, id of the pause. A longer pause is not shortened.
@@ -57,9 +57,9 @@ return string.format('%.6f', first - now)
 
 
 class _SharedRate:
-    """Slots for requests, reserved ahead of their use so that requests do not wait for Redis.
+    """Slots for requests, reserved ahead of their use so that a busy worker rarely waits for Redis.
 
-    ``reserve`` takes a number of slots and for how many seconds unused ones may be used later. It returns the seconds
+    ``reserve`` takes a number of slots, and how many seconds of unused slots may be used later. It returns the seconds
     until the first slot, or None if Redis is unavailable: then this worker uses the whole rate.
     """
 
@@ -76,7 +76,7 @@ class _SharedRate:
         self._task: asyncio.Task[None] | None = None
 
     def next(self, now: float) -> float | None:
-        """Return the first slot. Slots unused for a while expire, so an idle time does not end in a burst."""
+        """Return the first slot, if any. Unused slots soon expire, so an idle time does not end in a burst."""
         while self._slots and self._slots[0] < now - _SLOT_LIFETIME:
             self._slots.popleft()
         return self._slots[0] if self._slots else None
@@ -112,7 +112,7 @@ class _SharedRate:
         return self._task
 
     async def _reserve_batch(self) -> None:
-        """Reserve as many slots as are waited for, or twice the last batch if it was used up at once."""
+        """Reserve a slot for each waiting request, or twice the last batch if that was used up quickly."""
         loop = asyncio.get_running_loop()
         doubled = 2 * self._batch if loop.time() - self._reserved_at < 2 * _BATCH else 0
         count = max(1, min(max(self._waiting, doubled), round(_BATCH / self._interval)))
@@ -218,7 +218,7 @@ class RedisRateLimiter:
         task.add_done_callback(self._publishing.discard)
 
     async def acquire(self, deadline: float) -> bool:
-        """Wait until a request may be sent; return False if that is not before the deadline."""
+        """Wait until a request may be sent; return False if none may be sent before the deadline."""
         self._adopt_loop(asyncio.get_running_loop())
         if not self._synchronized.is_set():
             await self._synchronize(deadline)
@@ -276,7 +276,7 @@ class RedisRateLimiter:
             await asyncio.sleep(min(_POLL, left))
 
     async def _synchronize(self, deadline: float) -> None:
-        """Before the first request, learn of a pause that began earlier."""
+        """Before the first request, wait until a pause that began earlier is known."""
         if self._watcher is None:
             self._watcher = asyncio.create_task(self._watch(), name="signing_async rate limiter")
         left = deadline - asyncio.get_running_loop().time()
@@ -301,7 +301,7 @@ class RedisRateLimiter:
         listener = asyncio.create_task(self._listen(subscription), name="signing_async rate limiter listener")
         try:
             while not listener.done():
-                # Finds a pause that was published while nobody listened, and that Redis is gone.
+                # This read finds a pause that was published before the subscription, and notices that Redis is gone.
                 pause_id, left = await self._connection.script(_READ_PAUSE, [self._key])
                 self._apply(decoded(pause_id), max(left, 0) / 1000)
                 if self._is_shared is False:
@@ -334,4 +334,4 @@ class RedisRateLimiter:
 
 
 class RedisGate(OldNames, RedisRateLimiter):
-    """`RedisRateLimiter` under its old name and methods, for one release: use that instead."""
+    """`RedisRateLimiter` under its old name and methods, for one release: use `RedisRateLimiter` instead."""

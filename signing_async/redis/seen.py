@@ -43,7 +43,7 @@ class RedisSeenEvents:
     a later duplicate of a forgotten event is handled again. Only the claimer can release a claim.
 
     Where no event loop runs, as in a threaded server, every method is a plain call; this requires a URL, not a client.
-    The keys are ``<prefix>seen:<event id>``. Close it with `aclose`, or `close` in threads: it warns otherwise.
+    The keys are ``<prefix>seen:<event id>``. Close it with `aclose`, or with `close` where no event loop runs.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class RedisSeenEvents:
         return self._run(_RELEASE, event_id, _to_none, self._claimer)
 
     def _run(self, script: Script, event_id: str, convert: Callable[[Any], T], *arguments: Any) -> T | Awaitable[T]:
-        # An id comes from JSON, which allows half a surrogate pair.
+        # JSON allows half a surrogate pair in an id.
         key = f"{self._prefix}{event_id}".encode("utf-8", "surrogatepass")
         try:
             asyncio.get_running_loop()

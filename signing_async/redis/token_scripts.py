@@ -63,8 +63,8 @@ local function restore(fence, saved, record, doubt)
 end
 """
 # ARGV: owner, lease until the first renewal, longest possible lease; known fence, saved, record, doubt.
-# Takes the lock if its lease has expired, unless the holder may be refreshing and is still connected, so paused. If the
-# lock is not taken, returns the seconds left (negative: for how long its holder has been paused) and its owner.
+# Takes the lock if its lease has expired, unless its holder may be refreshing and is still connected (paused).
+# If the lock is not taken, returns the seconds left (negative: for how long its holder has been paused) and its owner.
 ACQUIRE: Script = Script(
     _COMMON
     + """
@@ -144,7 +144,7 @@ return {fence, text(now)}
 """
 )
 # ARGV: owner, lease. Returns the number of connections that show that the owner is alive; -1 if there is nothing to
-# renew. A refresher that lost the lock still gives its sign of life.
+# renew. A refresher that lost the lock still records its sign of life.
 RENEW: Script = Script(
     _COMMON
     + """

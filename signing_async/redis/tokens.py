@@ -50,10 +50,10 @@ class _Known:
     lifetime: float = 0.0
 
     def arguments(self, grace: float) -> tuple[str, str, str, float]:
-        """Return what a script needs to restore the token, and for how long a newer one may still turn up.
+        """Return what a script needs to restore the token, and for how long a newer token may still appear.
 
         Before the last tenth of its lifetime a token is refreshed only if the service rejects it. After that another
-        worker may have a newer one, and need Redis no sooner than that token expires.
+        worker might have a newer token, and not contact Redis until that token expires.
         """
         fresh = self.token is None or _seconds_left(self.token) > self.lifetime / 10
         return self.fence, self.saved, self.record, grace if fresh else max(self.lifetime, grace)
@@ -77,7 +77,7 @@ class _Records:
     def decode(self, record: str, saved: float, now: float) -> tuple[Token, float]:
         """Return the token and its lifetime when it was saved; ``saved`` and ``now`` are by Redis's clock."""
         token, clock, lifetime = self._parse(record)
-        # The expiry is by the clock of the worker that saved the token; that clock may be wrong, or this one.
+        # The expiry is by the clock of the worker that saved the token; either clock may be wrong.
         shift = (time.time() - now) - (clock - saved)
         if token.expires_at is not None and abs(shift) > _CLOCK_TOLERANCE:
             token = attrs.evolve(token, expires_at=token.expires_at + timedelta(seconds=shift))
@@ -128,7 +128,7 @@ class _Hold:
         return result
 
     async def start(self) -> None:
-        """Renew the lease, and show that this worker is alive, even if it is paused."""
+        """Renew the lease from now on, and keep a connection that shows that this worker lives, even if paused."""
         await self.stop_renewing()
         try:
             await self._subscribe()
@@ -138,12 +138,11 @@ class _Hold:
         self._renewing = asyncio.create_task(self._renew(), name="signing_async token lock")
 
     async def stop(self) -> None:
-        """Renew the lease no more, and close the connection."""
+        """Stop renewing the lease, and close the connection."""
         await self.stop_renewing()
         await self._unsubscribe()
 
     async def stop_renewing(self) -> None:
-        """Renew the lease no more."""
         await cancel_and_wait(self._renewing)
 
     async def _subscribe(self) -> None:
@@ -185,10 +184,10 @@ class RedisTokenStore:
 
     No refresh token is used twice: if a refresher disappears, no other worker refreshes until it has saved, or until
     ``grace`` (by default nine leases) has passed since its last sign of life, and since Redis restarted or lost its
-    data. A paused refresher that is still connected is waited for even longer; the error names its machine and process.
-    ``redis/README.md`` says why, and what this does not cover.
+    data. Other workers wait even longer for a paused refresher that is still connected; the error names its machine and
+    process. ``redis/README.md`` says why, and what this does not cover.
 
-    If Redis does not respond within ``timeout`` seconds, that is an `AuthError`, and an `OAuth` uses its current token
+    If Redis does not respond within ``timeout`` seconds, `AuthError` is raised, and an `OAuth` uses its current token
     while it is valid. A refreshed token that cannot be saved is saved as soon as Redis is back. If Redis comes back
     without its data, the workers restore the newest token that they know. All times are by Redis's clock.
     """
@@ -293,7 +292,7 @@ class RedisTokenStore:
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
-        """Hold the lock: one worker at a time. A paused refresher is an `AuthError` after a while."""
+        """Hold the lock: one worker at a time. Raises `AuthError` if a paused refresher keeps it for too long."""
         async with self._local_lock:
             await self._wait_for_unfinished()
             hold = _Hold(self, self._connection, self._keys, self._lease)
@@ -325,7 +324,7 @@ class RedisTokenStore:
             if result[0]:
                 break
             left, now = float(decoded(result[1])), time.monotonic()
-            # Redis may have been stopped itself: within another lease a live holder renews.
+            # Redis itself may have been stopped: a live holder renews within another lease.
             give_up = None if left > 0 else give_up or now + self._lease
             if give_up is not None and now > give_up:
                 raise AuthError(_describe_wait(self, left, decoded(result[2])), transient=True)
@@ -354,7 +353,7 @@ class RedisTokenStore:
             while True:
                 try:
                     if hold.unsaved is not None:
-                        # Superseded by another worker's token, or the response to an earlier attempt was lost.
+                        # Another worker saved a newer token, or the response to an earlier attempt was lost.
                         with contextlib.suppress(TokenSuperseded):
                             await self._save(hold.unsaved, hold)
                         hold.unsaved = None
@@ -414,10 +413,10 @@ class RedisTokenStore:
 
 
 def _describe_wait(store: RedisTokenStore, left: float, refresher: str) -> str:
-    """Say why the token is not refreshed: ``left`` seconds remain, or the refresher has been paused for them."""
+    """Return why the token is not refreshed. A negative ``left`` is how long the refresher has been paused."""
     if not refresher:
         return (
-            f"{store!r} lost its data: the known token may be outdated and is not refreshed for {left:.0f} s more,"
+            f"{store!r} lost its data: the known token may be outdated and is not refreshed for another {left:.0f} s,"
             " until a worker with a newer token restores it; or authorize again"
         )
     host, process, _ = refresher.rsplit(":", 2)

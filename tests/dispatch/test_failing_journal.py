@@ -294,7 +294,7 @@ async def test_package_sent_at_another_service_is_a_configuration_error(
     package = parcel_of().package
     signing = await client.dispatch(package, tmp_path / "journal")
     async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:
-        with pytest.raises(ConfigurationError, match=f"knows this package at {sandbox.base_url}; use another"):
+        with pytest.raises(ConfigurationError, match=f"holds this package for {sandbox.base_url}; use another"):
             await elsewhere.dispatch(package, tmp_path / "journal")
         (result,) = await all_of(elsewhere.dispatch_many([package], tmp_path / "journal"))
         assert result.signing is None
@@ -322,7 +322,7 @@ async def test_draft_at_another_service_is_a_configuration_error(
     with pytest.raises(Unauthorized):
         await client.dispatch(package, tmp_path / "journal")
     async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:
-        with pytest.raises(ConfigurationError, match=f"knows this package at {sandbox.base_url}; use another"):
+        with pytest.raises(ConfigurationError, match=f"holds this package for {sandbox.base_url}; use another"):
             await elsewhere.dispatch(package, tmp_path / "journal")
         assert other.requests == []
 

@@ -467,7 +467,7 @@ async def test_file_truncated_while_it_is_read_is_an_error(tmp_path: Path) -> No
     path.write_bytes(make_pdf(LARGE))
     with await PdfSource(path).open() as pdf:
         os.truncate(path, LARGE // 2)
-        with pytest.raises(InvalidRequest, match="changed while it was uploaded"):
+        with pytest.raises(InvalidRequest, match="changed while it was read"):
             list(pdf.blocks())
 
 

@@ -280,7 +280,7 @@ async def test_sent_signing_that_cannot_be_read_is_returned_from_the_journal(
     assert sorted(document.name for document in signing.documents) == ["part 0.pdf", "part 1.pdf"]
     # aiohttp by itself asks once more when a connection breaks.
     assert 1 <= count(sandbox)["signings.get"] <= most
-    assert f"signing {signing.id} was sent, and could not be read: " in caplog.text
+    assert f"signing {signing.id} was sent but could not be read: " in caplog.text
 
 
 # Others who touch the draft

@@ -355,7 +355,7 @@ async def test_file_that_changes_during_the_upload_adds_no_document(
     def change(progress: Progress) -> None:
         os.truncate(path, 2 * LARGE if how == "grows" else 1000)
 
-    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$") as caught:
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$") as caught:
         await client.documents.upload(signing, path, on_progress=change)
     assert (caught.value.effect, caught.value.__cause__) == ("none", None)
     assert sandbox.documents(signing.id) == []

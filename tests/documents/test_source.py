@@ -784,10 +784,10 @@ async def test_file_shorter_than_its_size_is_not_sent(tmp_path: Path, monkeypatc
     monkeypatch.setattr(
         os, "preadv", lambda handle, buffers, at, *flags: 0 if at else real(handle, buffers, at, *flags)
     )
-    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$"):
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$"):
         await PdfSource(path).open(MOST)
     opened = await PdfSource(path).open()
-    with opened, pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$"):
+    with opened, pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$"):
         await sent(opened)
 
 
@@ -804,7 +804,7 @@ async def test_small_file_that_is_truncated_while_it_is_read_is_refused(
 
     monkeypatch.setattr(module, "read_fully", truncated)
     monkeypatch.setattr(files, "_NO_WAIT", None)
-    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$"):
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$"):
         await PdfSource(path).open(MOST)
 
 
@@ -891,7 +891,7 @@ async def test_large_file_that_shrinks_during_the_preflight_is_refused(
 
     monkeypatch.setattr(module, "read_fully", truncated)
     monkeypatch.setattr(files, "_NO_WAIT", None)
-    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$"):
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$"):
         await PdfSource(path).open(MOST)
     assert open_files() == before
 
@@ -1096,10 +1096,10 @@ async def test_large_file_that_changes_lacks_its_last_block_in_each_attempt(
             if moment == "opened":
                 rewrite(path, how)
             body = opened.body(change)
-            with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$") as caught:
+            with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$") as caught:
                 await body.write(writer(out))
             assert body.failure is caught.value
-            with pytest.raises(InvalidRequest, match=r"changed while it was uploaded$"):
+            with pytest.raises(InvalidRequest, match=r"changed while it was read$"):
                 await sent(opened)
         assert len(out) < (blocks - 1) * module._WRITE_SIZE + 500
         assert calls < blocks
@@ -1121,7 +1121,7 @@ async def test_uncached_file_that_changes_lacks_its_last_block(
         if calls == 1:
             rewrite(path, how)
 
-    changed = pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$")
+    changed = pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$")
     with await PdfSource(path).open(MOST) as opened, changed:
         await opened.body(change).write(writer(out))
     assert calls
@@ -1186,7 +1186,7 @@ async def test_blocks_yield_the_whole_content_or_raise(
             if kind == "bytes":
                 return
             os.truncate(path, LARGE - 1)
-            with pytest.raises(InvalidRequest, match=r"^source: a.pdf changed while it was uploaded$"):
+            with pytest.raises(InvalidRequest, match=r"^source: a.pdf changed while it was read$"):
                 list(opened.blocks())
             monkeypatch.setattr(os, "preadv", _broken)
             with pytest.raises(InvalidRequest, match=r"^source: cannot read a.pdf: Input/output error$"):
@@ -1217,7 +1217,7 @@ async def test_small_file_written_while_it_is_read_is_refused(
 
     monkeypatch.setattr(os, "preadv", preadv)
     for most in (MOST, None):
-        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$"):
+        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$"):
             await PdfSource(path).open(most)
     assert open_files() == before
 
@@ -1244,7 +1244,7 @@ async def test_file_whose_state_becomes_unknown_is_not_sent(tmp_path: Path, monk
     with await PdfSource(path).open(MOST) as opened:
         stale(monkeypatch, LARGE)
         body = opened.body(lambda size: None)
-        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was uploaded$") as caught:
+        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$") as caught:
             await body.write(writer(bytearray()))
         assert body.failure is caught.value
 
