@@ -50,11 +50,14 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.fixture
 async def environment(postgres: PostgresServer, redis: RedisServer, tmp_path: Path) -> dict[str, str]:
-    """Return the environment of a worker; the queue is empty."""
+    """Return the environment of a worker; the queue and the inbox are empty."""
     async with Redis.from_url(redis.url) as direct:
         await direct.flushall()
+    dsn = await postgres.new_schema()
+    async with PostgresInbox(dsn, timeout=10) as inbox:
+        await inbox.create_table()
     return {
-        "SIGNING_INBOX": await postgres.new_schema(),
+        "SIGNING_INBOX": dsn,
         "SIGNING_BROKER": f"{redis.url}/0",
         "SIGNING_TEST_FOLDER": str(tmp_path),
     }

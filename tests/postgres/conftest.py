@@ -35,8 +35,10 @@ def table(dsn: str) -> str:
 
 @pytest.fixture
 async def open_store(dsn: str) -> AsyncIterator[Callable[[], EventStore]]:
-    """Open stores with short leases, and close them in the end."""
+    """Open stores with short leases and timeouts, in which no table need be created; close them in the end."""
     async with contextlib.AsyncExitStack() as opened:
+        async with contextlib.aclosing(PostgresEventStore(dsn, timeout=10)) as creating:
+            await creating.create_table()
 
         def open_store(**settings: float) -> EventStore:
             store = PostgresEventStore(dsn, **{"lease": 1.5, "timeout": 0.5, **settings})

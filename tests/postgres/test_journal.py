@@ -40,7 +40,9 @@ async def dsn(postgres: PostgresServer) -> str:
 
 @contextlib.asynccontextmanager
 async def journals(dsn: str, **settings: Any) -> AsyncIterator[tuple[PostgresJournal, PostgresJournal]]:
-    """Open the journals of two runs, with short leases."""
+    """Open the journals of two runs, with short leases and timeouts, in which no table need be created."""
+    async with PostgresJournal(dsn, timeout=10) as creating:
+        await creating.create_table()
     known = {"lease": 1.5, "timeout": 0.5} | settings
     async with PostgresJournal(dsn, **known) as one, PostgresJournal(dsn, **known) as two:
         yield one, two

@@ -531,8 +531,12 @@ async def test_redis_clock_set_back_delays_a_refresh_by_a_lease_and_a_grace_at_m
         ahead = str(time.time() + 3600)
         await ask(shared, "HSET", LOCK_KEY, "owner", "host:1:gone", "until", ahead)
         await ask(shared, "HSET", TOKEN_KEY, "refresher", "host:1:gone", "seen", ahead)
+        token = None
         async with asyncio.timeout(20):
-            assert await loaded_in_the_lock(two) == OLD
+            while token is None:
+                with contextlib.suppress(AuthError):  # on a slow machine the store gives up first
+                    token = await loaded_in_the_lock(two)
+        assert token == OLD
 
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
