@@ -97,7 +97,7 @@ class TrackedSigning:
 
     @property
     def may_change_late(self) -> bool:
-        """Whether a lost request may still add to this signing."""
+        """Whether an ambiguous request may still add to this signing."""
         return self.ambiguities[True] > 0
 
     @property

@@ -334,4 +334,4 @@ class RedisRateLimiter:
 
 
 class RedisGate(OldNames, RedisRateLimiter):
-    """`RedisRateLimiter` under its old name and methods, for one release: use `RedisRateLimiter` instead."""
+    """Deprecated: use `RedisRateLimiter`."""
