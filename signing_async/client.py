@@ -19,7 +19,7 @@ from .recipients import Recipients
 from .reconcile import Tracker
 from .signings import Signings
 from .telemetry.switch import is_enabled
-from .transport import wire
+from .transport import urls, wire
 from .transport.call import Attempt, Bearer, Operation, Options, Shared, Timeouts, Transport
 from .transport.lookup import record_decoder
 from .transport.rate_limit import Gate, RateLimiter, as_rate_limiter
@@ -72,7 +72,7 @@ class SigningClient:
         gate: RateLimiter | Gate | None = None,  # the old name of rate_limiter, for one release
         telemetry: bool | None = None,
     ) -> None:
-        origin = wire.check_origin(base_url)
+        origin = urls.check_origin(base_url)
         checked_auth = _check_auth(auth, origin)
         # Some tracebacks show variables.
         del auth

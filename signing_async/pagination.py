@@ -15,7 +15,7 @@ from . import _checks
 from .assumptions import Assumptions
 from .errors import DecodeError, InvalidRequest
 from .reconcile import Read
-from .transport import wire
+from .transport import urls, wire
 from .transport.call import Operation, Transport
 from .transport.custom_records import decode_each
 from .transport.decode import Unreadable
@@ -183,7 +183,7 @@ class Pager(Generic[T]):
 
     def _resolve(self, cursor: str) -> str | None:
         """Return the path and query of a next page's URL, or None if it is on another origin."""
-        return wire.resolve(wire.Request("GET", self._transport.shared.origin, self._path), cursor)
+        return urls.resolve(wire.Request("GET", self._transport.shared.origin, self._path), cursor)
 
 
 def _items(data: Any, assumptions: Assumptions) -> tuple[list[Any], str]:

@@ -16,7 +16,7 @@ from .pagination import Pager
 from .reconcile import Creation, Read, Tracker
 from .record_matching import RecipientMatch
 from .signings import signing_path
-from .transport import wire
+from .transport import urls, wire
 from .transport.call import Operation, Transport
 from .transport.lookup import record_decoder
 from .transport.retry import Repeat
@@ -120,7 +120,7 @@ class Recipients:
         The request is repeated after a 5xx, as the specification says. After a lost response `OutcomeUnknown` is
         raised instead: a repeated request could remind a person twice.
         """
-        path = f"{_folder(signing_id)}/{wire.segment('recipient_id', recipient_id)}/remind"
+        path = f"{_folder(signing_id)}/{urls.segment('recipient_id', recipient_id)}/remind"
         await self._transport.call(Operation("recipients.remind", "POST", path, Repeat.REMIND, body=wire.bytes_body))
 
     async def remind_pending(

@@ -16,7 +16,7 @@ from multidict import CIMultiDict
 from . import _checks
 from .documents.source import OpenPdf, PdfSource
 from .errors import InvalidRequest, RequestTimeout
-from .transport import wire
+from .transport import urls, wire
 from .transport.retry import Repeat
 
 __all__ = [
@@ -80,7 +80,7 @@ def build_address(template: object, path: object, params: object) -> str:
                 raise InvalidRequest(f"path: no value for {{{name}}} of {template!r}")
             names.add(name)
             value = path[name]
-            address += wire.segment(f"path: {name}", str(value) if _checks.is_integer(value) else value)
+            address += urls.segment(f"path: {name}", str(value) if _checks.is_integer(value) else value)
     except InvalidRequest:
         raise
     except ValueError:

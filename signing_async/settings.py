@@ -25,7 +25,7 @@ from .auth.oauth import OAuth
 from .auth.token_stores import FileTokenStore
 from .errors import ConfigurationError
 from .telemetry.switch import parse as parse_switch
-from .transport import wire
+from .transport import urls
 from .transport.call import Timeouts
 from .transport.retry import RetryPolicy
 
@@ -228,7 +228,7 @@ def _default_token_file(origin: str) -> Path:
     folder = config_folder()
     if folder is None:
         raise ConfigurationError("SIGNING_TOKEN_FILE is not set, and there is no home folder for a token file")
-    parts = urlsplit(wire.check_origin(origin))
+    parts = urlsplit(urls.check_origin(origin))
     return folder / "tokens" / f"{parts.netloc.replace(':', '_')}.json"
 
 
@@ -293,7 +293,7 @@ def _base_url(layers: Iterable[dict[str, _Given]]) -> _Given | None:
 
 
 def _origin(given: _Given) -> str:
-    return _name_source(partial(wire.check_origin, given.text()), given)
+    return _name_source(partial(urls.check_origin, given.text()), given)
 
 
 def _convert(chosen: Mapping[str, _Given]) -> dict[str, Any]:

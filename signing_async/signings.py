@@ -14,7 +14,7 @@ from .errors import InvalidRequest, SigningCancelled, SigningError, WaitTimeout
 from .models import Language, Signing, SigningOrder, SigningState
 from .pagination import Pager
 from .reconcile import Read, Sent, Tracker
-from .transport import wire
+from .transport import urls, wire
 from .transport.call import Operation, Transport, log
 from .transport.decode import Unreadable, decode_record
 from .transport.error_response import one_line
@@ -35,7 +35,7 @@ _POLL_GROWTH = 1.5
 
 def signing_path(signing_id: str | Signing) -> str:
     """Return the path of a signing."""
-    return f"{_PATH}/{wire.segment('signing_id', signing_id)}"
+    return f"{_PATH}/{urls.segment('signing_id', signing_id)}"
 
 
 def reading(path: str, decode: Callable[[Any, wire.Response], T]) -> Operation[T]:

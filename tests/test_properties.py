@@ -31,7 +31,8 @@ from signing_async.transport.decode import Unreadable, decode_record, parse, tim
 from signing_async.transport.error_response import error_from, one_line
 from signing_async.transport.redaction import redact
 from signing_async.transport.retry import read_retry_after
-from signing_async.transport.wire import Request, resolve
+from signing_async.transport.urls import resolve
+from signing_async.transport.wire import Request
 from signing_async.webhooks import STANDARD_WEBHOOKS, STRIPE, Scheme, WebhookError, WebhookVerifier, diagnose, sign
 from tests.auth.oauth_servers import Scripted, oauth_for, says
 from tests.fuzz import running

@@ -11,7 +11,7 @@ from .. import _checks
 from ..assumptions import Assumptions
 from ..errors import AuthError, ConfigurationError, SigningError
 from ..models import Token
-from ..transport import wire
+from ..transport import urls, wire
 from ..transport.retry import RetryPolicy
 from .authorization import AuthorizationRequest, authorization_request, read_callback
 from .refresh import CurrentToken
@@ -61,7 +61,7 @@ class OAuth:
         self.origin: str = "?"
         # Tracebacks may show variables.
         del client_secret
-        self.origin = wire.check_origin(base_url)
+        self.origin = urls.check_origin(base_url)
         for name in ("client_id", "redirect_uri"):
             _checks.string(f"OAuth: {name}", getattr(self, name))
         if not _checks.is_text(self._client_secret):

@@ -114,7 +114,7 @@ def _prompt_for_missing(state: State) -> tuple[Settings, dict[str, Any]]:
 
 def _check_answer(name: str, answer: str) -> str:
     """Return the normalized answer; raise `click.UsageError` to repeat the prompt."""
-    from ..transport import wire
+    from ..transport import urls
     from .callback import is_loopback
 
     answer = answer.strip()
@@ -122,7 +122,7 @@ def _check_answer(name: str, answer: str) -> str:
         raise click.UsageError("a value is required")
     try:
         if name == "base_url":
-            return wire.check_origin(answer)
+            return urls.check_origin(answer)
         if name == "redirect_uri":
             is_loopback(answer)
     except ConfigurationError as error:

@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
-from ..transport import wire
+from ..transport import urls
 from ..transport.decode import Unreadable, timestamp
 from ..transport.lookup import look_up
 from .findings import Finding, Learned, State
@@ -147,7 +147,7 @@ class ListProbe:
     # Records
 
     async def _record(self, item: Mapping[str, Any]) -> Finding:
-        response = await self._get(f"/signings/{wire.segment('id', str(item.get('id') or NO_SUCH))}")
+        response = await self._get(f"/signings/{urls.segment('id', str(item.get('id') or NO_SUCH))}")
         data = response.data
         if not response.ok or not isinstance(data, dict):
             words = f"a signing cannot be read: HTTP {response.status}"
@@ -179,7 +179,7 @@ class ListProbe:
         some.sort(key=lambda item: (not item.get("is_completed"), bool(item.get("is_draft"))))
         empty: dict[str, None] = {}
         for item in some[:MAX_RECIPIENT_LISTS]:
-            page = await self._get(f"/signings/{wire.segment('id', str(item['id']))}/recipients")
+            page = await self._get(f"/signings/{urls.segment('id', str(item['id']))}/recipients")
             path, people = page.items(self._known) or ("", [])
             if path and path not in self._known.item_paths:
                 self._learned.add_first("item_paths", path, "observed in the list of recipients")

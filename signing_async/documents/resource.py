@@ -18,7 +18,7 @@ from ..models import Document, Signing
 from ..reconcile import Creation, Listed, Tracker
 from ..record_matching import DocumentMatch
 from ..signings import reading, signing_path
-from ..transport import wire
+from ..transport import urls, wire
 from ..transport.call import Operation, Transport
 from ..transport.decode import decode_record
 from ..transport.lookup import record, record_decoder
@@ -280,7 +280,7 @@ class Documents:
     def _download(
         self, signing_id: Any, document_id: Any, receive: Callable[[wire.Response], Awaitable[T]]
     ) -> Operation[T]:
-        path = f"{signing_path(signing_id)}/documents/{wire.segment('document_id', document_id)}/download-signed"
+        path = f"{signing_path(signing_id)}/documents/{urls.segment('document_id', document_id)}/download-signed"
         return Operation(
             DOWNLOAD,
             "GET",

@@ -13,7 +13,7 @@ import attrs
 from multidict import CIMultiDict
 
 from .. import errors
-from . import custom_records, retry, wire
+from . import custom_records, retry, urls, wire
 from .decode import Unreadable, parse
 from .error_response import error_from
 from .operation import Attempt, CallContext, Operation, Options, Shared, call_hook, log, report, use_call_context
@@ -214,7 +214,7 @@ class Exchange(Generic[T]):
 
     def _redirected(self, request: wire.Request, response: wire.Response) -> wire.Request:
         """Return the request that a redirect asks for; raise an error if it leads to another origin."""
-        target = wire.resolve(request, response.headers.get("Location", ""))
+        target = urls.resolve(request, response.headers.get("Location", ""))
         if target is None:
             raise self._refused_redirect("a redirect to another origin is not followed")
         return attrs.evolve(request, path=target, params={})

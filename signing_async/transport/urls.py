@@ -1,0 +1,83 @@
+"""Check the origin, the paths and the references from the service that make up the URLs of requests."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+from urllib.parse import SplitResult, quote, urljoin, urlsplit
+
+from ..errors import ConfigurationError, InvalidRequest
+from .wire import Request
+
+__all__ = ["check_origin", "resolve", "segment"]
+
+# urlsplit drops tabs, line breaks and what follows a bracket, and takes any other character as part of the host.
+_STRAY_CHARACTER = re.compile(r"[\s\x00-\x1f\x7f\\]")
+_NETLOC = re.compile(r"(?:\[[^\]]+:[^\]]+\]|[\w-]{1,63}(?:\.[\w-]{1,63})*\.?)(?::[0-9]*)?")
+
+
+def check_origin(base_url: str) -> str:
+    """Return the origin of the service: HTTPS, or plain HTTP to a loopback host; else raise `ConfigurationError`."""
+    if not isinstance(base_url, str):
+        raise ConfigurationError(f"base_url: must be a URL, got {base_url!r}")
+    if "@" in base_url:
+        raise ConfigurationError("base_url: must not contain a user name or a password")
+    if _STRAY_CHARACTER.search(base_url):
+        raise ConfigurationError(
+            f"base_url: must not contain white space, backslashes or control characters, got {base_url!r}"
+        )
+    try:
+        parts = urlsplit(base_url)
+        origin = _origin(parts)
+    except ValueError:
+        raise ConfigurationError(f"base_url: must be a URL, got {base_url!r}") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigurationError(f"base_url: must be an origin such as https://tenant.example.com, got {base_url!r}")
+    if parts.port == 0 or not _NETLOC.fullmatch(parts.netloc) or (":" in parts.hostname and not _is_ip(parts.hostname)):
+        raise ConfigurationError(f"base_url: must have a valid host and port, got {base_url!r}")
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise ConfigurationError(f"base_url: must be an origin without path or query, got {base_url!r}")
+    if parts.scheme == "http" and not _is_loopback(parts.hostname):
+        raise ConfigurationError(f"base_url: must be https (http is for loopback hosts only), got {base_url!r}")
+    return origin
+
+
+def _origin(parts: SplitResult) -> str:
+    host = parts.hostname or ""
+    port = parts.port if parts.port not in (None, {"http": 80, "https": 443}.get(parts.scheme)) else None
+    return f"{parts.scheme}://" + (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
+
+
+def resolve(request: Request, reference: str) -> str | None:
+    """Return the path and query of a reference from the server; None if it leads to another origin."""
+    try:
+        parts = urlsplit(urljoin(str(request.url), reference.strip()))
+        if not reference.strip() or parts.username is not None or _origin(parts) != request.origin:
+            return None
+        path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
+        return path + ("?" + quote(parts.query, safe="/%:@!$&'()*+,;=~-._?") if parts.query else "")
+    except ValueError:  # UnicodeEncodeError too: header bytes that are not UTF-8
+        return None
+
+
+def _is_loopback(host: str) -> bool:
+    is_local = host == "localhost" or host.endswith(".localhost")
+    return is_local or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_ip(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return bool(ipaddress.ip_address(host))
+    return False
+
+
+def segment(name: str, value: object) -> str:
+    """Return one segment of a path, percent-encoded, from an id or a record; raise `InvalidRequest` if it is empty."""
+    value = getattr(value, "id", value)
+    if not isinstance(value, str) or value.strip(". \t\r\n") == "":
+        raise InvalidRequest(f"{name}: must be an id or a record with an id, got {value!r}")
+    try:
+        return quote(value, safe="")
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{name}: must be a string that can be encoded, got {value!r}") from None
