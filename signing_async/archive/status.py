@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import attrs
 
@@ -147,10 +147,15 @@ async def _open_dispatches(
 
 def _open_dispatch(record: JournalRecord) -> OpenDispatch | None:
     """Return the dispatch of a record; None if it has an outcome, or if the record is not of a dispatch."""
+    fields: Any = None
     try:
-        state = PackageState(**json.loads(record.state))
+        fields = json.loads(record.state)
+        state = PackageState(**fields)
     except (ValueError, TypeError, RecursionError):
-        return None
+        if not isinstance(fields, dict) or "content" not in fields:
+            return None
+        # A newer version wrote the entry of a dispatch.
+        return OpenDispatch(record.key, None, True, "the journal entry cannot be decoded", record.updated_at)
     if state.status == SENT:
         return None
     return OpenDispatch(record.key, state.signing, state.status == SENDING, state.error, record.updated_at)

@@ -183,10 +183,7 @@ class _TokenRequest:
         identity = None if identity is None else redact(identity, self.secrets())
         facts = f"HTTP {response.status}" + (f", request id {identity}" if identity else "")
         message = f"{self._name}: the response holds no usable token ({facts})"
-        failure = AuthError(message, status=response.status, request_id=identity)
-        if not self._form.is_refresh:
-            failure.effect = "unknown"  # the code may have been used
-        return failure
+        return AuthError(message, status=response.status, request_id=identity)
 
     def convert_error(self, error: APIError, headers: Mapping[str, str]) -> AuthError:
         # OAuth's own member takes precedence over other places for a code.

@@ -182,9 +182,11 @@ async def _login_with_browser(state: State, settings: Settings, oauth: OAuth, wa
                 hint = f"The browser must reach {callback.redirect_uri} on this machine; else use login --no-browser."
                 state.out.say(f"Visit this URL in a browser:\n  {request.url}\n{hint}", url=request.url)
             try:
-                async with asyncio.timeout(wait):
+                async with asyncio.timeout(wait) as deadline:
                     await callback.wait(exchange)
             except TimeoutError:
+                if not deadline.expired():
+                    raise
                 raise WaitTimeout(
                     f"no callback from the browser within {wait:g} s: run login again with a longer --wait, or with"
                     " --no-browser"

@@ -135,9 +135,12 @@ class Sending:
             return await self._send_draft()
         if state.content != self._package.content:
             was = "was sent" if state.status == SENT else "may have been sent"
-            raise InvalidRequest(
+            changed = InvalidRequest(
                 f"key: {self._package.key!r} names another package, which {was} as signing {state.signing}"
             )
+            if state.status == SENDING:
+                changed.effect = "unknown"
+            raise changed
         if state.status == SENDING:
             return await self._resume_sending()
         log.debug("package %s was sent before, as signing %s", self._package.label, state.signing)

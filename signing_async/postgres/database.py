@@ -39,7 +39,7 @@ _MODES_WITH_TLS = ("allow", "prefer", *_MODES_WITH_ROOTS)
 # In the messages of an InterfaceError: an authentication method that asyncpg lacks, or a pool that nobody opens. All
 # others, such as a lost connection, are transient.
 _PERMANENT_INTERFACE_ERRORS = ("unsupported", "not initialized")
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]*)(:[0-9]*)?")
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]*)(?::([0-9]{0,5}))?")
 # Two concurrent CREATE TABLE IF NOT EXISTS may conflict.
 _LOCK_CREATION = "SELECT pg_advisory_xact_lock(7310557141)"
 # The server is starting, stopping, out of connections or disk space, or is read-only during a failover; a connection
@@ -136,7 +136,7 @@ class Database:
                 problem = "must begin with postgresql://"
             elif parts.fragment:
                 problem = "contains a #; write %23 in a password"
-            elif not all(_HOST.fullmatch(host) for host in hosts.split(",")):
+            elif not all(_is_valid_host(host) for host in hosts.split(",")):
                 problem = "invalid host or port"
             else:
                 problem = _find_unusable_file(dict(parameters), "prefer" if hosts else "disable")
@@ -280,6 +280,11 @@ def terminate(connection: Any) -> None:
     """Close the connection at once, if it is open."""
     with contextlib.suppress(asyncpg.InterfaceError):
         connection.terminate()
+
+
+def _is_valid_host(text: str) -> bool:
+    found = _HOST.fullmatch(text)
+    return found is not None and int(found[1] or 0) < 65536
 
 
 def _find_unusable_file(parameters: Mapping[str, str], default_mode: str) -> str:

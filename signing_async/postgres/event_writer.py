@@ -54,8 +54,8 @@ class EventWriter:
         failure, new = None, set()
         try:
             new = {row["id"] for row in await self._insert(*columns)}
-        except InboxError as error:
-            if not error.transient and len(batch) > 1:
+        except Exception as error:
+            if isinstance(error, InboxError) and not error.transient and len(batch) > 1:
                 # The server may refuse only one of the events.
                 for each in batch:
                     await self._write([each])

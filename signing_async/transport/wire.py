@@ -361,10 +361,10 @@ async def send(
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ServerFingerprintMismatch) as error:
         untrusted = is_untrusted(error) or isinstance(error, aiohttp.ServerFingerprintMismatch)
         message = _describe(error, "the server's certificate is not trusted" if untrusted else "could not connect")
-        return Failure(Outcome.UNSENT, message, *connection_flags(untrusted))
+        return Failure(_without_connection(body), message, *connection_flags(untrusted))
     except aiohttp.ClientHttpProxyError as error:
         message = f"the proxy refused to connect (HTTP {error.status})"
-        return Failure(Outcome.UNSENT, message, *connection_flags(error.status in _REFUSED_BY_PROXY))
+        return Failure(_without_connection(body), message, *connection_flags(error.status in _REFUSED_BY_PROXY))
     except (aiohttp.ClientError, TimeoutError, OSError) as error:
         # aiohttp sends the headers of a request with a body together with the body's first bytes.
         outcome = Outcome.LOST if body is None or body.started else Outcome.UNSENT
@@ -387,6 +387,14 @@ async def send(
     if body is not None and body.failure is not None:
         raise body.failure
     return failure
+
+
+def _without_connection(body: Body | None) -> Outcome:
+    """Return the outcome of a request that ended because no connection could be made.
+
+    aiohttp, or a middleware of the session, may have sent it on another connection before.
+    """
+    return Outcome.LOST if body is not None and body.started else Outcome.UNSENT
 
 
 def _was_cut(error: BaseException, body: Body, fastest_response: float) -> bool:

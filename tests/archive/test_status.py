@@ -349,14 +349,22 @@ async def test_nobody_is_reminded_while_another_run_does(
 
 
 async def test_dispatch_without_an_outcome_is_found(sandbox: Sandbox, client: SigningClient, journal: Path) -> None:
-    """One that failed and one that was interrupted while it was sent; not those that were sent, nor other entries."""
+    """One that failed, one that was interrupted while it was sent, and one whose entry a newer version wrote.
+
+    Not those that were sent, nor other entries.
+    """
     await client.dispatch(package("sent"), journal)
     sandbox.faults.add("recipients.add", "500", times=99)
     with pytest.raises(SigningError):
         await client.dispatch(package("failed"), journal)
     async with SqliteJournal(journal) as opened:
         text = next(record.state for record in [one async for one in opened.records()] if "failed" in record.key)
-        for key, state in (("other", "{}"), ("odd", "["), ("sending", text.replace('"draft"', '"sending"'))):
+        for key, state in (
+            ("other", "{}"),
+            ("odd", "["),
+            ("sending", text.replace('"draft"', '"sending"')),
+            ("newer", text.replace("{", '{"new": 1, ', 1)),
+        ):
             claim = await opened.claim(key)
             assert claim is not None
             await opened.write(claim, state)
@@ -368,7 +376,8 @@ async def test_dispatch_without_an_outcome_is_found(sandbox: Sandbox, client: Si
         assert (await archive_status(client, opened, dispatches_after=timedelta(hours=1))).ok
     found = {dispatch.key: dispatch for dispatch in status.dispatches}
     (failed,) = (dispatch for key, dispatch in found.items() if "failed" in key)
-    assert set(found) == {failed.key, "sending"}
+    assert set(found) == {failed.key, "sending", "newer"}
+    assert (found["newer"].may_be_sent, found["newer"].error) == (True, "the journal entry cannot be decoded")
     assert "500" in (failed.error or "")
     assert (failed.may_be_sent, found["sending"].may_be_sent) == (False, True)
     assert failed.signing is not None

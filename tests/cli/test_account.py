@@ -251,6 +251,17 @@ def test_denied_access_is_exit_code_4_and_shown_in_browser_and_terminal(
     assert "Not logged in" in pages[0]
 
 
+def test_login_whose_token_endpoint_hangs_is_not_taken_for_one_without_callback(
+    run: Run, app: dict[str, str], service: Service, pages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OAuth.__init__.__kwdefaults__, "timeout", 0.5)
+    service.sandbox.faults.add("oauth.token", "hang", times=None)
+    ran = run("login", "--wait", "60")
+    assert ran.code == 1
+    assert "oauth.exchange: " in ran.err
+    assert "no callback" not in ran.err
+
+
 def test_login_without_callback_is_exit_code_5_after_the_wait(
     run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

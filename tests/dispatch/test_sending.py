@@ -75,8 +75,9 @@ async def test_changed_package_is_refused_if_the_earlier_version_may_have_been_s
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
     await _leave_in_doubt(sandbox, client, parcel_of(key="lease").package, tmp_path / "journal")
-    with pytest.raises(InvalidRequest, match="which may have been sent"):
+    with pytest.raises(InvalidRequest, match="which may have been sent") as caught:
         await client.dispatch(parcel_of(name="Other", key="lease").package, tmp_path / "journal")
+    assert caught.value.effect == "unknown"
 
 
 async def test_unknown_sending_that_had_no_effect_is_sent_again_with_the_same_draft(

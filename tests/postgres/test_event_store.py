@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 from unittest.mock import ANY
 
 import asyncpg
@@ -389,3 +389,17 @@ async def test_text_of_an_error_that_the_database_refuses_blocks_no_other_event(
     assert poison is not None
     assert (poison.status, poison.attempts) == (EventStatus.DEAD, 2)
     assert poison.error == r"ValueError: cannot parse \u2603 or \xe9"
+
+
+async def test_addition_ends_whatever_a_given_pool_raises() -> None:
+    class Broken:
+        def get_max_size(self) -> int:
+            return 1
+
+        async def acquire(self) -> None:
+            raise RuntimeError("a mistake in the pool")
+
+    async with contextlib.aclosing(PostgresEventStore(cast("Any", Broken()))) as store:
+        with pytest.raises(RuntimeError, match="a mistake in the pool"):
+            async with asyncio.timeout(20):
+                await add(store, "a", "s")

@@ -761,6 +761,7 @@ async def test_closing_does_not_wait_for_a_stopped_server(postgres: PostgresServ
         ({"postgres": "mysql://app:geheim@db/app"}, "invalid DSN: must begin with postgresql://"),
         ({"postgres": "postgresql://app:ge#heim@db/app"}, "invalid DSN: contains a #; write %23 in a password"),
         ({"postgres": "postgresql://app:geheim@db:54x2/app"}, "invalid DSN: invalid host or port"),
+        ({"postgres": "postgresql://app:geheim@db:5432,[::1]:65536/app"}, "invalid DSN: invalid host or port"),
         ({"postgres": "postgresql://app:geheim@[db/app"}, "invalid DSN: not a URL"),
         ({"postgres": 5}, "postgres: must be a DSN or an asyncpg.Pool, got 5"),
         ({"name": ""}, "name: must be a non-empty string, got ''"),

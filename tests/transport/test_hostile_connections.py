@@ -139,6 +139,27 @@ async def test_request_that_a_proxy_refuses_to_connect_was_not_sent(status: str,
     assert connections == (3 if transient else 1)
 
 
+@pytest.mark.parametrize("method", ["DELETE", "PUT", "POST"])
+async def test_write_that_aiohttp_repeats_in_vain_is_an_unknown_outcome(method: str) -> None:
+    """It was sent on an idle connection that the server closed; a second connection is refused."""
+    received = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append((await reader.readuntil(b"\r\n\r\n")).split()[0])
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        received.append((await reader.readuntil(b"\r\n\r\n")).split()[0])
+        server.close()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with SigningClient(origin, "token", retry=RetryPolicy(max_attempts=2, base_delay=0.01)) as client:
+        await client.request("GET", "/api/1.0/things/{id}", path={"id": "1"})
+        with pytest.raises(OutcomeUnknown):
+            await client.request(method, "/api/1.0/things/{id}", path={"id": "1"})
+    assert received == [b"GET", method.encode()]
+
+
 async def test_clients_own_session_keeps_no_cookies() -> None:
     raw = sized(SIGNING, JSON + b"Set-Cookie: session=of-somebody; Path=/\r\n")
     async with hostile(saying(raw)) as server:
