@@ -5,49 +5,50 @@ from __future__ import annotations
 __all__ = ["CHANGES", "NOTES"]
 
 _SHA = (
-    "the loop promises nothing of what it writes. It takes some 0.55 ms of CPU time for each MB; SHA-256 of what "
-    "arrived takes another 0.55 ms, with the processor's own instructions for it, flushing the file and its folder to "
-    "the disk 0.25 ms, and the call and its threads 0.15 ms. On one core, nothing that keeps these promises has more "
-    "than 0.4 to 0.5 of that loop's speed; the same loop with the same promises is in the table."
+    "the loop promises nothing about the file that it writes. It takes 0.55 ms of CPU time for each MB. SHA-256 of "
+    "the received bytes takes another 0.55 ms (with the processor's own instructions), flushing the file and its "
+    "folder to the disk 0.25 ms, and the call with its threads 0.15 ms. On one core, nothing that keeps these "
+    "promises can reach more than 0.4 to 0.5 of that loop's speed. The same loop with the same promises is in the "
+    "table."
 )
 _HTTPX = (
-    "httpx hashes nothing and flushes nothing: SHA-256 and the two flushes are 0.8 ms of CPU time for each MB, a third "
-    "of what httpx takes for everything. Without them this package takes less than half of what httpx does."
+    "httpx neither hashes nor flushes. SHA-256 and the two flushes take 0.8 ms of CPU time for each MB, a third of "
+    "what httpx takes for everything. Without them this package takes less than half of what httpx takes."
 )
 _FORM = (
-    "the barest payload that aiohttp can send, without check, count or repeat, is itself but 2.0 (TLS) to 2.5 times "
-    "as fast as FormData with open files: the rest of the distance is the look through the file and the call around "
-    "it (together 0.1 ms of CPU time). sendfile, with which the raw sockets send plain files, is not used: it waits "
-    "for a slow disk in the event loop, and it hands out the file's own memory, in which what is written to the file "
-    "meanwhile goes out unseen."
+    "the simplest payload that aiohttp can send, without check, count or repeat, is only 2.0 (TLS) to 2.5 times as "
+    "fast as FormData with open files. The rest of the distance is the preflight of the file and the call around it "
+    "(0.1 ms of CPU time together). sendfile, with which the raw sockets send plain files, is not used: it blocks the "
+    "event loop while a slow disk is read, and it sends the page cache itself, so that a change of the file during "
+    "the upload is sent unnoticed."
 )
 _MANY = (
-    "see the uploads of 1 MB: the barest payload that aiohttp can send has but 2.3 to 2.5 times FormData's speed, and "
-    "above it are the look through each file and what makes a repeat safe."
+    "as for the uploads of 1 MB: the simplest payload that aiohttp can send has only 2.3 to 2.5 times FormData's "
+    "speed. The rest is the preflight of each file and what makes a repeat safe."
 )
 _READY = (
-    "what a client needs beside aiohttp are attrs, cattrs and backoff, and the records: attrs writes the methods of "
-    "each class when it is imported, some 0.5 ms a class."
+    "apart from aiohttp, a client needs attrs, cattrs and backoff, and the records: attrs generates the methods of "
+    "each class at import, in about 0.5 ms a class."
 )
 _SMALL = (
-    "the barest payload that aiohttp can send, without check, count or repeat, is itself but 2.1 to 2.5 times as fast "
-    "as FormData with open files. Above it are the look through the file before it is sent (25 µs) and what makes a "
-    "repeat safe: the call's deadlines, and the count of what was uploaded (60 µs)."
+    "the simplest payload that aiohttp can send, without check, count or repeat, is only 2.1 to 2.5 times as fast as "
+    "FormData with open files. The rest is the preflight of the file (25 µs) and what makes a repeat safe: the call's "
+    "deadlines, and the count of what was uploaded (60 µs)."
 )
 _CURL = (
-    "curl is level with the barest payload that aiohttp can send. What is left of the distance is the look through "
-    "the file before it is sent and the call around it (together 0.1 ms of CPU time)."
+    "curl is level with the simplest payload that aiohttp can send. The rest of the distance is the preflight of the "
+    "file and the call around it (0.1 ms of CPU time together)."
 )
 _STREAMS = (
-    "of some 70 µs, inflating the two streams takes 1, matching the five dictionaries 8, and reading their values "
-    "another 10. The rest are the small steps from the end of the file to its catalog: two objects are located, two "
-    "streams are unpacked, and each step is charged to the budget. Patterns for whole files, as there are for files "
-    "with tables, would be a second reader."
+    "of about 70 µs, inflating the two streams takes 1, matching the five dictionaries 8, and reading their values "
+    "another 10. The rest is the many small steps from the end of the file to its catalog: two objects are located, "
+    "two streams are unpacked, and each step is charged to the budget. Patterns for whole files, as there are for "
+    "files with tables, would be a second reader."
 )
 _FIELDS = (
-    "of some 600 µs, opening the file and unpacking its two object streams takes 165 without a look at any field; "
-    "inflating alone takes 23. The one pattern that skips a field without parsing it takes another 150 for all fields. "
-    "The rest is locating each field: its newest cross-reference decides which object it is."
+    "of about 600 µs, opening the file and unpacking its two object streams takes 165 without a look at any field; "
+    "inflating alone takes 23. The one pattern that skips a field without parsing it takes another 150 for all "
+    "fields. The rest is locating each field: its newest cross-reference decides which object it is."
 )
 
 CHANGES: dict[str, str] = {

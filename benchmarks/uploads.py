@@ -35,7 +35,7 @@ from .server import Server, pdf_bytes, running
 
 _PATH = "/api/1.0/signings/s1/documents"
 _MANY = f"{OURS}, upload_many"
-_FORM, _FORM_BYTES, _BY_HAND = "aiohttp FormData, open file", "aiohttp FormData, bytes", "aiohttp, barest payload"
+_FORM, _FORM_BYTES, _BY_HAND = "aiohttp FormData, open file", "aiohttp FormData, bytes", "aiohttp, simplest payload"
 _HTTPX, _REQUESTS, _CURL, _RAW = "httpx", "requests in threads", "curl -Z", "raw sockets in threads"
 _CHARTED = 8
 _TMPFS = Path("/dev/shm")
