@@ -103,7 +103,7 @@ class TestRedisSeenEvents(SeenEventsConformance):
         async with AsyncExitStack() as opened:
 
             def open_seen(**settings: Any) -> SeenEvents:
-                seen = RedisSeenEvents(redis.url, prefix=request.node.name, timeout=5, **settings)
+                seen = RedisSeenEvents(redis.url, prefix=request.node.name, timeout=30, **settings)
                 opened.push_async_callback(seen.aclose)
                 return seen
 

@@ -189,7 +189,7 @@ async def test_invalid_setting_is_a_value_error_that_names_it(settings: dict[str
 
 
 async def test_sandbox_cannot_be_started_twice(signing_sandbox: Sandbox) -> None:
-    with pytest.raises(RuntimeError, match="before"):
+    with pytest.raises(RuntimeError, match="already started once"):
         await signing_sandbox.__aenter__()
 
 

@@ -15,6 +15,7 @@ import pytest
 from signing_async import (
     APIError,
     Assumptions,
+    AuthError,
     BadRequest,
     DecodeError,
     OutcomeUnknown,
@@ -223,7 +224,8 @@ async def test_trickling_response_ends_at_the_deadline(name: str, tmp_path: Path
             told = operation in ("send", "remind") and name in ("a body", "chunks")  # the status says it all
             # Chunks of nothing but white space are no PDF, which is seen at once.
             # Where a write was sent, and there was no time left to read, its outcome is unknown.
-            expected = TransportError | DecodeError | APIError | OutcomeUnknown
+            # On a slow machine, the lock of the token's refresh may still be held.
+            expected = TransportError | DecodeError | APIError | OutcomeUnknown | AuthError
             assert told or isinstance(one, expected), (operation, one)
         for beginning in ONLY_ONCE:
             assert server.count(beginning) <= 2  # "recipients" begins an addition and a reminder
