@@ -35,6 +35,7 @@ RESERVED: Final[dict[Level, int]] = {"B-B": 8192, "B-T": 16384, "B-LT": 16384, "
 
 FIELD_NAME: Final = "SandboxSeal"
 
+_asn1_lock = threading.Lock()  # asn1crypto builds the tables of its classes at their first use: it is not thread-safe
 _rebuild_lock = threading.Lock()  # `catch_warnings` changes the filters of the whole process: it is not thread-safe
 
 
@@ -98,7 +99,7 @@ def _seal_checked(
     """Seal the file in place; raise if the file or the result is damaged."""
     pages = _count_pages(path, strict=not repaired)
     try:
-        with path.open("r+b") as file:
+        with path.open("r+b") as file, _asn1_lock:
             added = asyncio.run(_seal_in_place(file, panel, authority, when, level))
     except OSError:
         raise

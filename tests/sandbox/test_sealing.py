@@ -179,6 +179,48 @@ def test_bytes_before_the_header_are_not_sealed(
     assert accepts(result, authority)
 
 
+SLOWLY = """
+import sys, threading, time
+from pathlib import Path
+from asn1crypto import algos, core
+from signing_async.sandbox.authority import Authority
+from signing_async.sandbox.sealing import seal
+from tests.sandbox.seals import WHEN, make_panel
+
+class Slow(dict):
+    def items(self):
+        for item in super().items():
+            time.sleep(0.01)
+            yield item
+
+folder = Path(sys.argv[1])
+authority = Authority.open(folder, WHEN)
+algos.DigestAlgorithmId._map = Slow(algos.DigestAlgorithmId._map)
+algos.DigestAlgorithmId._reverse_map = None
+core._SETUP_CLASSES.pop(algos.DigestAlgorithmId, None)
+started = threading.Barrier(4)
+
+def work(number):
+    started.wait()
+    seal(folder / "a.pdf", folder / f"{number}.pdf", panel=make_panel("Anna"), authority=authority, when=WHEN)
+
+threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_first_seals_of_a_process_may_be_made_at_the_same_time(tmp_path: Path) -> None:
+    """asn1crypto builds the tables of its classes at their first use, and threads would see half of one."""
+    (tmp_path / "a.pdf").write_bytes(pdfs.make_pdf())
+    command = [sys.executable, "-c", SLOWLY, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert all((tmp_path / f"{number}.pdf").exists() for number in range(4))
+
+
 def test_changed_byte_invalidates_the_seal(sealed: Callable[..., bytes], authority: Authority) -> None:
     result = sealed(pdfs.by_reportlab())
     assert accepts(result, authority)
