@@ -311,6 +311,9 @@ def _check_session(session: object) -> None:
         raise ConfigurationError(f"session: must be an aiohttp.ClientSession, got {type(session).__name__}")
     if getattr(session, "auth", None) is not None:  # aiohttp 4 has no such parameter
         raise ConfigurationError("session: must have no credentials of its own: make it without auth=")
+    if "Expect" in session.headers:
+        # Then a request is sent in two steps, and a lost response could not be told from a request that was not sent.
+        raise ConfigurationError("session: must not have the header Expect")
 
 
 def _rate_limiter(rate_limiter: RateLimiter | Gate | None, gate: RateLimiter | Gate | None) -> RateLimiter | None:

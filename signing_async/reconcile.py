@@ -43,6 +43,7 @@ Listed = tuple[Document, ...] | None
 """The documents in a response; None if the response does not list them."""
 
 _FIRST_PAUSE = 0.2
+_SIMILAR = "a similar record differs in its size, content or other fields"
 _NEVER = -math.inf
 
 
@@ -306,16 +307,17 @@ class Creation(Generic[Record]):
         if not candidates:
             return None
         if len(candidates) == 1 and not fitting:
-            text = "a similar record differs in size, content or extra fields"
-            raise Undecidable(text, unknown, may_clear=True)
+            raise Undecidable(_SIMILAR, unknown, may_clear=True)
         raise Undecidable("more than one request may have created what the service shows", unknown)
 
     async def verify(self, read: Read, since: float, value: Record) -> Record:
         unknown = await self._read_unknown(read, since)
-        _, others = await self._select([record for record in unknown if record.id != value.id])
+        candidates, others = await self._select([record for record in unknown if record.id != value.id])
         if others:
             text = f"the service holds {len(others) + 1} such records: an earlier attempt took effect late"
             raise Undecidable(text, others)
+        if candidates:
+            raise Undecidable(_SIMILAR, [value, *candidates])
         return value
 
     def may_cause(self, error: Exception) -> bool:

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, Protocol, TypeVar
 
 import attrs
@@ -18,7 +19,7 @@ __all__ = ["DocumentMatch", "Match", "RecipientMatch", "Record", "Undecidable", 
 
 Record = TypeVar("Record", bound=Document | Recipient)
 
-_MAX_NAME = 1000
+_MAX_NAME, _MAX_DOMAIN = 1000, 255
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -85,10 +86,10 @@ class DocumentMatch:
 
 
 class RecipientMatch:
-    """Compares recipients by the fields that were given. A field that the service does not return does not count."""
+    """Compares recipients by e-mail address, and by the other fields that were given and that the service returns."""
 
     def __init__(self, named: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
-        self.key: str = named["email"].strip().casefold()
+        self.key: str = _address(named["email"])
         self._named = {field: value for field, value in named.items() if field != "email"}
         self._extra = extra
 
@@ -97,9 +98,20 @@ class RecipientMatch:
     ) -> tuple[list[Recipient], list[Recipient]]:
         if not all(recipient.email for recipient in unknown):
             raise Undecidable("the service does not give the recipients' e-mail addresses", unknown)
-        same = [recipient for recipient in unknown if recipient.email.strip().casefold() == self.key]
-        same = [recipient for recipient in same if _agrees(attrs.asdict(recipient), self._named)]
-        return same, [recipient for recipient in same if _agrees(recipient.extra, self._extra)]
+        same = [recipient for recipient in unknown if _address(recipient.email) == self.key]
+        return same, [recipient for recipient in same if self._fits(recipient)]
+
+    def _fits(self, recipient: Recipient) -> bool:
+        return _agrees(attrs.asdict(recipient), self._named) and _agrees(recipient.extra, self._extra)
+
+
+def _address(email: str) -> str:
+    """Return what is compared of an address: case-folded, in normal form, with an internationalized domain encoded."""
+    name, at, domain = normalized("NFC", email).strip().casefold().rpartition("@")
+    if len(domain) <= _MAX_DOMAIN:
+        with suppress(UnicodeError):
+            domain = domain.encode("idna").decode()
+    return name + at + domain
 
 
 def stem(name: str) -> str:

@@ -37,7 +37,7 @@ _READING = ("GET", "HEAD")
 _METHODS = (*_READING, "POST", "PUT", "PATCH", "DELETE")
 _SEGMENTS = re.compile(r"(?:/(?:[\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)+", re.ASCII)
 _HEADER_NAME = re.compile(r"[\w!#$%&'*+.^`|~-]+", re.ASCII)
-_OWN_HEADERS = ("Authorization", "Connection", "Content-Length", "Cookie", "Host", "Transfer-Encoding")
+_OWN_HEADERS = ("Authorization", "Connection", "Content-Length", "Cookie", "Expect", "Host", "Transfer-Encoding")
 
 
 def check_method(method: object) -> str:

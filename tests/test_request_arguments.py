@@ -62,6 +62,7 @@ from tests.servers import echo, serving
         (("GET", "/x"), {"headers": {"a b": "c"}}, "headers: invalid name 'a b'"),
         (("GET", "/x"), {"headers": {5: "c"}}, "headers: invalid name 5"),
         (("GET", "/x"), {"headers": {"authorization": "x"}}, "headers: authorization is set by the client"),
+        (("POST", "/x"), {"headers": {"expect": "100-continue"}}, "headers: expect is set by the client"),
         (("GET", "/x"), {"headers": {"HOST": "x"}}, "headers: HOST is set by the client"),
         (("GET", "/x"), {"headers": {"X": "hush\r\n"}}, "headers: X: must be a string of printable ASCII"),
         (("GET", "/x"), {"headers": {"X": 5}}, "headers: X: must be a string of printable ASCII"),

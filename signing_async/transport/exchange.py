@@ -161,8 +161,9 @@ class Exchange(Generic[T]):
 
         If the body's source failed, the request is incomplete, and no service carries it out.
         """
-        body, status = self.body, self.status
-        return body is not None and body.started and body.failure is None and not 400 <= (status or 0) < 500
+        body, status = self.body, self.status or 0
+        is_refused = 400 <= status < 500 and status != 408
+        return body is not None and body.started and body.failure is None and not is_refused
 
     # The errors of a response that is not usable
 

@@ -555,13 +555,14 @@ async def test_gateway_that_gives_up_on_a_reused_connection_is_no_idle_connectio
         assert (len(service.held[key].effects), service.held[key].requests) == (1, 1)
 
 
-async def test_upload_cancelled_while_a_gateways_page_arrives_is_unresolved() -> None:
+@pytest.mark.parametrize("status", [408, 504])
+async def test_upload_cancelled_while_a_gateways_page_arrives_is_unresolved(status: int) -> None:
     """Its document must not pass for the next upload's."""
     async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
         read = asyncio.Event()
 
         async def trickle(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
-            response = web.StreamResponse(status=504)
+            response = web.StreamResponse(status=status)
             await response.prepare(request)
             read.set()
             await asyncio.sleep(60)

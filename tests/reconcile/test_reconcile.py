@@ -337,7 +337,7 @@ async def test_document_of_another_client_is_told_apart_by_size_or_hash(other: d
     theirs, mine = _document("d1", "a.pdf", **other), _document("d2", "a.pdf", size=10, sha256=SHA256.upper())
     async with upload:
         assert await _find(upload, (theirs, mine)) == Found(mine)
-        with pytest.raises(Undecidable, match="differs in size"):
+        with pytest.raises(Undecidable, match="differs in its size"):
             await _find(upload, (theirs,))
 
 

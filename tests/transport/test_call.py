@@ -434,6 +434,13 @@ async def test_session_with_its_own_credentials_is_a_configuration_error() -> No
             SigningClient("https://tenant.example.com", "token", session=session)
 
 
+async def test_session_whose_requests_are_sent_in_two_steps_is_refused() -> None:
+    """Whether a request was sent is known from its body."""
+    async with aiohttp.ClientSession(headers={"expect": "100-continue"}) as session:
+        with pytest.raises(ConfigurationError, match=r"^session: must not have the header Expect$"):
+            SigningClient("https://tenant.example.com", "token", session=session)
+
+
 async def test_pending_call_ends_with_an_error_of_the_package_when_the_client_is_closed(
     sandbox: Sandbox, client: SigningClient
 ) -> None:
