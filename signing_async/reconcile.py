@@ -316,7 +316,9 @@ class Creation(Generic[Record]):
         if others:
             text = f"the service holds {len(others) + 1} such records: an earlier attempt took effect late"
             raise Undecidable(text, others)
-        if candidates:
+        shown = [record for record in unknown if record.id == value.id] or [value]
+        if candidates and not (await self._select(shown))[1]:
+            # The service stores what was sent in another form: the similar record may be an earlier attempt's.
             raise Undecidable(_SIMILAR, [value, *candidates])
         return value
 

@@ -66,6 +66,13 @@ async def _find(creation: Creation[Any], records: Any) -> Any:
     return await creation.find(read, asyncio.get_running_loop().time())
 
 
+async def _verify(creation: Creation[Any], records: Any, value: Any) -> Any:
+    async def read(operation: object) -> Any:
+        return records
+
+    return await creation.verify(read, asyncio.get_running_loop().time(), value)
+
+
 def _pending(tracker: Tracker) -> Counter[str]:
     return tracker.signing(PATH).documents.pending
 
@@ -339,6 +346,22 @@ async def test_document_of_another_client_is_told_apart_by_size_or_hash(other: d
         assert await _find(upload, (theirs, mine)) == Found(mine)
         with pytest.raises(Undecidable, match="differs in its size"):
             await _find(upload, (theirs,))
+
+
+async def test_success_beside_a_similar_document_is_undecidable_if_the_service_rewrites_files() -> None:
+    tracker = Tracker()
+    tracker.note_created(PATH)
+    upload = _upload(tracker, "a.pdf")
+    other = _document("d1", "a.pdf", size=11)
+    async with upload:
+        for size in (10, 11):
+            mine = _document("d2", "a.pdf", size=size)
+            if size == 10:
+                assert await _verify(upload, (other, mine), mine) == mine
+            else:
+                with pytest.raises(Undecidable, match="differs in its size") as caught:
+                    await _verify(upload, (other, mine), mine)
+                assert caught.value.known == (mine, other)
 
 
 @pytest.mark.parametrize("extra", [{"size": "11"}, {"size": True}, {"checksum": "crc32:1234"}, {"sha256": None}])
