@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import aiohttp
 import aioresponses.core
+import hypothesis
 import pytest
 import uvloop
 
@@ -29,6 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--uvloop"):
         asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    # On a busy machine any example may take long.
+    hypothesis.settings.register_profile("without deadline", deadline=None)
+    hypothesis.settings.load_profile("without deadline")
     # In debug mode asyncio warns of slow callbacks, which a busy machine has at any time.
     logging.getLogger("asyncio").addFilter(lambda record: not str(record.msg).startswith("Executing"))
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import attrs
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from signing_async import (
@@ -53,7 +53,6 @@ def test_listed_value_is_a_member_and_equal_to_its_string(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("cls", _OPEN)
-@settings(deadline=None)
 @given(value=st.text())
 def test_unknown_value_is_equal_to_its_string_hashable_printable_and_picklable(cls: Any, value: str) -> None:
     found = cls(value)

@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from aiohttp import web
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
@@ -82,14 +82,12 @@ ODD = st.sampled_from(
 )
 
 
-@settings(deadline=None)
 @given(ANYTHING)
 def test_any_json_is_parsed_alike_with_and_without_orjson(value: Any) -> None:
     body = json.dumps(value).encode()
     assert _parsed(body) == _parsed(body, orjson=None)
 
 
-@settings(deadline=None)
 @given(
     st.binary(max_size=40) | st.text(st.sampled_from('[]{}",:\\ud8ef019.-+eNaIfnty \n'), max_size=30).map(str.encode)
 )
@@ -108,7 +106,6 @@ def _parsed(body: bytes, **changed: object) -> object:
             return Unreadable
 
 
-@settings(deadline=None)
 @given(st.lists(ODD | st.text(max_size=8), max_size=8).map("".join))
 @example("https://tenant.example:443//evil.example/x")
 @example("//tenant.example\\@evil.example/x")
@@ -125,14 +122,12 @@ def test_resolved_reference_is_on_the_tenants_origin(reference: str) -> None:
     assert urlsplit("https://tenant.example" + path).netloc == "tenant.example"
 
 
-@settings(deadline=None)
 @given(st.text(min_size=1, max_size=40))
 def test_cursor_arrives_unchanged(cursor: str) -> None:
     url = Request("GET", "https://tenant.example", "/x", {"cursor": cursor}).url
     assert parse_qs(urlsplit(str(url)).query, keep_blank_values=True, strict_parsing=True) == {"cursor": [cursor]}
 
 
-@settings(deadline=None)
 @given(st.text(max_size=60))
 def test_one_line_is_printable_and_idempotent(text: str) -> None:
     line = one_line(text)
@@ -144,7 +139,6 @@ def test_one_line_is_printable_and_idempotent(text: str) -> None:
 OFFSETS = st.integers(-1439, 1439).map(lambda minutes: timezone(timedelta(minutes=minutes)))
 
 
-@settings(deadline=None)
 @given(st.datetimes(timezones=OFFSETS))
 def test_any_datetime_in_iso_format_is_parsed(moment: datetime) -> None:
     assert timestamp(moment.isoformat()) == moment

@@ -118,7 +118,7 @@ def test_invalid_template_is_refused(template: str, problem: str) -> None:
     assert problem in str(caught.value)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.text(max_size=300), min_size=1, max_size=4),
     st.text(max_size=300),

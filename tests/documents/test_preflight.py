@@ -190,14 +190,14 @@ def mutated(draw: st.DrawFn, pool: Callable[[], list[bytes]] = seeds) -> bytes:
     return bytes(data)
 
 
-@settings(max_examples=400, deadline=None, derandomize=True)
+@settings(max_examples=400, derandomize=True)
 @given(mutated())
 def test_damaged_file_is_refused_only_if_the_sandbox_refuses_it(data: bytes) -> None:
     if verdict := preflight(data):
         assert judge(data) is not None, verdict
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_arbitrary_bytes_never_raise(inner: bytes, tail: bytes) -> None:
     preflight(b"%PDF-1.7\n" + inner + b"\nxref\n" + tail)
@@ -288,7 +288,7 @@ def test_glance_reads_tokens_across_the_edge_of_its_window(filler: bytes, bytes_
         assert glanced(data) is not signed
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300, derandomize=True)
 @given(mutated())
 def test_glance_agrees_with_the_preflight_on_mutated_files(data: bytes) -> None:
     glanced(data)
@@ -469,7 +469,7 @@ PARTS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(st.lists(st.sampled_from(PARTS), max_size=8))
 def test_plain_dictionaries_parse_the_same_by_pattern_and_token_by_token(parts: list[bytes]) -> None:
     """Patterns do not look for errors inside what they skip."""
@@ -498,7 +498,7 @@ def simple_seeds() -> list[bytes]:
     return [pdfs.in_one_table(data) for data in files if len(data) < 20_000]
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(
     st.lists(st.sampled_from([*PARTS, *ENTRIES]), max_size=6), st.lists(st.sampled_from([*PARTS, *ENTRIES]), max_size=6)
 )
@@ -508,7 +508,7 @@ def test_patterns_pass_no_trailer_and_catalog_that_the_reader_refuses(
     passes_by_patterns(simple(b"".join(trailer), b"".join(catalog)))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(mutated(simple_seeds))
 def test_patterns_pass_no_damaged_file_that_the_reader_refuses(data: bytes) -> None:
     passes_by_patterns(data)
@@ -625,7 +625,7 @@ FIELD_PARTS = [
 SOME_FIELD_PARTS = st.lists(st.sampled_from(FIELD_PARTS), max_size=2).map(b"".join)
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(
     SOME_FIELD_PARTS,
     st.sampled_from([b"", b"/FT/Tx"]),

@@ -422,7 +422,7 @@ async def test_twenty_five_calls_with_different_histories(write: str) -> None:
             _judge(service, key, error, ended_at)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(
     write=st.sampled_from(WRITES),
     sequences=st.lists(st.lists(fates, max_size=4), min_size=1, max_size=8),

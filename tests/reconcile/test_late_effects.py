@@ -748,7 +748,7 @@ fates = st.builds(
 ) | st.sampled_from(script("ok", "429", "long-429", "401", "403", "refuse"))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, suppress_health_check=list(HealthCheck))
 @given(
     write=st.sampled_from(WRITES),
     sequences=st.lists(st.lists(fates, max_size=4), min_size=1, max_size=8),

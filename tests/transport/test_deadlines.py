@@ -194,7 +194,7 @@ def _ours() -> Until:
     return ours
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(_programs)
 def test_every_program_runs_as_with_asyncio_timeout_at(programs: Any) -> None:
     """Nested blocks, errors, and cancellations at any time."""

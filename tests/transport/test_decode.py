@@ -180,7 +180,7 @@ _JSON = st.recursive(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode) | _JSON.map(json.dumps).map(str.encode))
 @example(b"[-0.0]")
 @example(b'{"":1e400}')
@@ -334,7 +334,6 @@ _FIELDS = st.fixed_dictionaries(
 )
 
 
-@settings(deadline=None)
 @given(_JSON | _FIELDS, st.sampled_from(_RECORDS))
 def test_any_json_value_gives_a_record_of_its_types_or_unreadable(data: Any, cls: type[Any]) -> None:
     made = _outcome(lambda: decode_record(copy.deepcopy(data), cls))
@@ -538,7 +537,6 @@ _ZONES = st.integers(-23 * 60 - 59, 23 * 60 + 59).map(lambda minutes: timezone(t
 _MOMENTS = st.datetimes(datetime(1902, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC) | _ZONES)
 
 
-@settings(deadline=None)
 @given(
     _MOMENTS, st.sampled_from("T t"), st.booleans(), st.booleans(), st.sampled_from(["Z", "z", "+00:00", " UTC", ""])
 )
@@ -554,7 +552,6 @@ def test_any_iso_8601_form_is_parsed_to_the_same_moment(
     assert timestamp(text.replace("T", separator, 1)) == moment
 
 
-@settings(deadline=None)
 @given(st.datetimes(datetime(1974, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC)))
 def test_epoch_seconds_milliseconds_and_microseconds_are_parsed(moment: datetime) -> None:
     """As numbers and as digits."""
@@ -568,7 +565,6 @@ def test_epoch_seconds_milliseconds_and_microseconds_are_parsed(moment: datetime
     assert abs((timestamp(f"{micros // 10**6}.{micros % 10**6:06}") or second) - moment) <= tolerance
 
 
-@settings(deadline=None)
 @given(st.text(max_size=40) | st.from_regex(r"\d{4}-?\d\d-?\d\d[T ]?[\d:.,+zZ -]*", fullmatch=True) | _JSON)
 @example("2026-01-31T12:00:00.5+01:00:00.5")
 def test_any_value_is_an_aware_datetime_none_or_unreadable(value: Any) -> None:

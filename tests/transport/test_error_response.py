@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from signing_async import (
@@ -312,7 +312,6 @@ def test_echoed_secret_is_redacted_in_every_text_attribute_and_pickle(body: obje
     assert error.body == (body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
-@settings(deadline=None)
 @given(
     st.binary(max_size=80)
     | st.recursive(

@@ -6,7 +6,7 @@ import json
 from urllib.parse import quote, quote_plus
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from signing_async.transport.redaction import redact, redact_bytes
@@ -74,7 +74,6 @@ def test_redaction_takes_linear_time(text: str) -> None:
     assert len(redact(text, [TOKEN])) <= len(text)
 
 
-@settings(deadline=None)
 @given(st.text(), st.text(min_size=8, alphabet=st.characters(min_codepoint=33, max_codepoint=126)), st.text())
 def test_no_secret_remains_in_any_text(before: str, secret: str, after: str) -> None:
     found = redact(before + secret + after, [secret])
