@@ -19,7 +19,7 @@ __all__ = ["DocumentMatch", "Match", "RecipientMatch", "Record", "Undecidable", 
 
 Record = TypeVar("Record", bound=Document | Recipient)
 
-_MAX_NAME, _MAX_DOMAIN = 1000, 255
+_MAX_NAME = 1000
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
 
@@ -108,9 +108,8 @@ class RecipientMatch:
 def _address(email: str) -> str:
     """Return what is compared of an address: case-folded, in normal form, with an internationalized domain encoded."""
     name, at, domain = normalized("NFC", email).strip().casefold().rpartition("@")
-    if len(domain) <= _MAX_DOMAIN:
-        with suppress(UnicodeError):
-            domain = domain.encode("idna").decode()
+    with suppress(UnicodeError):
+        domain = domain.encode("idna").decode()
     return name + at + domain
 
 

@@ -255,6 +255,6 @@ def _loopback_resolver() -> Any:
             ]
 
         async def close(self) -> None:
-            pass
+            """Close nothing: the base class requires the method."""
 
     return LoopbackResolver()
