@@ -268,7 +268,8 @@ class APIError(SigningError):
         retry_after: float | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.transient = status, self.transient or status == 408
+        self.status = status
+        self.transient: bool = self.transient or status == 408
         self.operation = operation
         self.code = code
         self.messages: dict[str, list[str]] = {field: list(texts) for field, texts in (messages or {}).items()}
@@ -476,8 +477,7 @@ class SigningCancelled(SigningError):
 class WaitTimeout(SigningError, TimeoutError):
     """The signing was not completed within the timeout; ``signing`` is its last known state, or None."""
 
-    # Even if ``effect`` is ``"unknown"`` because a worker may still send the package: waiting again is safe.
-    exit_code: int = 5
+    exit_code: int = 5  # also if a worker may still send the package: waiting again is safe
 
     def __init__(self, message: str, *, signing: Any = None) -> None:
         super().__init__(message)
