@@ -26,7 +26,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--quick", action="store_true", help="do little: checks that all runs, and measures nothing")
     parser.add_argument("--rounds", type=int, metavar="N", help="so many rounds of everything, however long they take")
     parser.add_argument("--write", action="store_true", help="keep the figures, and write RESULTS.md and the charts")
-    parser.add_argument("--report", action="store_true", help="measure nothing: write these anew from the kept figures")
+    parser.add_argument(
+        "--report", action="store_true", help="measure nothing: rewrite RESULTS.md and the charts from the kept figures"
+    )
     chosen = parser.parse_args(arguments)
     unknown = set(chosen.name) - set(names())
     if unknown:

@@ -215,7 +215,7 @@ def _file(body: bytes, content_type: str) -> bytes:
 
 
 class _Connection(asyncio.BufferedProtocol):
-    """Reads requests into one buffer and counts the bytes of bodies, without keeping those nobody looks at."""
+    """Reads requests into one buffer and counts the bytes of bodies, and keeps only the bodies that are inspected."""
 
     def __init__(self, service: _Service) -> None:
         self._service = service
@@ -228,7 +228,7 @@ class _Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's are of no such class
+        self._transport = cast("asyncio.WriteTransport", transport)  # uvloop's transports are not of that class
         self._service.counts.connections += 1
 
     def get_buffer(self, sizehint: int) -> memoryview:

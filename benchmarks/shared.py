@@ -23,7 +23,7 @@ _CONCURRENCY = 32
 _CALLS = 64 if quick() else 1600
 _ROUNDS, _SECONDS = 41, 15.0
 _LOCAL, _CLOSINGS = "LocalGate", "RedisGate without a rate"
-# More than any client here can make, so that the rate itself holds nobody back.
+# More than any client here can make, so the rate never limits one.
 _PER_SECOND = 100_000
 
 

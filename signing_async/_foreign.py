@@ -6,7 +6,7 @@ from . import _files
 from ._connections import is_untrusted
 from .errors import SigningError
 
-__all__ = ["is_transient"]
+__all__ = ["is_transient", "safe_text"]
 
 # Compare names, because redis-py may not be installed, and a fork has its own module. Before version 8, redis-py does
 # not keep the error code of a reply.
@@ -29,7 +29,7 @@ def is_transient(error: Exception) -> bool:
     """Return whether the failed operation may succeed later; True if the error's class is unknown."""
     if isinstance(error, SigningError):
         return error.transient
-    # Without a number it is not the system's, but that of a network library, such as one of urllib or requests.
+    # An OSError without a number is not from the system but from a network library, such as urllib or requests.
     if isinstance(error, OSError) and (error.errno is not None or isinstance(error, ValueError)):
         return _files.is_transient(error)
     names = {base.__name__ for base in type(error).__mro__}
@@ -43,3 +43,8 @@ def is_transient(error: Exception) -> bool:
 
         return _sqlite.is_transient(error)
     return True
+
+
+def safe_text(error: BaseException) -> str:
+    """Return the error's text; only the name of its class if it is not this package's, as it may contain secrets."""
+    return str(error) if isinstance(error, SigningError) else type(error).__name__

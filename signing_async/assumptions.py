@@ -24,7 +24,7 @@ def _to_names(value: str | Iterable[str]) -> tuple[str, ...]:
     try:
         return (value,) if isinstance(value, str) else tuple(value)
     except TypeError:
-        return (value,)  # type: ignore[return-value]  # the validator refuses it
+        return (value,)  # type: ignore[return-value]  # the field's validator rejects it
 
 
 def _to_statuses(value: int | Iterable[int]) -> frozenset[int]:

@@ -106,7 +106,7 @@ class SigningError(Exception):
     effect: Literal["none", "unknown"] = "none"
     """``"unknown"`` if the request may have taken effect, so that repeating the call could do the same thing twice.
 
-    A spare draft of a retried `create` does not count: it notifies nobody.
+    A spare draft of a retried `create` does not count: it sends no notifications.
     """
     client_wide: bool = False
     """Whether other calls fail too: closed client, bad setting or certificate, no token, failing store or broker."""

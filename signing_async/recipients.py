@@ -73,9 +73,10 @@ class Recipients:
     ) -> Recipient:
         """Add a recipient to a draft, once: before the request is repeated, the recipients are read.
 
-        The recipient is recognized by its fields, ignoring case and punctuation. Recipients that this client added
-        before do not count. If only ``extra`` differs, `OutcomeUnknown` is raised. Calls for the same address run one
-        after another. ``extra`` holds fields that the specification lacks, such as a phone number for BankID. ::
+        The recipient is recognized by its e-mail address and its other fields, ignoring case and punctuation. If a new
+        recipient has the address but differs in another field, `OutcomeUnknown` is raised. Recipients that this client
+        added before do not count. Calls for the same address run one after another. ``extra`` holds fields that the
+        specification lacks, such as a phone number for BankID. ::
 
             await client.recipients.add(signing, email="anna@example.com", first_name="Anna", last_name="Berg",
                                         signing_method="bankid", order=1, extra={"phone": "+46701234567"})
@@ -86,7 +87,7 @@ class Recipients:
             recipient = NewRecipient(*fields)
         elif not isinstance(recipient, NewRecipient):
             raise InvalidRequest(f"recipient: must be a NewRecipient, got {type(recipient).__name__}")
-        elif NewRecipient(*fields) != NewRecipient(None):  # type: ignore[arg-type]  # no field is given
+        elif NewRecipient(*fields) != NewRecipient(None):  # type: ignore[arg-type]  # all defaults
             raise InvalidRequest("recipient: pass a NewRecipient or its fields, not both")
         named = {name: getattr(recipient, name) for name in _FIELDS}
         extra = recipient.extra

@@ -58,7 +58,7 @@ class Signings:
         signing_order: SigningOrder | str | None = None,
         message: str | None = None,
     ) -> Signing:
-        """Create a draft. After a lost response it is created again: a spare draft may remain, and notifies nobody. ::
+        """Create a draft. After a lost response it is created again, and a spare draft may remain unsent. ::
 
         signing = await client.signings.create(name="Lease 2031", language="EN", signing_order="parallel")
         """
@@ -110,7 +110,7 @@ class Signings:
         await self._transport.call(self._sending(signing_id))
 
     async def send_own(self, signing_id: str | Signing) -> Signing | None:
-        """Send a draft that nobody but the caller sends; see `Sent`. Return the signing if it was read."""
+        """Send a draft that only the caller sends; see `Sent`. Return the signing if it was read."""
         return await self._transport.call(self._sending(signing_id, is_own=True))
 
     async def verify_sent(self, signing_id: str | Signing) -> Signing | None:

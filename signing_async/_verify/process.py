@@ -37,7 +37,7 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
     path = json.dumps([str(Path(each).absolute()) for each in sys.path])  # an empty entry is the current folder
     command = [sys.executable, "-P", "-W", "ignore", "-c", _START, path]
     try:
-        done = subprocess.run(command, input=head + content, capture_output=True, timeout=timeout, check=False)  # noqa: S603  # it is this interpreter
+        done = subprocess.run(command, input=head + content, capture_output=True, timeout=timeout, check=False)  # noqa: S603  # sys.executable with fixed arguments
     except subprocess.TimeoutExpired:
         return _not_verified(f"verification took more than {timeout:g} seconds")
     except OSError as error:

@@ -37,7 +37,7 @@ class OAuth:
                 ...
 
     ``session`` is the caller's own `aiohttp.ClientSession`, and is never closed here; by default, the `OAuth`
-    uses the session of an open client, or makes its own if there is none. ``token_format`` is the encoding of token
+    uses the session of an open client, or creates its own. ``token_format`` is the encoding of token
     requests; the specification allows both. ``timeout`` limits one token request with its retries.
     """
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import attrs
 
-from .._foreign import is_transient
+from .._foreign import is_transient, safe_text
 from ..errors import AuthError, RefreshRejected, SigningError, TokenSuperseded
 from ..models import Token
 from ..telemetry import switch
@@ -234,7 +234,9 @@ class CurrentToken:
             # Try again in half of the remaining time, not on every call.
             if self._token is token and time.time() >= self._fresh_until:
                 self._fresh_until = time.time() + _seconds_left(token) / 2
-                log.warning("early token refresh failed or is slow; the current token stays in use: %s", _text(error))
+                log.warning(
+                    "early token refresh failed or is slow; the current token stays in use: %s", safe_text(error)
+                )
             return token
 
     @contextlib.asynccontextmanager
@@ -335,14 +337,9 @@ def _lost(error: Exception) -> AuthError:
     """Return the error for a token whose save failed for the last time."""
     return AuthError(
         "a new token could not be saved and is lost with this process, so the user may have to authorize again:"
-        f" {_text(error)}",
+        f" {safe_text(error)}",
         transient=isinstance(error, SigningError) and error.transient,
     )
-
-
-def _text(error: Exception) -> str:
-    """Return an error's text; only the type of a foreign one, whose text may contain secrets."""
-    return str(error) if isinstance(error, SigningError) else type(error).__name__
 
 
 async def _result_for(context: CallContext, refreshing: asyncio.Task[Token]) -> Token:

@@ -95,7 +95,7 @@ def _check_not_a_command(context: click.Context, parameter: click.Parameter, to:
 @click.option("--verify", is_flag=True, help="Archive only PDFs whose signatures are sound.")
 @click.option("--trust", multiple=True, metavar="ROOTS", help='As in verify-sealed: a file, a folder or "system".')
 @click.option(
-    "--remind-after", type=duration, help="Remind recipients if nobody signed for this long, at most once in that time."
+    "--remind-after", type=duration, help="Remind recipients when a signing has had no signature for this long."
 )
 @click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Signings at once.")
 def run(
@@ -116,7 +116,7 @@ def run(
     Whatever ends the command, run it again: nothing is fetched twice, and no partial file is left. The files are listed
     in manifest.jsonl; "archive verify" checks them. Several processes may share an archive and its journal, by default
     the file .journal in the folder; an archive in S3 needs --journal or SIGNING_JOURNAL. With --remind-after 7d,
-    recipients get a reminder if nobody signed for 7 days, and at most one in 7 days.
+    recipients are reminded when a signing has had no signature for 7 days, at most every 7 days.
 
     Exit codes: 0: done; documents that are not yet sealed are fetched by a later run. 1: some documents failed.
 

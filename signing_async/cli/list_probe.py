@@ -197,7 +197,9 @@ class ListProbe:
         if name in self._known.recipient_done_fields:
             state = "ok"
         self._learned.add_first("recipient_done_fields", name, evidence)
-        return Finding("recipients", state, f"{name!r} shows who has finished ({evidence})", {"field": name})
+        return Finding(
+            "recipients", state, f"recipients who have finished have a {name!r} ({evidence})", {"field": name}
+        )
 
 
 def _scalar(value: object) -> str:

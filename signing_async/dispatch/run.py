@@ -2,9 +2,9 @@
 
 Each step is saved to the journal before it begins and after its outcome is known. A later run, after a crash at any
 moment, therefore knows what may have happened. A draft with a step of unknown outcome is abandoned, and another one is
-created: a spare draft notifies nobody. Once the send request may have taken effect, no other draft is created: the
-service sends a signing once. The status is saved before that request; the journal refuses the write if the run has lost
-its claim.
+created: a spare draft sends no notifications. Once the send request may have taken effect, no other draft is created:
+the service sends a signing once. The status is saved before that request; the journal refuses the write if the run has
+lost its claim.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import attrs
 
+from .._foreign import safe_text
 from ..documents.resource import Documents
 from ..errors import (
     ConfigurationError,
@@ -221,9 +222,8 @@ class Sending:
         try:
             signing = await self._resources.read_once(self._draft.id)
         except Exception as error:
-            # A rate limiter of the caller's own may raise anything; its text may contain secrets.
-            is_own = isinstance(error, SigningError)
-            text = self._resources.redacted(str(error)) if is_own else type(error).__name__
+            # The caller's own rate limiter may raise anything.
+            text = self._resources.redacted(safe_text(error))
             log.warning("signing %s was sent but could not be read: %s", self._draft.id, text)
             return None
         # The service accepted the request: only a signing that is still a draft contradicts that.
@@ -282,8 +282,8 @@ class Draft:
         """Create the draft if there is none, and add what is missing; return whether it holds exactly the package.
 
         If the outcome of a step is unknown, return False. Raise instead if this is the ``last`` draft to be tried, the
-        deadline passed, or the failure is not transient. The error's ``effect`` is ``"none"``: an unsent draft notifies
-        nobody.
+        deadline passed, or the failure is not transient. The error's ``effect`` is ``"none"``: an unsent draft sends
+        no notifications.
         """
         state, resumed = self._entry.state, self._entry.state.signing is not None
         missing = self._missing_documents()

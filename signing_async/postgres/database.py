@@ -36,8 +36,8 @@ _RELEASE_TIMEOUT = 0.5
 _TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
 _MODES_WITH_ROOTS = ("require", "verify-ca", "verify-full")
 _MODES_WITH_TLS = ("allow", "prefer", *_MODES_WITH_ROOTS)
-# In the messages of an InterfaceError: an authentication method that asyncpg lacks, or a pool that nobody opens. All
-# others, such as a lost connection, are transient.
+# Texts in an InterfaceError that is permanent: asyncpg lacks the authentication method, or the pool was never opened.
+# Any other InterfaceError, such as a lost connection, is transient.
 _PERMANENT_INTERFACE_ERRORS = ("unsupported", "not initialized")
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]*)(?::([0-9]{0,5}))?")
 # Two concurrent CREATE TABLE IF NOT EXISTS may conflict.

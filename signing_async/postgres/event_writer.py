@@ -61,7 +61,7 @@ class EventWriter:
                     await self._write([each])
                 return
             failure = error
-            # In an outage senders time out and deliver again: drop the additions that nobody waits for.
+            # In an outage, senders time out and deliver again: drop the additions whose senders are gone.
             self._adding = [each for each in self._adding if not each[2].done()]
         for event, _, added in batch:
             is_new = event.id in new

@@ -153,7 +153,7 @@ class Database:
         names = ", ".join(f'"{name}"' for name in values)
         marks = ", ".join("?" * len(values))
         cursor = self._connection.execute(
-            f"INSERT INTO {table} ({names}) VALUES ({marks})",  # noqa: S608  # callers pass literal names; values are bound
+            f"INSERT INTO {table} ({names}) VALUES ({marks})",  # noqa: S608  # names are literals, values are bound
             tuple(values.values()),
         )
         return cursor.lastrowid or 0

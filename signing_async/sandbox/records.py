@@ -91,7 +91,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Recipient:
-    """A person who is asked to sign; `order` is the position in a sequential signing."""
+    """Someone who is invited to sign. `order` is the position in a sequential signing."""
 
     seq: int
     id: str

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
 
 from .. import errors
+from .._foreign import safe_text
 from ..reconcile import Found, Reconciler, Undecidable
 from ..telemetry import switch
 from . import retry
@@ -148,7 +149,7 @@ class _Call(Generic[T]):
         try:
             result = await (self._send() if self.observed is None else self._send_observed())
         except Exception as error:  # also what the caller's own rate limiter, token or file raises
-            report_attempt(self.exchange, self.retries.attempts, began, _text(error))
+            report_attempt(self.exchange, self.retries.attempts, began, safe_text(error))
             if self.operation.effect is not None and (reconciler := self._reconciler()).may_cause(error):
                 if self.exchange.status is not None:
                     # The refusal may mean that an earlier attempt took effect late: give its effect time to show.
@@ -357,11 +358,6 @@ class _Call(Generic[T]):
 
 
 # Errors
-
-
-def _text(error: Exception) -> str:
-    """Return an error's text; only the type of a foreign one, whose text may contain secrets."""
-    return str(error) if isinstance(error, errors.SigningError) else type(error).__name__
 
 
 def _may_take_effect(call: _Call[Any]) -> bool:
