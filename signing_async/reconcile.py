@@ -312,14 +312,18 @@ class Creation(Generic[Record]):
 
     async def verify(self, read: Read, since: float, value: Record) -> Record:
         unknown = await self._read_unknown(read, since)
-        candidates, others = await self._select([record for record in unknown if record.id != value.id])
+        shown = [record for record in unknown if record.id == value.id]
+        if not shown and value.id not in self._collection.ids:
+            # The reading is older than the record: it does not show what earlier attempts did either.
+            raise Undecidable("the service does not list it", may_clear=True)
+        rest = [record for record in unknown if record.id != value.id]
+        candidates, others = await self._select(rest)
         if others:
             text = f"the service holds {len(others) + 1} such records: an earlier attempt took effect late"
             raise Undecidable(text, others)
-        shown = [record for record in unknown if record.id == value.id] or [value]
-        if candidates and not (await self._select(shown))[1]:
-            # The service stores what was sent in another form: the similar record may be an earlier attempt's.
-            raise Undecidable(_SIMILAR, [value, *candidates])
+        if rest and not (await self._select(shown or [value]))[1]:
+            # The service stores what was sent in another form: a record of the rest may be an earlier attempt's.
+            raise Undecidable(_SIMILAR, [value, *(candidates or rest)])
         return value
 
     def may_cause(self, error: Exception) -> bool:

@@ -99,7 +99,14 @@ class RecipientMatch:
         if not all(recipient.email for recipient in unknown):
             raise Undecidable("the service does not give the recipients' e-mail addresses", unknown)
         same = [recipient for recipient in unknown if _address(recipient.email) == self.key]
+        if not same and any(self._has_name(one) for one in unknown if not expected[_address(one.email)]):
+            # The service may have changed the address.
+            raise Undecidable("there is a new recipient of this name with another address", unknown, may_clear=True)
         return same, [recipient for recipient in same if self._fits(recipient)]
+
+    def _has_name(self, recipient: Recipient) -> bool:
+        is_named = any(self._named[field] and getattr(recipient, field) for field in ("first_name", "last_name"))
+        return is_named and self._fits(recipient)
 
     def _fits(self, recipient: Recipient) -> bool:
         return _agrees(attrs.asdict(recipient), self._named) and _agrees(recipient.extra, self._extra)

@@ -153,7 +153,7 @@ class _Call(Generic[T]):
             if self.operation.effect is not None and (reconciler := self._reconciler()).may_cause(error):
                 if self.exchange.status is not None:
                     # The refusal may mean that an earlier attempt took effect late: give its effect time to show.
-                    reconciler.wait(retry.settle_time(self.options.retry, Outcome.FAILED))
+                    reconciler.wait(self.options.retry.settle)
                 return await self._reconcile_or_raise(reconciler, error)
             raise
         if isinstance(result, TokenReplaced):

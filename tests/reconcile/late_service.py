@@ -54,7 +54,9 @@ class LateService:
         self.created = 0
         self.readings = 0
         self.lag = 0.0
-        """Seconds for which readings show a signing that was sent as a draft."""
+        """Seconds by which readings are behind."""
+        self.made_at: dict[str, float] = {}
+        """When each record was made, by the loop's clock."""
         self.response_seconds = 0.0
         self.refresh_seconds = 0.0
         self.refresh_fails = False
@@ -84,11 +86,16 @@ class LateService:
             self.readings += 1
             if self.rejects_after_a_write and any(held.requests for held in self.held.values()):
                 return web.Response(status=401)
+            shown_at = asyncio.get_running_loop().time() - self.lag
+
+            def shown(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+                return [record for record in records if self.made_at.get(record["id"], 0.0) <= shown_at]
+
             if request.path.endswith("/recipients"):
-                return web.json_response(self.recipients[signing])
-            now = asyncio.get_running_loop().time()
-            is_draft = signing not in self.sent or now < self.held[signing].effects[0][0] + self.lag
-            return web.json_response({"id": signing, "is_draft": is_draft, "documents": self.documents[signing]})
+                return web.json_response(shown(self.recipients[signing]))
+            is_draft = signing not in self.sent or shown_at < self.held[signing].effects[0][0]
+            documents = shown(self.documents[signing])
+            return web.json_response({"id": signing, "is_draft": is_draft, "documents": documents})
         body = await request.read()
         key, create = self._understand(request.path, signing, body)
         self.held[key].requests += 1
@@ -136,6 +143,7 @@ class LateService:
 
         def create() -> dict[str, Any]:
             records.append({"id": f"{key}-{len(records)}", **fields})
+            self.made_at[records[-1]["id"]] = asyncio.get_running_loop().time()
             return records[-1]
 
         return key, create

@@ -351,6 +351,44 @@ async def test_two_effects_are_an_unknown_outcome_that_lists_both(write: str) ->
         assert error.effect == "unknown"
 
 
+@pytest.mark.parametrize("write", ["upload", "add"])
+async def test_two_effects_that_readings_show_late_are_an_unknown_outcome(write: str) -> None:
+    """A reading that does not show the repeat's record shows nothing of the first request either."""
+    policy = RetryPolicy(max_attempts=4, base_delay=0.02, settle=8.0)
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=policy) as client:
+        service.lag = 2.0
+        key, call = _call(client, write)
+        # The service's own error: the call reads for a tenth of the settle time.
+        service.scripts[key] += script(Fate("503", 0.0), "ok")
+        error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknown)
+        assert "holds 2 such records" in str(error)
+        assert {record.id for record in error.known} == {f"{key}-0", f"{key}-1"}  # type: ignore[attr-defined]  # records
+
+
+@pytest.mark.parametrize("write", ["upload", "add"])
+async def test_success_that_readings_never_show_is_an_unknown_outcome(write: str) -> None:
+    """The record that was created is in ``known``."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.lag = 600.0
+        key, call = _call(client, write)
+        service.scripts[key] += script("503", "ok")
+        error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknown)
+        assert "could not be verified: the service does not list it" in str(error)
+        assert [record.id for record in error.known] == [f"{key}-0"]  # type: ignore[attr-defined]  # a record
+
+
+async def test_refused_repeat_of_a_send_that_readings_show_late_is_a_success() -> None:
+    policy = RetryPolicy(max_attempts=4, base_delay=0.02, settle=8.0)
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=policy) as client:
+        service.lag = 4.0
+        service.scripts["s0"] += script(Fate("503", 0.0), "ok")
+        await client.signings.send("s0")
+        assert service.held["s0"].requests == 2
+        assert len(service.held["s0"].effects) == 1
+
+
 async def test_document_of_another_host_does_not_pass_for_the_effect() -> None:
     """Two hosts upload one file name to one signing: where the service reports a hash, each gets its own record."""
     mine, theirs = make_pdf(text="mine"), make_pdf(text="theirs")
@@ -629,7 +667,7 @@ async def test_dispatch_refused_after_a_lost_sending_says_that_the_package_may_b
     """The settle time has passed without an effect, but the journal rules out a late one only in the next run."""
     package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [NewRecipient("anna@example.com")])
     async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        service.scripts["s1"] += script(Fate("504", 2 * SETTLE), "403")
+        service.scripts["s1"] += script(Fate("504", 10 * SETTLE), "403")
         with pytest.raises(Forbidden) as caught:
             await client.dispatch(package, tmp_path / "journal")
         assert state_of(tmp_path / "journal")["status"] == "sending"

@@ -364,6 +364,29 @@ async def test_success_beside_a_similar_document_is_undecidable_if_the_service_r
                 assert caught.value.known == (mine, other)
 
 
+async def test_success_under_another_name_is_undecidable_beside_a_document_of_that_name() -> None:
+    """The service renames files: the document may be the effect of an earlier attempt, or of the other upload."""
+    tracker = Tracker()
+    tracker.note_created(PATH)
+    upload, other = _upload(tracker, "a b.pdf"), _upload(tracker, "a_b.pdf")
+    first, mine = _document("d1", "a_b.pdf"), _document("d2", "a_b.pdf")
+    async with upload, other:
+        assert await _verify(upload, (mine,), mine) == mine
+        with pytest.raises(Undecidable) as caught:
+            await _verify(upload, (first, mine), mine)
+        assert caught.value.known == (mine, first)
+
+
+async def test_success_with_a_known_record_is_verified() -> None:
+    """The service recognized the repeat, and returned the record that it has."""
+    tracker = Tracker()
+    tracker.note_created(PATH)
+    upload, held = _upload(tracker, "a.pdf"), _document("d1", "a.pdf")
+    async with upload:
+        upload.note_created(held)
+        assert await _verify(upload, (held,), held) == held
+
+
 @pytest.mark.parametrize("extra", [{"size": "11"}, {"size": True}, {"checksum": "crc32:1234"}, {"sha256": None}])
 async def test_size_or_hash_in_a_form_that_says_nothing_does_not_count(extra: dict[str, Any]) -> None:
     """Only a whole number and 64 hexadecimal digits are compared."""

@@ -148,6 +148,24 @@ async def test_recipient_with_the_address_and_other_fields_is_undecidable(held: 
         assert _writes(server) == 1
 
 
+@pytest.mark.parametrize("held", [{"first_name": "Anna"}, {"first_name": "Anna", "last_name": "Berg"}])
+async def test_recipient_with_the_name_and_another_address_is_undecidable(held: dict[str, Any]) -> None:
+    """The service may have changed the address."""
+    async with _failing(recipients=[{"id": "r1", "email": "annaberg@example.com", **held}]) as (client, server):
+        with pytest.raises(OutcomeUnknown, match="a new recipient of this name with another address") as caught:
+            await client.recipients.add("s1", email="anna.berg@example.com", first_name="Anna", last_name="Berg")
+        assert [recipient.id for recipient in caught.value.known] == ["r1"]  # type: ignore[attr-defined]  # recipients
+        assert _writes(server) == 1
+
+
+@pytest.mark.parametrize("held", [{}, {"first_name": "Bo"}, {"first_name": "Anna", "last_name": "Ek"}])
+async def test_recipient_with_another_address_and_name_is_not_the_effect(held: dict[str, Any]) -> None:
+    async with _failing(recipients=[{"id": "r1", "email": "annaberg@example.com", **held}]) as (client, server):
+        with pytest.raises(Exception, match="5 attempts"):
+            await client.recipients.add("s1", email="anna@example.com", first_name="Anna", last_name="Berg")
+        assert _writes(server) == 5
+
+
 async def test_recipient_with_another_address_is_not_the_effect() -> None:
     async with _failing(recipients=[{"id": "r1", "email": "ann.a@example.com"}]) as (client, server):
         with pytest.raises(Exception, match="5 attempts"):
