@@ -124,7 +124,7 @@ class Reconciler(Generic[T]):
         due = loop.time() if self.ambiguous else retry_at
         self.ambiguous = True
         # Several attempts may have several effects: the first one that shows does not settle the others.
-        found_at = self._settled_at if self._effect.adds_up and sum(self._late) > 1 else _NEVER
+        found_at = self._settled_at if self._effect.adds_up and len(self._late) > 1 else _NEVER
         found = await self._poll(self._effect.find, due, max(self._settled_at, retry_at), found_at, reading_time)
         self._resolve(is_found=found is not None)
         return found

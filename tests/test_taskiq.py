@@ -712,9 +712,11 @@ async def test_wait_ends_if_the_broker_refuses_its_login(place: Workplace, tmp_p
         async with Redis.from_url(server.url) as direct, enqueuing(redis_streams(server.url)) as enqueue:
             enqueued = await enqueue(packages(tmp_path, 1)[0])
             await direct.execute_command("ACL", "SETUSER", "default", "-exists")
-            with pytest.raises(TransportError, match=r"^the broker is unavailable \(NoPermissionError\)$") as caught:
+            text = r"^the broker is unavailable \(NoPermissionError\): the package may still be sent$"
+            with pytest.raises(TransportError, match=text) as caught:
                 await enqueued.wait(0.02, timeout=60)
     assert not caught.value.transient
+    assert caught.value.effect == "unknown"
 
 
 async def test_refused_login_to_the_broker_is_a_permanent_failure() -> None:

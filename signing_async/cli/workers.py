@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from ..dispatch.run import DispatchResult, SigningPackage
-from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown, SigningError, TransportError, WaitTimeout
+from ..errors import ConfigurationError, InvalidRequest, SigningError, TransportError, WaitTimeout
 from ..models import Signing
 from ..worker_pool import copy_unsent
 
@@ -123,9 +123,8 @@ class Workers:
                     outcome = await enqueued.outcome()
                 except TransportError as error:
                     if not error.transient:
-                        message = f"{error}: the package may still be sent"
                         for package in pending.values():
-                            yield DispatchResult(package, None, OutcomeUnknown(message))
+                            yield DispatchResult(package, None, error)
                         return
                     if not is_outage:
                         policy.warn(f"{error}; waiting for it")

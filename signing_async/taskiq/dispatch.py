@@ -27,6 +27,7 @@ from ..errors import (
     InvalidRequest,
     OutcomeUnknown,
     SigningError,
+    TransportError,
     WaitTimeout,
 )
 from ..models import Signing
@@ -79,11 +80,17 @@ class Enqueued:
     async def outcome(self) -> Outcome | None:
         """Return the outcome, or None if no worker has reported it yet. Outcomes are kept for a day.
 
-        Raise `TransportError` if the broker is unavailable.
+        Raise `TransportError` if the broker is unavailable. Its ``effect`` is ``"unknown"``: the package may be sent.
         """
-        if not await call_broker(self._task.is_ready()):
-            return None
-        result = await call_broker(self._task.get_result())
+        try:
+            if not await call_broker(self._task.is_ready()):
+                return None
+            result = await call_broker(self._task.get_result())
+        except TransportError as error:
+            if not error.transient:
+                error.message += ": the package may still be sent"
+            error.effect = "unknown"
+            raise
         if result.is_err:
             # The task itself was interrupted, for example cancelled: its message is delivered again.
             unknown = OutcomeUnknown(str(result.error))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
@@ -44,6 +45,7 @@ class Exchange(Generic[T]):
     """The request's body, while the request may have taken effect."""
     sent_at: float = 0.0
     status: int | None = None
+    _deadline: float = math.inf
     _attempt: telemetry.Attempt | None = None
     """Observes the request, while it is under way."""
     _head: wire.Response | None = None
@@ -89,6 +91,7 @@ class Exchange(Generic[T]):
         A rejected token is replaced if ``may_refresh``. ``number`` is the attempt's number in the call.
         """
         await custom_records.prepare()
+        self._deadline = deadline
         operation, loop = self.operation, asyncio.get_running_loop()
         with use_call_context(self._context):
             token = await self._shared.auth.token()
@@ -244,7 +247,7 @@ class Exchange(Generic[T]):
                 self._content = await response.read(self.options.assumptions.max_answer_bytes)
             else:
                 # The status suffices: it does not matter if the body is cut off or hangs.
-                self._content = await response.read_start()
+                self._content = await response.read_start(self._deadline)
             if _is_html_page(self._content, response) and "html" not in operation.headers.get("Accept", ""):
                 raise Unreadable("it is an HTML page")
             if operation.respond is None:
@@ -285,7 +288,7 @@ class Exchange(Generic[T]):
         error = error_from(
             response.status,
             headers,
-            self._keep_for_hook(await response.read_start()),
+            self._keep_for_hook(await response.read_start(self._deadline)),
             reason=response.reason,
             operation=self.operation.name,
             not_found=self.operation.not_found,

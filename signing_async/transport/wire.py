@@ -185,11 +185,15 @@ class Response:
                 break
         return b"".join(parts)
 
-    async def read_start(self) -> bytes:
-        """Return as much of the body's start as arrives soon; never raise. For responses whose status matters more."""
+    async def read_start(self, deadline: float) -> bytes:
+        """Return as much of the body's start as arrives soon; never raise. For responses whose status matters more.
+
+        If the body hangs, half of the time until the deadline stays: the status counts, not the deadline.
+        """
         body = b""
+        seconds = min(_START_SECONDS, 0.5 * (deadline - asyncio.get_running_loop().time()))
         with contextlib.suppress(BrokenResponse, TimeoutError):
-            async with asyncio.timeout(_START_SECONDS):
+            async with asyncio.timeout(seconds):
                 while len(body) < _START_BYTES and (chunk := await self._next()):
                     body += chunk[: _START_BYTES - len(body)]
         return body

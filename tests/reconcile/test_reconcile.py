@@ -631,13 +631,14 @@ async def test_signing_may_change_late_if_a_lost_request_is_not_accounted_for(
     assert signing.may_change_late is late
 
 
-async def test_first_effect_does_not_settle_two_ambiguous_attempts(clock: _Clock) -> None:
+@pytest.mark.parametrize("late", [True, False])
+async def test_first_effect_does_not_settle_two_ambiguous_attempts(clock: _Clock, late: bool) -> None:
     """Both may have taken effect: the readings go on for the settle time of the second."""
     both = Undecidable("more than one request", ["d1", "d2"])
     effect = _Readings("d1", both)
     reconciler = _reconciler(effect, clock)
-    reconciler.note(0.0, may_be_late=True)
-    reconciler.note(0.3, may_be_late=True)
+    reconciler.note(0.0, may_be_late=late)
+    reconciler.note(0.3, may_be_late=late)
     with pytest.raises(Undecidable, match="more than one"):
         await reconciler.settle(0.0, reading_time=0.1)
     assert reconciler.ambiguous

@@ -22,6 +22,7 @@ from signing_async import (
     NotFound,
     OAuth,
     OutcomeUnknown,
+    RateLimited,
     RequestTimeout,
     RetryPolicy,
     SigningClient,
@@ -379,6 +380,25 @@ async def test_status_counts_although_the_body_hangs() -> None:
         with pytest.raises(RequestTimeout) as late:
             await client.with_options(timeout=0.3).me()
         assert (late.value.status, late.value.request_id) == (200, "req_9")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(b"403 Forbidden", Forbidden), (b"401 Unauthorized", Unauthorized), (b"429 Too Many Requests", RateLimited)],
+)
+async def test_refusal_counts_although_its_body_hangs_until_the_deadline(status: bytes, kind: type[APIError]) -> None:
+    """A short deadline does not make it an unknown outcome."""
+    head = b"HTTP/1.1 %s\r\nRetry-After: 60\r\nContent-Length: 100\r\n\r\n{" % status
+    async with answering(head, then=_hang) as origin, SigningClient(origin, "token", timeout=1) as client:
+        with pytest.raises(kind) as caught:
+            await client.recipients.remind("s1", "r1")
+        assert caught.value.effect == "none"
+
+
+async def test_success_counts_although_its_body_hangs_until_the_deadline() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
+    async with answering(head, then=_hang) as origin, SigningClient(origin, "token", timeout=1) as client:
+        await client.recipients.remind("s1", "r1")
 
 
 async def test_stream_that_trickles_ends_at_its_timeout() -> None:
