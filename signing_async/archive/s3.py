@@ -99,7 +99,7 @@ class S3Store:
                 raise ArchiveConflict(f"{self.url}: {name!r} has {end} bytes, not {offset}")
         # A retry after a lost response is refused. The object's metadata tells who created the object.
         part, writer = _part_key(key, offset), {"writer": secrets.token_hex(16)}
-        if not await self._bucket.create(part, data, writer) and await self._bucket.metadata(part) != writer:
+        if not await self._bucket.create(part, data, writer) and await self._metadata(part) != writer:
             raise ArchiveConflict(f"{self.url}: {name!r} has more than {offset} bytes")
         self._ends[name] = offset + len(data)
 
@@ -128,7 +128,7 @@ class S3Store:
         return f"{self._prefix}{name}"
 
     async def _hash(self, key: str) -> str:
-        metadata = await self._bucket.metadata(key)
+        metadata = await self._metadata(key)
         if "sha256" in metadata:
             return metadata["sha256"]
         # Another program stored the object: it has no hash in its metadata.
@@ -136,6 +136,15 @@ class S3Store:
         async for chunk in self._bucket.get(key):
             found.update(chunk)
         return found.hexdigest()
+
+    async def _metadata(self, key: str) -> dict[str, str]:
+        """Return the metadata of an object that the bucket reported to exist."""
+        try:
+            return await self._bucket.metadata(key)
+        except FileNotFoundError as error:
+            failure = ArchiveError(f"{error} does not exist any more: it was removed while it was stored")
+        failure.client_wide = False
+        raise failure
 
     # Files that grow by appends
 

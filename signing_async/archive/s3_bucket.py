@@ -208,7 +208,7 @@ class Bucket:
                     return
             except ValueError:
                 problem, transient = "invalid endpoint URL", False  # not shown: it may contain a password
-            except BotoCoreError as error:
+            except (BotoCoreError, OSError) as error:
                 problem, transient = _describe(error), _is_transient(error)
         message = f"s3://{self.name}: {problem}"
         raise ArchiveError(message) if transient else ConfigurationError(message)

@@ -369,7 +369,7 @@ async def send(
     except aiohttp.ClientHttpProxyError as error:
         message = f"the proxy refused to connect (HTTP {error.status})"
         return Failure(_without_connection(body), message, *connection_flags(error.status in _REFUSED_BY_PROXY))
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
         # aiohttp sends the headers of a request with a body together with the body's first bytes.
         outcome = Outcome.LOST if body is None or body.started else Outcome.UNSENT
         if body is not None and body.started and _was_cut(error, body, sessions.fastest_response):

@@ -174,6 +174,19 @@ async def test_append_of_the_same_line_by_another_writer_is_a_conflict(
         await store.append("manifest.jsonl", 0, b"1\n")
 
 
+async def test_object_that_is_removed_while_it_is_stored_is_a_transient_error_of_its_file(
+    store: S3Store, proxy: Proxy, tmp_path: Path
+) -> None:
+    """The bucket reports that it exists, and a moment later that it does not."""
+    await put(store, "lease.pdf", PDF, tmp_path)
+    await store.append("manifest.jsonl", 0, b"1\n")
+    proxy.fail = lambda request: 404 if request.method == "HEAD" else "forward"
+    for storing in (put(store, "lease.pdf", PDF, tmp_path), store.append("manifest.jsonl", 0, b"1\n")):
+        with pytest.raises(ArchiveError, match="it was removed while it was stored") as caught:
+            await storing
+        assert (caught.value.transient, caught.value.client_wide) == (True, False)
+
+
 @pytest.mark.parametrize(
     "step", ["POST /{}/archive/lease.pdf?uploads", "partNumber=2", "POST /{}/archive/lease.pdf?uploadId"]
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import errno
 import importlib.metadata
 import json
 import logging
@@ -168,6 +169,24 @@ async def test_session_that_fails_before_a_request_is_sent_is_a_transport_error_
     assert (caught.value.effect, caught.value.client_wide) == ("none", False)
     assert caught.value.__context__ is None
     assert sandbox.requests == []
+
+
+async def test_permanent_failure_of_a_trace_hooks_file_is_not_repeated(sandbox: Sandbox) -> None:
+    """It is no failure of the network."""
+    failures: list[str] = []
+
+    async def fail(session: object, context: object, params: Any) -> None:
+        failures.append(params.url.path)
+        raise PermissionError(errno.EACCES, "Permission denied", "spans.log")
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(fail)
+    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
+        client = SigningClient(sandbox.base_url, sandbox.access_token(), session=session)
+        with pytest.raises(TransportError, match="the session failed: PermissionError") as caught:
+            await client.me()
+    assert not caught.value.transient
+    assert len(failures) == 1
 
 
 @pytest.mark.parametrize("signal", ["on_request_start", "on_request_end"])
