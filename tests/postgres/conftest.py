@@ -41,7 +41,7 @@ async def open_store(dsn: str) -> AsyncIterator[Callable[[], EventStore]]:
             await creating.create_table()
 
         def open_store(**settings: float) -> EventStore:
-            store = PostgresEventStore(dsn, **{"lease": 1.5, "timeout": 0.5, **settings})
+            store = PostgresEventStore(dsn, **{"lease": 6, "timeout": 2, **settings})
             opened.push_async_callback(store.aclose)
             return store
 

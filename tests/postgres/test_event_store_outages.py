@@ -193,7 +193,7 @@ async def test_every_operation_fails_in_time_during_an_outage(
     how: str, postgres: PostgresServer, open_store: Callable[[], EventStore]
 ) -> None:
     """The error shows no secret."""
-    store = open_store()
+    store = open_store(lease=1.5, timeout=0.5)
     for name in ("a", "b", "c"):
         await add(store, name)
     a, b, c = await store.claim(5)
@@ -286,7 +286,7 @@ async def test_claim_that_could_not_be_ended_is_free_when_its_lease_expires(
         a, b = await postgres.execute(f"SELECT leased_until FROM {table} ORDER BY id")
         return a["leased_until"], b["leased_until"]
 
-    one, two = open_store(lease=6), open_store()
+    one, two = open_store(lease=12), open_store()
     await add(one, "a", "s")
     await add(one, "b", "t")
     claim, _ = await one.claim(2)
