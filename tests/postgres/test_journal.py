@@ -43,7 +43,7 @@ async def journals(dsn: str, **settings: Any) -> AsyncIterator[tuple[PostgresJou
     """Open the journals of two runs, with short leases and timeouts, in which no table need be created."""
     async with PostgresJournal(dsn, timeout=10) as creating:
         await creating.create_table()
-    known = {"lease": 1.5, "timeout": 0.5} | settings
+    known = {"lease": 6, "timeout": 2} | settings
     async with PostgresJournal(dsn, **known) as one, PostgresJournal(dsn, **known) as two:
         yield one, two
 
@@ -167,7 +167,7 @@ async def test_takeover_is_logged_and_other_leases_continue(
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 async def test_every_operation_fails_in_time_during_an_outage(how: str, postgres: PostgresServer, dsn: str) -> None:
     """The error shows no secret; the claims are still held afterwards."""
-    async with journals(dsn, lease=60) as (one, two):
+    async with journals(dsn, lease=60, timeout=0.5) as (one, two):
         a, b = [await claimed(one, key) for key in "ab"]
         await one.write(a, "{}")
         with postgres.frozen() if how == "stopped" else postgres.down():

@@ -45,7 +45,7 @@ async def dsn(postgres: PostgresServer) -> str:
 async def store(dsn: str) -> AsyncIterator[PostgresTokenStore]:
     """A store with a short timeout, whose table exists."""
     await make_table(dsn)
-    async with PostgresTokenStore(dsn, "anna", timeout=0.5) as opened:
+    async with PostgresTokenStore(dsn, "anna", timeout=2) as opened:
         yield opened
 
 
