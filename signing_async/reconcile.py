@@ -177,8 +177,8 @@ class Reconciler(Generic[T]):
     def _resolve(self, *, is_found: bool) -> None:
         self.ambiguous = False
         if is_found and self._late:
-            # The reading explains one attempt: remove one whose effect could be late, if there is one.
-            late = any(self._late)
+            # The reading explains one attempt, unknown which: remove one whose effect cannot be late, if there is one.
+            late = all(self._late)
             self._late.remove(late)
             self._effect.ambiguities[late] -= 1
 

@@ -663,6 +663,18 @@ async def test_dispatch_takes_a_refusal_for_success_only_if_the_draft_was_sent(
         assert (len(service.held["s1"].effects), service.created) == (1, 1)
 
 
+@pytest.mark.parametrize("second", ["503", "504"])
+async def test_dispatch_does_not_send_a_draft_that_a_lost_request_may_still_change(tmp_path: Path, second: str) -> None:
+    """The recipient that shows may be the second attempt's, and the first one's may follow."""
+    package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [NewRecipient("anna@example.com")])
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.scripts["anna@example.com"] += script(Fate("504", 10 * SETTLE), Fate(second, 0.0))
+        signing = await client.dispatch(package, tmp_path / "journal")
+        await service.calm()
+        assert [recipient["email"] for recipient in service.recipients[signing.id]] == ["anna@example.com"]
+        assert state_of(tmp_path / "journal")["abandoned"] == ["s1"]
+
+
 async def test_dispatch_refused_after_a_lost_sending_says_that_the_package_may_be_sent(tmp_path: Path) -> None:
     """The settle time has passed without an effect, but the journal rules out a late one only in the next run."""
     package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [NewRecipient("anna@example.com")])

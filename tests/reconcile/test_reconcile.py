@@ -614,7 +614,9 @@ async def test_reading_that_fails_for_a_transient_reason_is_repeated(clock: _Clo
         ([Outcome.LOST], False, True),
         ([Outcome.LOST], True, False),
         ([Outcome.LOST, Outcome.LOST], True, True),
-        ([Outcome.LOST, Outcome.FAILED], True, False),
+        ([Outcome.LOST, Outcome.FAILED], True, True),
+        ([Outcome.FAILED, Outcome.LOST], True, True),
+        ([Outcome.FAILED, Outcome.FAILED], True, False),
     ],
 )
 async def test_signing_may_change_late_if_a_lost_request_is_not_accounted_for(
