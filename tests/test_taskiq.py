@@ -689,6 +689,25 @@ async def test_enqueuing_fails_in_time_while_redis_is_unavailable(
             fault.close()
 
 
+async def test_package_may_be_enqueued_though_the_broker_does_not_respond(
+    redis: RedisServer, place: Workplace, tmp_path: Path
+) -> None:
+    first, second = packages(tmp_path, 2)
+    with contextlib.ExitStack() as fault:
+        async with enqueuing(place.streams()) as enqueue:
+            await enqueue(first)
+            redis.stop()
+            fault.callback(redis.wake)
+            with pytest.raises(TransportError) as caught:
+                await enqueue(second)
+            fault.close()
+            assert (caught.value.effect, caught.value.exit_code) == ("unknown", 3)
+            # Redis reads the request when it goes on.
+            async with asyncio.timeout(20):
+                while await place.left() != (2, 0):
+                    await asyncio.sleep(0.02)
+
+
 async def test_wait_continues_through_an_outage_of_the_broker(
     redis: RedisServer, place: Workplace, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -743,6 +762,7 @@ async def test_refusal_of_the_broker_is_permanent_unless_it_is_a_replica_for_now
                 with pytest.raises(TransportError, match=r"^the broker is unavailable \(\w+\)$") as caught:
                     await enqueue(package)
                 assert caught.value.transient is transient, caught.value
+                assert transient or caught.value.effect == "none"
 
 
 async def test_broker_that_cannot_be_closed_is_logged_without_its_url(

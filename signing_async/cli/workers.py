@@ -106,6 +106,8 @@ class Workers:
                 return await self._enqueue(package)
             except SigningError as error:
                 if self._policy.has_expired(began) or error.fatal or not error.client_wide:
+                    if is_outage:
+                        error.effect = "unknown"  # an earlier attempt may have enqueued the package
                     raise
                 if not is_outage:
                     self._policy.warn(f"{error}; waiting for it")

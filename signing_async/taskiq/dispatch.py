@@ -130,7 +130,8 @@ async def enqueuing(
             outcome = await enqueued.wait()
 
     Each package is checked first. Its documents must be paths that lead to the same files wherever the workers run. A
-    package that is enqueued again is not sent again.
+    package that is enqueued again is not sent again. If the broker fails for a transient reason, the error's ``effect``
+    is ``"unknown"``: the package may have been enqueued.
     """
     max_bytes = Assumptions().max_pdf_bytes if max_pdf_bytes is None else max_pdf_bytes
     task = broker.find_task(_TASK) or broker.register_task(_dispatch, task_name=_TASK, ack_type="manual")
@@ -141,7 +142,12 @@ async def enqueuing(
             message = _message(prepared)
         finally:
             prepared.close()
-        return Enqueued(prepared.key, await call_broker(task.kiq(message)))
+        try:
+            return Enqueued(prepared.key, await call_broker(task.kiq(message)))
+        except TransportError as error:
+            if error.transient:
+                error.effect = "unknown"
+            raise
 
     await call_broker(broker.startup())
     try:

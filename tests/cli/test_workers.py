@@ -261,6 +261,19 @@ async def test_packages_enqueued_before_the_broker_fails_for_good_or_too_long_ar
     assert set(attempts) == {"b"}
 
 
+async def test_package_refused_after_an_outage_may_have_been_enqueued() -> None:
+    faults = [*broker_errors(1, transient=True), *broker_errors(1, transient=False)]
+
+    async def enqueue(package: SigningPackage) -> Reported:
+        raise faults.pop(0)
+
+    waiting = Workers(enqueue, WaitPolicy(60, False, lambda text: None))
+    async with waiting.dispatch_many(packages("a", "b"), None, 1) as results:
+        effects = [result.error and result.error.effect async for result in results]
+    assert effects == ["unknown", "none"]
+    assert not faults
+
+
 def test_outage_of_the_broker_during_the_enqueuing_is_reported_once_and_waited_out(
     run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
