@@ -7,7 +7,14 @@ import ssl
 from ._files import is_transient
 from .errors import TransportError
 
-__all__ = ["certificate_problem", "connection_error", "connection_flags", "is_untrusted", "roots_problem"]
+__all__ = [
+    "certificate_problem",
+    "connection_error",
+    "connection_flags",
+    "is_refused_by_proxy",
+    "is_untrusted",
+    "roots_problem",
+]
 
 
 def is_untrusted(error: object) -> bool:
@@ -21,6 +28,11 @@ def is_untrusted(error: object) -> bool:
 def connection_flags(untrusted: bool) -> tuple[bool, bool]:
     """Return ``transient`` and ``client_wide`` for a failure to connect. Every call meets an untrusted certificate."""
     return not untrusted, untrusted
+
+
+def is_refused_by_proxy(status: int) -> bool:
+    """Return whether a proxy's response to CONNECT is final: every connection through this proxy meets it."""
+    return status in (403, 407)
 
 
 def connection_error(message: str, cause: BaseException) -> TransportError:

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .._connections import is_untrusted, roots_problem
+from .._connections import is_refused_by_proxy, is_untrusted, roots_problem
 from .._files import is_transient
 from ..errors import ArchiveError, ConfigurationError
 from ..worker_pool import log
@@ -33,6 +33,7 @@ try:
         HTTPClientError,
         IncompleteReadError,
         MetadataRetrievalError,
+        ProxyConnectionError,
         SSLError,
     )
 except ModuleNotFoundError:
@@ -240,6 +241,8 @@ def _is_transient(error: Exception) -> bool:
         return is_failing or status == 429 or _code(error) in _TRANSIENT_CODES
     if isinstance(error, SSLError):
         return not is_untrusted(error.kwargs["error"])
+    if isinstance(error, ProxyConnectionError):
+        return not is_refused_by_proxy(getattr(error.kwargs["error"], "status", 0))
     # First, because some of these are an `OSError` with a number that is not the system's.
     if isinstance(error, (*_CONNECTION_ERRORS, *_NO_CREDENTIALS, FlexibleChecksumError)):
         return True

@@ -23,7 +23,7 @@ from aiohttp.http_writer import StreamWriter
 from multidict import CIMultiDict
 from yarl import URL
 
-from .._connections import connection_flags, is_untrusted
+from .._connections import connection_flags, is_refused_by_proxy, is_untrusted
 from .._foreign import is_transient
 from .._version import __version__
 from ..errors import ClientClosed, ConfigurationError
@@ -51,7 +51,6 @@ log: logging.Logger = logging.getLogger("signing_async")
 JSON = "application/json"
 _START_BYTES, _START_SECONDS = 64 * 1024, 2.0
 _MAX_CONNECTIONS = 100
-_REFUSED_BY_PROXY = (403, 407)
 # Seconds. The slack is for an event loop that is busy when a connection is closed.
 _MAX_ROUND_TRIP, _ROUND_TRIP_SLACK = 0.1, 0.02
 
@@ -368,7 +367,7 @@ async def send(
         return Failure(_without_connection(body), message, *connection_flags(untrusted))
     except aiohttp.ClientHttpProxyError as error:
         message = f"the proxy refused to connect (HTTP {error.status})"
-        return Failure(_without_connection(body), message, *connection_flags(error.status in _REFUSED_BY_PROXY))
+        return Failure(_without_connection(body), message, *connection_flags(is_refused_by_proxy(error.status)))
     except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
         # aiohttp sends the headers of a request with a body together with the body's first bytes.
         outcome = Outcome.LOST if body is None or body.started else Outcome.UNSENT
