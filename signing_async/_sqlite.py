@@ -28,13 +28,13 @@ _TRANSIENT = frozenset(
 def is_transient(error: Exception, path: Path | None = None) -> bool:
     """Return whether a failed operation on a database may succeed later: it is locked, or the disk is full or fails.
 
-    ``path`` is the database file. Without it, a file that SQLite cannot open counts as unusable.
+    ``path`` is the database file. Without it, a failure to open the file counts as transient: the cause is unknown.
     """
     if isinstance(error, OSError):
         return _files.is_transient(error)
     code = _primary_code(error)
-    if code == sqlite3.SQLITE_CANTOPEN and path is not None:
-        return _may_open(path)
+    if code == sqlite3.SQLITE_CANTOPEN:
+        return path is None or _may_open(path)
     return code in _TRANSIENT
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ._files import is_transient
 from .errors import ConfigurationError
 
 __all__ = ["did_you_mean", "read_toml"]
@@ -26,13 +27,14 @@ def read_toml(
 
     path = Path(path)
     content: dict[str, Any] = {}
+    transient = False
     try:
         with path.open("rb") as file:
             mode = os.fstat(file.fileno()).st_mode
             content = tomllib.loads(file.read().decode())
         problem = None
     except OSError as error:
-        problem = f"cannot be read: {error.strerror}"
+        problem, transient = f"cannot be read: {error.strerror}", is_transient(error)
     except UnicodeDecodeError:
         problem = "is not UTF-8"
     except tomllib.TOMLDecodeError as error:
@@ -41,7 +43,9 @@ def read_toml(
         problem = f"cannot be read: {error}"
     # Raised here, the error has no context: the parser's error holds the text of the file.
     if problem is not None:
-        raise ConfigurationError(f"{path} {problem}")
+        unreadable = ConfigurationError(f"{path} {problem}")
+        unreadable.transient = transient
+        raise unreadable
     secrets = sorted(secrets_in(content))
     if secrets and sys.platform != "win32" and mode & stat.S_IROTH:
         raise ConfigurationError(

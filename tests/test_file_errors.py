@@ -8,12 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from signing_async import AuthError, FileTokenStore, InvalidRequest, JournalError, SqliteJournal
+from signing_async import (
+    AuthError,
+    ConfigurationError,
+    FileTokenStore,
+    InvalidRequest,
+    JournalError,
+    SqliteJournal,
+)
 from signing_async._files import is_transient
 from signing_async.archive import FolderStore
 from signing_async.documents.download import check_target
 from signing_async.errors import ArchiveError
 from signing_async.sealed import inspect_sealed
+from signing_async.settings import Settings
 
 
 def unusable(folder: Path, kind: str) -> Path:
@@ -57,13 +65,17 @@ def test_refusal_of_the_file_system_is_permanent(code: str) -> None:
 async def test_file_that_the_system_cannot_open_for_now_is_a_transient_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, transient: bool
 ) -> None:
-    """Of the file to inspect, of the trusted roots, and of the target of a download."""
+    """Of the settings, of the file to inspect, of the trusted roots, and of the target of a download."""
     path = tmp_path / "a.pdf"
     path.touch()
 
     def fail(*_: object, **__: object) -> None:
         raise OSError(code, os.strerror(code))
 
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", fail)
+        with pytest.raises(ConfigurationError, match=r" cannot be read: ") as of_settings:
+            Settings.load(path)
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", fail)
         with pytest.raises(InvalidRequest, match=r"^source: cannot open ") as of_source:
@@ -76,5 +88,5 @@ async def test_file_that_the_system_cannot_open_for_now_is_a_transient_failure(
         patched.setattr(Path, "stat", fail)
         with pytest.raises(InvalidRequest, match=r"^path: cannot write ") as of_target:
             check_target(path)
-    errors = (of_source.value, of_trust.value, of_target.value)
-    assert [error.transient for error in errors] == [transient] * 3
+    errors = (of_settings.value, of_source.value, of_trust.value, of_target.value)
+    assert [error.transient for error in errors] == [transient] * 4

@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .. import _checks
-from .._files import unusable
+from .._files import is_transient, unusable
 from ..errors import AuthError, ConfigurationError, InvalidRequest, OutcomeUnknown
 from .output import Output
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ..settings import Settings
     from ..transport.call import Attempt
 
-__all__ = ["Seconds", "State", "command", "common_options", "make_folder", "read_text", "refuse_password"]
+__all__ = ["Seconds", "State", "command", "common_options", "make_folder", "read_bytes", "read_text", "refuse_password"]
 
 T = TypeVar("T")
 
@@ -253,11 +253,20 @@ def make_folder(folder: Path, argument: str) -> None:
         raise unusable(f"{argument}: could not create the folder {str(folder)!r}: {error.strerror}", error) from None
 
 
+def read_bytes(path: str, argument: str) -> bytes:
+    """Read the file that an argument names; - is standard input."""
+    try:
+        return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        problem = f"could not read {path}: {error.strerror}"
+        if is_transient(error):
+            raise click.ClickException(f"{argument}: {problem}") from None
+        raise click.BadParameter(problem, param_hint=argument) from None
+
+
 def read_text(path: str, option: str) -> str:
     """Read the text file that an option names; - is standard input. Newlines are kept."""
     try:
-        content = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-        return content.decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
-        raise click.BadParameter(f"could not read {path}: {reason}", param_hint=option) from None
+        return read_bytes(path, option).decode()
+    except UnicodeDecodeError:
+        raise click.BadParameter(f"could not read {path}: not UTF-8", param_hint=option) from None

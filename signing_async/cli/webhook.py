@@ -7,14 +7,13 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
 from ..errors import ConfigurationError, InvalidSignature, MalformedEvent, TransportError
 from ..webhooks import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, WebhookVerifier, diagnose
-from .command_base import Seconds, State, command, common_options, read_text
+from .command_base import Seconds, State, command, common_options, read_bytes, read_text
 from .output import on_one_line
 
 if TYPE_CHECKING:
@@ -103,7 +102,7 @@ def verify(
     """
     selected = replace(SCHEMES[scheme], tolerance=math.inf) if any_age else SCHEMES[scheme]
     verifier = _as_usage_error(lambda: WebhookVerifier(_load_secret(state, source, body), selected))
-    content = _read_body(body)
+    content = read_bytes(body, "BODY")
     pairs = _parse_headers(headers)
     try:
         verifier.verify(content, signature, headers=pairs)
@@ -141,7 +140,9 @@ def doctor(
     Exit code 0: the delivery verifies. 1: it does not, and the cause is shown. 2: wrong usage. 3: no cause was found.
     """
     secret = _load_secret(state, source, body, keep_line_end=True)
-    diagnosis = diagnose(secret, _read_body(body), signature, headers=_parse_headers(headers), scheme=SCHEMES[scheme])
+    diagnosis = diagnose(
+        secret, read_bytes(body, "BODY"), signature, headers=_parse_headers(headers), scheme=SCHEMES[scheme]
+    )
     facts = {
         "accepted": diagnosis.accepted,
         "explained": diagnosis.explained,
@@ -240,15 +241,6 @@ def _as_usage_error(call: Callable[[], T]) -> T:
         return call()
     except ConfigurationError as error:
         raise click.UsageError(str(error)) from None
-
-
-def _read_body(body: str) -> bytes:
-    if body == "-":
-        return sys.stdin.buffer.read()
-    try:
-        return Path(body).read_bytes()
-    except OSError as error:
-        raise click.BadParameter(f"could not read {body}: {error.strerror}", param_hint="BODY") from None
 
 
 def _parse_headers(headers: tuple[str, ...]) -> list[tuple[str | bytes, str | bytes]]:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,23 @@ def test_errors_as_json_go_to_standard_error_with_type_and_exit_code(
         assert (ran.error["type"], ran.error["exit_code"]) == (kind, code)
         assert ran.error["message"]
         assert kind != "NotFound" or ran.error["request_id"].startswith("req_")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that cannot be read at its start")
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (["create", "x", "--message-file", "/proc/self/mem"], "--message-file"),
+        (["webhook", "verify", "/proc/self/mem", "--secret", "env:SECRET"], "BODY"),
+    ],
+)
+def test_file_that_the_disk_fails_to_read_is_a_failure_and_not_wrong_usage(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: list[str], name: str
+) -> None:
+    monkeypatch.setenv("SECRET", "a-secret-of-the-webhook")
+    ran = run(*arguments)
+    assert (ran.code, ran.out) == (1, "")
+    assert f"{name}: could not read /proc/self/mem: Input/output error" in ran.err
 
 
 @pytest.mark.parametrize(
