@@ -132,7 +132,11 @@ def place_new(source: Path, target: Path) -> None:
         raise
     except OSError:  # no hard links on this file system: claim the name first
         target.open("xb").close()
-        source.replace(target)
+        try:
+            source.replace(target)
+        except BaseException:
+            target.unlink()
+            raise
     else:
         source.unlink()
 

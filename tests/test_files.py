@@ -142,3 +142,19 @@ def test_name_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lin
         place_new(tmp_path / "two", tmp_path / "target")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["target", "two"]
     assert (tmp_path / "target").read_text() == "one"
+
+
+def test_name_stays_free_if_the_move_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a file system without hard links: the next attempt must not find an empty file in the way."""
+
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "link", fail)
+    (tmp_path / "one").write_text("one")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            place_new(tmp_path / "one", tmp_path / "target")
+    place_new(tmp_path / "one", tmp_path / "target")
+    assert (tmp_path / "target").read_text() == "one"
