@@ -105,7 +105,7 @@ class CurrentToken:
         while True:
             if rejected is not None and self._token is not None and self._token.access_token != rejected.access_token:
                 return self._token
-            if self._refreshing is None or self._refreshing.done():
+            if self._refreshing is None or _has_ended(self._refreshing):
                 self._replacing = None if rejected is None else rejected.access_token
                 self._refreshing = self._start(self._refresh(rejected), "signing_async token refresh")
             if rejected is None or self._replacing == rejected.access_token:
@@ -128,8 +128,8 @@ class CurrentToken:
 
     async def settle(self) -> None:
         """Wait until no token request is pending and every token is saved; raise an `AuthError` if a save fails."""
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
+        while pending := [task for task in self._tasks if not _has_ended(task)]:
+            await asyncio.wait(pending)
         if self._unsaved is not None:
             await _result(self._start(self._save_again(self._unsaved[1]), "signing_async token save"))
 
@@ -369,6 +369,11 @@ async def _result(task: asyncio.Task[Token]) -> Token:
         # A copy for each caller: a shared exception would collect the tracebacks of all of them.
         raise copy.copy(error)
     return task.result()
+
+
+def _has_ended(task: asyncio.Task[Token]) -> bool:
+    """Return whether the task is done, or stays undone because its event loop was closed."""
+    return task.done() or task.get_loop().is_closed()
 
 
 def _seconds_left(token: Token) -> float:

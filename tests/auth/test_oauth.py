@@ -16,12 +16,15 @@ import aiohttp
 import pytest
 
 from signing_async import (
+    AuthError,
     ClientClosed,
     ConfigurationError,
     MemoryTokenStore,
     SigningClient,
     SigningError,
+    Token,
 )
+from signing_async.auth.token_endpoint import TokenEndpoint
 from tests.auth.oauth_servers import (
     BASE,
     Scripted,
@@ -188,6 +191,35 @@ def test_own_session_of_an_earlier_event_loop_is_replaced(elsewhere: str) -> Non
         return token.access_token
 
     assert [asyncio.run(work()) for _ in range(2)] == ["access-1", "access-2"]
+
+
+def test_refresh_of_an_event_loop_that_was_closed_meanwhile_is_not_waited_for(elsewhere: str) -> None:
+    """A loop that is closed without cancelling its tasks leaves the refresh, and its lock, as they are."""
+    oauth = oauth_for(elsewhere, store=MemoryTokenStore(expired()), timeout=0.1)
+
+    async def hang(*_: object) -> Token:
+        requested.set()
+        return await asyncio.get_running_loop().create_future()
+
+    async def begin() -> None:
+        unfinished.append(asyncio.create_task(oauth.access_token()))
+        await requested.wait()
+        unfinished.extend(asyncio.all_tasks() - {asyncio.current_task()})
+
+    async def work() -> None:
+        async with asyncio.timeout(20):
+            with pytest.raises(AuthError, match=r"could not acquire the token store's lock within 0.2 s"):
+                await oauth.access_token()
+            await oauth.aclose()
+
+    requested = asyncio.Event()
+    unfinished: list[Any] = []  # a task that nothing refers to would be logged
+    loop = asyncio.new_event_loop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TokenEndpoint, "request", hang)
+        loop.run_until_complete(begin())
+    loop.close()
+    asyncio.run(work())
 
 
 async def test_oauth_makes_no_session_while_a_client_has_one() -> None:
