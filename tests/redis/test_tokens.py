@@ -621,6 +621,21 @@ async def test_token_older_than_an_authorization_is_replaced_after_a_restore(red
         assert await one.load() == NEW
 
 
+async def test_newest_token_wins_though_the_clock_of_redis_is_behind(redis: RedisServer) -> None:
+    """A restored Redis runs an hour late: the token that is saved then is newer than those that workers know."""
+    async with two_stores(redis) as (one, two):
+        async with one.lock():
+            await one.save(OLD)
+        assert await two.load() == OLD
+        async with one.lock():
+            await one.save(NEW)
+        saved = float(await ask(redis, "HGET", TOKEN_KEY, "saved"))
+        await ask(redis, "HSET", TOKEN_KEY, "saved", f"{saved - 3600:.6f}")
+        loaded = await two.load()
+        assert loaded is not None
+        assert loaded.access_token == NEW.access_token
+
+
 async def test_fencing_token_is_bounded_in_length(shared: RedisServer) -> None:
     async with two_stores(shared) as (one, two):
         for _ in range(20):
