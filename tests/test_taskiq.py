@@ -726,6 +726,24 @@ async def test_wait_continues_through_an_outage_of_the_broker(
         assert (await waiting).error is None
 
 
+async def test_wait_ends_in_time_though_the_brokers_client_swallows_the_cancellation() -> None:
+    """As redis-py does before Python 3.12 if a cancellation comes just as a request was written."""
+
+    class Task:
+        has_swallowed = False
+
+        async def is_ready(self) -> bool:
+            with contextlib.suppress(asyncio.CancelledError):
+                if not self.has_swallowed:
+                    self.has_swallowed = True
+                    await asyncio.Event().wait()
+            return False
+
+    async with asyncio.timeout(20):
+        with pytest.raises(WaitTimeout):
+            await Enqueued("lease", Task()).wait(0.01, timeout=0.05)
+
+
 async def test_wait_ends_if_the_broker_refuses_its_login(place: Workplace, tmp_path: Path) -> None:
     with running_redis() as server:
         async with Redis.from_url(server.url) as direct, enqueuing(redis_streams(server.url)) as enqueue:

@@ -50,13 +50,18 @@ end
 
 async def call_broker(call: Awaitable[Any]) -> Any:
     """Await a call to the broker. The error does not show the URL, which may hold a password."""
+    # In a separate task: redis-py may swallow a cancellation, and must not delay the caller.
+    task = asyncio.ensure_future(call)
     try:
-        async with asyncio.timeout(_TIMEOUT):
-            return await call
-    except Exception as error:
-        cause = error.__cause__ if isinstance(error, TaskiqError) else None
-        failure = cause if isinstance(cause, Exception) else error
-        name, transient = type(failure).__name__, is_transient(failure)
+        await asyncio.wait([task], timeout=_TIMEOUT)
+        error = task.exception() if task.done() else TimeoutError()
+    finally:
+        task.cancel()
+    if not isinstance(error, Exception):
+        return task.result()
+    cause = error.__cause__ if isinstance(error, TaskiqError) else None
+    failure = cause if isinstance(cause, Exception) else error
+    name, transient = type(failure).__name__, is_transient(failure)
     unavailable = TransportError(f"the broker is unavailable ({name})")
     unavailable.transient, unavailable.client_wide = transient, True
     raise unavailable
