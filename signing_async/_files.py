@@ -135,7 +135,8 @@ def place_new(source: Path, target: Path) -> None:
         try:
             source.replace(target)
         except BaseException:
-            target.unlink()
+            if source.exists():
+                target.unlink()
             raise
     else:
         source.unlink()

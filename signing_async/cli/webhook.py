@@ -240,6 +240,8 @@ def _as_usage_error(call: Callable[[], T]) -> T:
     try:
         return call()
     except ConfigurationError as error:
+        if error.transient:
+            raise
         raise click.UsageError(str(error)) from None
 
 

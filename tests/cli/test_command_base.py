@@ -56,6 +56,18 @@ def test_file_that_the_disk_fails_to_read_is_a_failure_and_not_wrong_usage(
     assert f"{name}: could not read /proc/self/mem: Input/output error" in ran.err
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that cannot be read at its start")
+@pytest.mark.parametrize("arguments", [("webhook", "verify", "body"), ("webhook", "doctor", "body"), ("list",)])
+def test_settings_that_the_disk_fails_to_read_are_a_failure_and_not_wrong_usage(
+    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    Path("body").write_bytes(b"{}")
+    monkeypatch.setenv("SIGNING_CONFIG", "/proc/self/mem")
+    ran = run(*arguments)
+    assert (ran.code, ran.out) == (1, "")
+    assert "/proc/self/mem cannot be read: Input/output error" in ran.err
+
+
 @pytest.mark.parametrize(
     ("code", "exit_code"), [(errno.ENOSPC, 1), (errno.EIO, 1), (errno.EACCES, 2)], ids=["full", "failing", "denied"]
 )
