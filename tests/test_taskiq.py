@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import json
 import os
 import signal
@@ -742,6 +743,32 @@ async def test_wait_ends_in_time_though_the_brokers_client_swallows_the_cancella
     async with asyncio.timeout(20):
         with pytest.raises(WaitTimeout):
             await Enqueued("lease", Task()).wait(0.01, timeout=0.05)
+
+
+async def test_failure_of_a_client_that_swallowed_a_cancellation_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its text may show the broker's URL, with a password."""
+    ended = asyncio.Event()
+
+    async def fail_when_cancelled() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            asyncio.get_running_loop().call_soon(ended.set)
+            raise ConnectionError("redis://:geheim@127.0.0.1") from None
+
+    waiting = asyncio.create_task(streams.call_broker(fail_when_cancelled()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    async with asyncio.timeout(20):
+        await ended.wait()
+    del waiting
+    gc.collect()
+    assert not caplog.records
 
 
 async def test_wait_ends_if_the_broker_refuses_its_login(place: Workplace, tmp_path: Path) -> None:

@@ -180,6 +180,8 @@ class Connection:
     async def _attempt(self, work: Callable[[], Awaitable[T]]) -> T | _Failed:
         # In a separate task: a client may swallow a cancellation, and must not delay the caller.
         task = asyncio.ensure_future(work())
+        # Otherwise asyncio logs the exception if the caller is gone.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         try:
             await asyncio.wait([task], timeout=self.timeout)
             return self._outcome(task)

@@ -52,6 +52,8 @@ async def call_broker(call: Awaitable[Any]) -> Any:
     """Await a call to the broker. The error does not show the URL, which may hold a password."""
     # In a separate task: redis-py may swallow a cancellation, and must not delay the caller.
     task = asyncio.ensure_future(call)
+    # Otherwise asyncio logs the exception if the caller is gone.
+    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
     try:
         await asyncio.wait([task], timeout=_TIMEOUT)
         error = task.exception() if task.done() else TimeoutError()
