@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import attrs
 
@@ -24,7 +24,7 @@ def _to_names(value: str | Iterable[str]) -> tuple[str, ...]:
     try:
         return (value,) if isinstance(value, str) else tuple(value)
     except TypeError:
-        return (value,)  # type: ignore[return-value]  # the field's validator rejects it
+        return cast("tuple[str, ...]", (value,))  # the field's validator rejects it
 
 
 def _to_statuses(value: int | Iterable[int]) -> frozenset[int]:

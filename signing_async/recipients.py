@@ -87,7 +87,7 @@ class Recipients:
             recipient = NewRecipient(*fields)
         elif not isinstance(recipient, NewRecipient):
             raise InvalidRequest(f"recipient: must be a NewRecipient, got {type(recipient).__name__}")
-        elif NewRecipient(*fields) != NewRecipient(None):  # type: ignore[arg-type]  # all defaults
+        elif email is not None or NewRecipient("", *fields[1:]) != NewRecipient(""):
             raise InvalidRequest("recipient: pass a NewRecipient or its fields, not both")
         named = {name: getattr(recipient, name) for name in _FIELDS}
         extra = recipient.extra

@@ -14,8 +14,12 @@ from .exits import TERMINATED
 
 T = TypeVar("T")
 
-NO_HANDLERS = (NotImplementedError, ValueError, RuntimeError)
-"""What setting a signal handler may raise: on Windows, and outside the main thread."""
+NO_HANDLERS = (
+    NotImplementedError,  # on Windows
+    ValueError,  # outside the main thread, on uvloop
+    RuntimeError,  # outside the main thread, on asyncio
+)
+"""What setting a signal handler raises where the event loop supports none."""
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:

@@ -101,7 +101,8 @@ def verify(
     Exit code 0: the signature is valid. 1: it is not. 2: wrong usage.
     """
     selected = replace(SCHEMES[scheme], tolerance=math.inf) if any_age else SCHEMES[scheme]
-    verifier = _as_usage_error(lambda: WebhookVerifier(_load_secret(state, source, body), selected))
+    secret = _load_secret(state, source, body)
+    verifier = _as_usage_error(lambda: WebhookVerifier(secret, selected))
     content = read_bytes(body, "BODY")
     pairs = _parse_headers(headers)
     try:
@@ -240,8 +241,6 @@ def _as_usage_error(call: Callable[[], T]) -> T:
     try:
         return call()
     except ConfigurationError as error:
-        if error.transient:
-            raise
         raise click.UsageError(str(error)) from None
 
 

@@ -161,7 +161,7 @@ class SqliteJournal:
 
     def _change(self, claim: Claim, changes: str, *values: object) -> Work[ClaimLost | None]:
         # A stale or released claim matches no row.
-        statement = f"UPDATE packages SET {changes} WHERE key = ? AND fence = ? AND owner = ?"  # noqa: S608  # literals
+        statement = f"UPDATE packages SET {changes} WHERE key = ? AND fence = ? AND owner = ?"  # noqa: S608  # callers pass literals
 
         def run(connection: sqlite3.Connection) -> ClaimLost | None:
             changed = connection.execute(statement, (*values, claim.key, claim.fence, self._commits.lock.owner))

@@ -269,7 +269,7 @@ def _file_status(source: Source) -> _FileStatus | None:
     if not isinstance(source, str | os.PathLike):
         return None
     try:
-        status = os.stat(source)  # noqa: PTH116  # a source may also be a path of bytes
+        status = os.stat(source)  # noqa: PTH116  # `Path` refuses an `os.PathLike` of bytes
     except (OSError, ValueError):
         return None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

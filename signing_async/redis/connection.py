@@ -15,6 +15,7 @@ import attrs
 from .. import _checks
 from .._connections import certificate_problem, roots_problem
 from .._foreign import is_transient
+from .._tasks import run_within
 from ..errors import ConfigurationError, SigningError
 from ..transport.redaction import redact
 
@@ -178,15 +179,7 @@ class Connection:
         return error
 
     async def _attempt(self, work: Callable[[], Awaitable[T]]) -> T | _Failed:
-        # In a separate task: a client may swallow a cancellation, and must not delay the caller.
-        task = asyncio.ensure_future(work())
-        # Otherwise asyncio logs the exception if the caller is gone.
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        try:
-            await asyncio.wait([task], timeout=self.timeout)
-            return self._outcome(task)
-        finally:
-            task.cancel()
+        return self._outcome(await run_within(work(), self.timeout))
 
     def _outcome(self, attempt: asyncio.Future[T] | Future[T]) -> T | _Failed:
         # Not raised: that would replace the error's context, which `is_transient` examines.

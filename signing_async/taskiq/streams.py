@@ -22,6 +22,7 @@ from taskiq_redis import RedisAsyncResultBackend, RedisStreamBroker
 
 from .. import _checks
 from .._foreign import is_transient
+from .._tasks import run_within
 from ..errors import SigningError, TransportError
 from ..redis.connection import Connection
 
@@ -50,15 +51,8 @@ end
 
 async def call_broker(call: Awaitable[Any]) -> Any:
     """Await a call to the broker. The error does not show the URL, which may hold a password."""
-    # In a separate task: redis-py may swallow a cancellation, and must not delay the caller.
-    task = asyncio.ensure_future(call)
-    # Otherwise asyncio logs the exception if the caller is gone.
-    task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-    try:
-        await asyncio.wait([task], timeout=_TIMEOUT)
-        error = task.exception() if task.done() else TimeoutError()
-    finally:
-        task.cancel()
+    task = await run_within(call, _TIMEOUT)
+    error = task.exception() if task.done() else TimeoutError()
     if not isinstance(error, Exception):
         return task.result()
     cause = error.__cause__ if isinstance(error, TaskiqError) else None

@@ -622,7 +622,7 @@ async def test_token_older_than_an_authorization_is_replaced_after_a_restore(red
 
 
 async def test_newest_token_wins_though_the_clock_of_redis_is_behind(redis: RedisServer) -> None:
-    """A restored Redis runs an hour late: the token that is saved then is newer than those that workers know."""
+    """The order of the saves decides, not the time in Redis: the clock of a restored server may be behind."""
     async with two_stores(redis) as (one, two):
         async with one.lock():
             await one.save(OLD)
