@@ -101,7 +101,8 @@ async def test_event_of_a_killed_worker_is_handled_again_at_once_by_a_living_one
     async with Inbox(path) as inbox:
         await add(inbox, "hangs", "a")
         await add(inbox, "next", "a")
-        with worker(path) as process:
+        # With a concurrency of 1, the worker is busy and cannot claim the other event.
+        with worker(path, concurrency=1) as process:
             assert process.stdout is not None
             assert await asyncio.to_thread(process.stdout.readline) == "hangs\n"
             handled: list[str] = []
