@@ -209,6 +209,11 @@ class Assumptions:
     )
     """Statuses that may mean that the access token has expired: the SDK refreshes it and retries once."""
 
+    refresh_rejected_codes: tuple[str, ...] = attrs.field(
+        default=("invalid_grant",), converter=_to_names, validator=_check_names
+    )
+    """Error codes, in any case, that mean that the token endpoint has rejected the refresh token for good."""
+
     expires_in_seconds: float = attrs.field(default=1.0, validator=_check_positive)
     """Seconds in one unit of the token response's ``expires_in``."""
 

@@ -35,7 +35,7 @@ _NAMES = (
     *("item_paths", "next_paths", "has_more_paths", "record_paths", "recipient_done_fields", "request_id_headers"),
     *("document_size_fields", "document_sha256_fields", "request_id_paths"),
     *("error_code_paths", "error_message_paths", "error_list_paths"),
-    *("error_field_keys", "error_path_keys", "error_text_keys"),
+    *("error_field_keys", "error_path_keys", "error_text_keys", "refresh_rejected_codes"),
 )
 _NUMBERS = ("expires_in_seconds", "refresh_margin")
 _COUNTS = ("max_pdf_bytes", "max_sealed_bytes", "max_answer_bytes")

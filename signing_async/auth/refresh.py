@@ -72,8 +72,8 @@ class CurrentToken:
         self._token: Token | None = None
         self._fresh_until = 0.0
         self._tasks: set[asyncio.Task[Token]] = set()
-        self._refreshing: asyncio.Task[Token] | None = None
-        self._replacing: str | None = None
+        self._refreshing: tuple[str | None, asyncio.Task[Token]] | None = None
+        """The access token that a refresh replaces, if it is known, and the task of the refresh."""
         self._unsaved: tuple[str | None, Token] | None = None
         """The access token in the store to replace (None after a login: any), and the token that is not saved yet."""
         self._rejected: tuple[str, RefreshRejected] | None = None
@@ -98,20 +98,23 @@ class CurrentToken:
         """Return a token other than ``rejected``; None means the current token.
 
         Concurrent callers share one refresh, which runs in a task of its own: cancelling a caller cancels neither the
-        refresh nor the other callers.
+        refresh nor the other callers. Callers in the event loops of other threads wait for the store's lock, and then
+        adopt the new token.
         """
         if rejected is None:
             rejected = await self._current()
         while True:
             if rejected is not None and self._token is not None and self._token.access_token != rejected.access_token:
                 return self._token
-            if self._refreshing is None or _has_ended(self._refreshing):
-                self._replacing = None if rejected is None else rejected.access_token
-                self._refreshing = self._start(self._refresh(rejected), "signing_async token refresh")
-            if rejected is None or self._replacing == rejected.access_token:
-                return await _result_for(self._endpoint.call_context(), self._refreshing)
+            refreshing = self._refreshing
+            if refreshing is None or not _is_pending_here(refreshing[1]):
+                task = self._start(self._refresh(rejected), "signing_async token refresh")
+                refreshing = self._refreshing = (None if rejected is None else rejected.access_token, task)
+            replacing, task = refreshing
+            if rejected is None or replacing == rejected.access_token:
+                return await _result_for(self._endpoint.call_context(), task)
             # This refresh replaces a different token than the caller's.
-            await asyncio.wait([self._refreshing])
+            await asyncio.wait([task])
 
     async def renewed(self, rejected: Token) -> bool:
         """Replace a rejected token; return False if the user must authorize again."""
@@ -127,8 +130,11 @@ class CurrentToken:
         return await _result(self._start(self._exchange(form), "signing_async code exchange"))
 
     async def settle(self) -> None:
-        """Wait until no token request is pending and every token is saved; raise an `AuthError` if a save fails."""
-        while pending := [task for task in self._tasks if not _has_ended(task)]:
+        """Wait until every token is saved and this event loop has no pending token request.
+
+        Raises an `AuthError` if a save fails.
+        """
+        while pending := [task for task in tuple(self._tasks) if _is_pending_here(task)]:
             await asyncio.wait(pending)
         if self._unsaved is not None:
             await _result(self._start(self._save_again(self._unsaved[1]), "signing_async token save"))
@@ -371,9 +377,9 @@ async def _result(task: asyncio.Task[Token]) -> Token:
     return task.result()
 
 
-def _has_ended(task: asyncio.Task[Token]) -> bool:
-    """Return whether the task is done, or stays undone because its event loop was closed."""
-    return task.done() or task.get_loop().is_closed()
+def _is_pending_here(task: asyncio.Task[Token]) -> bool:
+    """Return whether the task is not done and belongs to this event loop, which can wait for no other task."""
+    return not task.done() and task.get_loop() is asyncio.get_running_loop()
 
 
 def _seconds_left(token: Token) -> float:

@@ -192,7 +192,8 @@ class _TokenRequest:
         if isinstance(named, str) and named:
             code = one_line(redact(named, self.secrets()))[:_MAX_CODE_LENGTH]
         # A failing or busy endpoint's verdict on the refresh token or the code is not final.
-        refused = not error.transient and code == "invalid_grant"
+        final_codes = map(str.lower, self._endpoint.assumptions.refresh_rejected_codes)
+        refused = not error.transient and (code or "").lower() in final_codes
         return (RefreshRejected if refused and self._form.is_refresh else AuthError)(
             str(error),
             code=code,

@@ -411,6 +411,7 @@ async def test_token_request_is_not_sent_when_no_time_for_its_response_is_left()
         (says({"code": "invalid_grant", "message": "gone"}, 401), RefreshRejected, "invalid_grant"),
         (says({"error": {"code": "invalid_grant", "message": "gone"}}, 400), RefreshRejected, "invalid_grant"),
         (says({"errors": [{"code": "invalid_grant", "message": "gone"}]}, 400), RefreshRejected, "invalid_grant"),
+        (says({"error": "INVALID_GRANT"}, 400), RefreshRejected, "INVALID_GRANT"),
         (says({"error": "invalid_client"}, 401), AuthError, "invalid_client"),
         (says({"error": "", "code": "invalid_client"}, 401), AuthError, "invalid_client"),
         (says({"error": "unsupported_grant_type"}, 400), AuthError, "unsupported_grant_type"),
@@ -420,7 +421,7 @@ async def test_token_request_is_not_sent_when_no_time_for_its_response_is_left()
         (raw(302, b"", Location="https://elsewhere.example.com/"), AuthError, None),
         (raw(404, "<html><title>Not here</title>"), AuthError, None),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 async def test_refused_refresh_token_is_refresh_rejected_and_other_refusals_are_auth_errors(
     answer: Any, kind: type[AuthError], code: str | None
@@ -435,6 +436,23 @@ async def test_refused_refresh_token_is_refresh_rejected_and_other_refusals_are_
         kept = await store.load()
         assert kept is not None
         assert kept.refresh_token == "refresh-old"
+
+
+async def test_codes_that_reject_a_refresh_token_can_be_replaced() -> None:
+    assumptions = Assumptions(refresh_rejected_codes=["Invalid_Request"])
+    answers = (says({"error": "invalid_grant"}, 400), says({"error": "invalid_request"}, 401))
+    store = MemoryTokenStore(expired())
+    async with (
+        Scripted(*answers) as server,
+        oauth_for(server.base_url, store=store, assumptions=assumptions) as oauth,
+    ):
+        with pytest.raises(AuthError) as caught:
+            await oauth.access_token()
+        assert type(caught.value) is AuthError
+        for _ in range(3):
+            with pytest.raises(RefreshRejected):
+                await oauth.access_token()
+        assert len(server.requests) == 2
 
 
 @pytest.mark.parametrize("shape", ["flat", "nested", "rfc9457", "list"])
