@@ -326,10 +326,9 @@ class Run:
         """Report the results, and set the exit code."""
         interrupted = self._stop.requested and self.left > 0
         enqueued = self._plan.aim == "enqueued"
-        # If the manifest is itself a report, it may be the only record of packages that were not tried or not sent yet.
-        is_own_report = self._plan.failures.resolve() == self._plan.manifest.resolve()
-        kept = is_own_report and (interrupted or enqueued)
-        reported = not kept and self._finish_report(remove_old=not enqueued)
+        # An earlier report may be the only record of packages that were not tried, or not sent yet.
+        kept = (interrupted or enqueued) and self._plan.failures.exists()
+        reported = not kept and self._finish_report()
         facts = {
             "packages": self._checked.packages,
             self._plan.aim: self._sent,
@@ -347,6 +346,9 @@ class Run:
             lines.append(f"Abandoned drafts, left unsent at the service: {self._abandoned}.")
         if kept and enqueued:
             lines.append(f"{self._plan.failures} is kept until its packages are sent; dispatch it again with --wait.")
+        if kept and self._failed and self._plan.failures.resolve() != self._plan.manifest.resolve():
+            again = f"to retry them, dispatch {self._plan.manifest} again"
+            lines.append(f"The failed packages are not added to the earlier {self._plan.failures}; {again}.")
         if interrupted:
             lines.append(
                 f"Interrupted: {self.left} left. To resume, run the same command:\n  {self._plan.command_line}"
@@ -354,10 +356,10 @@ class Run:
         self._state.out.result({"summary": {**facts, **places, "interrupted": interrupted}}, "\n".join(lines))
         self._state.end(INTERRUPTED if interrupted else code_of_all(self._errors.values(), done=self._sent))
 
-    def _finish_report(self, *, remove_old: bool) -> bool:
+    def _finish_report(self) -> bool:
         """Put the report in place and return whether there is one. If that fails, warn: the journal has all results."""
         try:
-            return self._report.finish(remove_old=remove_old)
+            return self._report.finish()
         except OSError as error:
             problem = f"--failures: {str(self._plan.failures)!r} cannot be written: {error.strerror}"
             self._state.out.warn(f"{problem}. To retry the failed packages, dispatch {self._plan.manifest} again.")

@@ -572,6 +572,32 @@ def test_second_ctrl_c_stops_at_once_and_keeps_a_report_that_is_run_itself(
     assert sent(service) == once(10)
 
 
+def test_ctrl_c_keeps_an_earlier_report_until_a_run_has_tried_all_packages(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
+    """Its rows may be mended by hand, and may not have been tried in this run."""
+    office(10)
+    report = tmp_path / "leases.failures.csv"
+    report.write_text("name,key,error\nLease 9,k9,mended by hand\n")
+    before = report.read_bytes()
+    service.do(service.sandbox.faults.add, "signings.create", "500", times=1)
+    service.do(service.sandbox.faults.add, "signings.create", "hang", times=None, skip=2)
+    environment = {**service.environment, "SIGNING_MAX_ATTEMPTS": "1"}
+    terminal = Terminal("dispatch", "leases.csv", "--concurrency", "1", cwd=tmp_path, environment=environment)
+    terminal.wait_for("3/10")
+    terminal.type("\x03")
+    terminal.wait_for("Stopping")
+    terminal.type("\x03")
+    screen = terminal.end()
+    assert (screen.code, report.read_bytes()) == (130, before)
+    assert "The failed packages are not added to the earlier leases.failures.csv" in shown(screen)
+    assert not list(tmp_path.glob(".*.part"))
+    service.do(service.sandbox.faults.clear)
+    assert run("dispatch", "leases.csv").code == 0
+    assert not report.exists()
+    assert sent(service) == once(10)
+
+
 def start(service: Service, folder: Path, *arguments: str) -> subprocess.Popen[str]:
     """The command as a process, with pipes."""
     return subprocess.Popen(

@@ -64,17 +64,16 @@ class FailureReport:
         descriptor = os.open(self._partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._manifest.mode)
         return os.fdopen(descriptor, "w", encoding="utf-8", newline="")
 
-    def finish(self, *, remove_old: bool = True) -> bool:
+    def finish(self) -> bool:
         """Put the report in place, and return whether there is one.
 
-        If no package failed, ``remove_old`` removes an older report. Raises `OSError` if the report can't be written;
-        an older one then stays as it was.
+        If no package failed, an older report is removed. Raises `OSError` if the report can't be written; an older one
+        then stays as it was.
         """
         if self._failure is not None:
             raise self._failure
         if self._file is None:
-            if remove_old:
-                self.path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
             return False
         self._file.flush()
         os.fsync(self._file.fileno())
