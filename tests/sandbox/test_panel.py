@@ -16,6 +16,7 @@ import pytest
 from signing_async.sandbox import panel as panels
 from signing_async.sandbox.sealing import Authority, Panel, Signer
 from tests import pdfs
+from tests.needs import missing
 from tests.sandbox.seals import NAMES, WHEN, accepts, make_panel
 
 
@@ -82,7 +83,7 @@ def test_long_name_is_wrapped_and_a_very_long_one_cut_with_dots(sealed: Callable
 @needs_poppler
 def test_other_scripts_are_set_in_an_installed_font(sealed: Callable[..., bytes], authority: Authority) -> None:
     if not panels._fonts():
-        pytest.skip("needs fonts-dejavu-core and pyHanko's opentype extra")
+        missing("a font of Debian's fonts-dejavu-core, or pyHanko's extra opentype,")
     from fontTools.ttLib import TTFont  # fontTools has no type hints
 
     names = ("Łukasz Żółć", "Дмитрий Иванов", "Ελένη Παπαδοπούλου", "A\u030ake Stro\u0308m")
