@@ -136,16 +136,24 @@ def _wsgi_headers(environ: WSGIEnvironment) -> list[tuple[str, str]]:
 
 
 def _wsgi_chunks(environ: WSGIEnvironment) -> Iterator[bytes]:
+    """Yield the body; raise `OSError` if it is malformed or ends early."""
     stream = environ["wsgi.input"]
     # read1 returns what has arrived; read blocks until it has everything.
     read = getattr(stream, "read1", stream.read)
-    if environ.get("wsgi.input_terminated"):
-        yield from iter(lambda: read(CHUNK), b"")
-        return
-    remaining = int(environ.get("CONTENT_LENGTH") or 0)
-    while remaining > 0 and (chunk := read(min(remaining, CHUNK))):
-        remaining -= len(chunk)
-        yield chunk
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    is_terminated = environ.get("wsgi.input_terminated")
+    received = 0
+    try:
+        while (size := CHUNK if is_terminated else min(length - received, CHUNK)) and (chunk := read(size)):
+            received += len(chunk)
+            yield chunk
+    except OSError:
+        raise
+    except Exception as error:
+        # A server's own exception for a malformed chunk, such as gunicorn's InvalidChunkSize.
+        raise OSError(f"the body cannot be read: {type(error).__name__}") from error
+    if received < length:
+        raise OSError("the body is shorter than its Content-Length")
 
 
 @contextmanager

@@ -75,9 +75,13 @@ def _member(value: object, name: str) -> object:
     """Return the member ``a.b``: ``b`` of the object ``a``, or else the member whose name has the dot in it."""
     if not isinstance(value, dict):
         return None
-    head, _, rest = name.partition(".")
-    nested = _member(value.get(head), rest) if rest else None
-    return value.get(name) if nested is None else nested
+    dot = name.find(".")
+    while dot >= 0:
+        nested = _member(value.get(name[:dot]), name[dot + 1 :])
+        if nested is not None:
+            return nested
+        dot = name.find(".", dot + 1)
+    return value.get(name)
 
 
 def _id_problem(value: object) -> str:

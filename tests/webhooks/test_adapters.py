@@ -169,6 +169,27 @@ def test_wsgi_reads_a_trickling_body_to_its_end_and_nothing_without_a_length() -
         assert stream.tell() == 0
 
 
+@pytest.mark.parametrize("error", [ValueError("bad chunk size"), ConnectionResetError()])
+@pytest.mark.parametrize("framing", [{}, {"CONTENT_LENGTH": "", "wsgi.input_terminated": True}])
+def test_body_that_the_server_cannot_read_gets_400(error: Exception, framing: dict[str, Any]) -> None:
+    """Servers have exceptions of their own for malformed chunks, such as gunicorn's InvalidChunkSize."""
+
+    class Malformed(io.BytesIO):
+        def read1(self, size: int | None = -1, /) -> bytes:
+            raise error
+
+    status, _, body = respond(wsgi_app(receiver()), posted(b"{}", **{"wsgi.input": Malformed()}, **framing))
+    assert (status, body) == ("400 Bad Request", b'{"error": "the body is incomplete"}')
+
+
+@pytest.mark.parametrize("extra", [{}, {"wsgi.input_terminated": True}])
+def test_body_shorter_than_its_content_length_gets_400(extra: dict[str, Any]) -> None:
+    """Not 401, which would blame the signature for a lost connection."""
+    body = event_body("a")
+    environ = posted(body, **{"wsgi.input": io.BytesIO(body[:-1])}, **extra)
+    assert respond(wsgi_app(receiver()), environ)[0] == "400 Bad Request"
+
+
 class Piped:
     """An input that reads from a socket without exposing it."""
 

@@ -60,6 +60,7 @@ def test_id_and_type_are_found_nested_dotted_and_at_the_top(payload: dict[str, A
         ({"event.id": "evt_1", "event.signing_id": "sig_1"}, "sig_1"),
         ({"event.id": "evt_1", "event.signing.id": "sig_1"}, "sig_1"),
         ({"event.id": "evt_1", "signing.id": "sig_1"}, "sig_1"),
+        ({"event.id": "evt_1", "event.signing": {"id": "sig_1"}}, "sig_1"),
         ({"id": "evt_1", "signing": {"id": 17}}, "17"),
         ({"event": {"id": "evt_1", "signing_id": "inner"}, "signing_id": "outer", "signing": {"id": "other"}}, "inner"),
         ({"event": {"id": "evt_1", "signing_id": None}, "signing_id": "", "signing": {"id": "sig_1"}}, "sig_1"),

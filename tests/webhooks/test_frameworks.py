@@ -253,7 +253,7 @@ def test_wsgi_input_need_not_be_a_socket() -> None:
     ):
         environ |= {"REQUEST_METHOD": "POST", "HTTP_X_SIGNATURE": hex_of(body)}
         app(environ, lambda status, headers: statuses.append(status))  # type: ignore[arg-type]  # all that is used
-    assert statuses == ["202 Accepted", "202 Accepted", "401 Unauthorized", "401 Unauthorized"]
+    assert statuses == ["202 Accepted", "202 Accepted", "401 Unauthorized", "400 Bad Request"]
     assert target.ids == ["a"]
 
 
