@@ -7,6 +7,8 @@ import ipaddress
 import re
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
+from yarl import URL
+
 from ..errors import ConfigurationError, InvalidRequest
 from .wire import Request
 
@@ -14,7 +16,10 @@ __all__ = ["check_origin", "resolve", "segment"]
 
 # urlsplit drops tabs, line breaks and what follows a bracket, and takes any other character as part of the host.
 _STRAY_CHARACTER = re.compile(r"[\s\x00-\x1f\x7f\\]")
-_NETLOC = re.compile(r"(?:\[[^\]]+:[^\]]+\]|[\w-]{1,63}(?:\.[\w-]{1,63})*\.?)(?::[0-9]*)?")
+_NETLOC = re.compile(r"(?:\[[^\]]+:[^\]]+\]|[\w-]{1,63}(?:\.[\w-]{1,63})*\.?)(?::[0-9]*)?", re.ASCII)
+# As in browsers: a host whose last label is a number is an IPv4 address.
+_NUMERIC = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\.?")
+_MAX_NETLOC = 300
 
 
 def check_origin(base_url: str) -> str:
@@ -28,19 +33,31 @@ def check_origin(base_url: str) -> str:
             f"base_url: must not contain white space, backslashes or control characters, got {base_url!r}"
         )
     try:
-        parts = urlsplit(base_url)
+        parts = _split(base_url)
         origin = _origin(parts)
     except ValueError:
         raise ConfigurationError(f"base_url: must be a URL, got {base_url!r}") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigurationError(f"base_url: must be an origin such as https://tenant.example.com, got {base_url!r}")
-    if parts.port == 0 or not _NETLOC.fullmatch(parts.netloc) or (":" in parts.hostname and not _is_ip(parts.hostname)):
+    if parts.port == 0 or not _NETLOC.fullmatch(parts.netloc) or not _is_host(parts.hostname):
         raise ConfigurationError(f"base_url: must have a valid host and port, got {base_url!r}")
     if parts.path.strip("/") or parts.query or parts.fragment:
         raise ConfigurationError(f"base_url: must be an origin without path or query, got {base_url!r}")
     if parts.scheme == "http" and not _is_loopback(parts.hostname):
         raise ConfigurationError(f"base_url: must be https (http is for loopback hosts only), got {base_url!r}")
     return origin
+
+
+def _split(url: str) -> SplitResult:
+    """Split a URL and encode an internationalized host; a host that cannot be encoded stays as it is."""
+    parts = urlsplit(url)
+    # IDNA drops some characters that are not printable. The time that it takes can be quadratic.
+    if parts.netloc.isascii() or not parts.netloc.isprintable() or len(parts.netloc) > _MAX_NETLOC:
+        return parts
+    host, colon, port = parts.netloc.partition(":")
+    with contextlib.suppress(ValueError):
+        host = URL.build(scheme="https", host=host).raw_host or host
+    return parts._replace(netloc=host + colon + port)
 
 
 def _origin(parts: SplitResult) -> str:
@@ -52,7 +69,7 @@ def _origin(parts: SplitResult) -> str:
 def resolve(request: Request, reference: str) -> str | None:
     """Return the path and query of a reference from the server; None if it leads to another origin."""
     try:
-        parts = urlsplit(urljoin(str(request.url), reference.strip()))
+        parts = _split(urljoin(str(request.url), reference.strip()))
         if not reference.strip() or parts.username is not None or _origin(parts) != request.origin:
             return None
         path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
@@ -64,6 +81,12 @@ def resolve(request: Request, reference: str) -> str | None:
 def _is_loopback(host: str) -> bool:
     is_local = host == "localhost" or host.endswith(".localhost")
     return is_local or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
+
+
+def _is_host(host: str) -> bool:
+    """Return whether the host is a name or an IP address, not a malformed address or one with a zone."""
+    is_address = ":" in host or _NUMERIC.fullmatch(host)
+    return not is_address or ("%" not in host and _is_ip(host))
 
 
 def _is_ip(host: str) -> bool:
