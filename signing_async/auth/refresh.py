@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 import attrs
 
 from .._foreign import is_transient, safe_text
-from ..errors import AuthError, RefreshRejected, SigningError, TokenSuperseded
+from ..errors import AuthError, ConfigurationError, RefreshRejected, SigningError, TokenSuperseded
 from ..models import Token
 from ..telemetry import switch
+from ..transport import urls
 from ..transport.operation import CallContext
 from .token_endpoint import TokenEndpoint, TokenForm
 from .token_stores import TokenStore
@@ -273,7 +274,7 @@ class CurrentToken:
     async def _load(self) -> Token | None:
         """Load the token from the store; raise an `AuthError` if another tenant issued it."""
         token = await _await_store(self._store.load())
-        if token is not None and token.origin not in (None, self._endpoint.origin):
+        if token is not None and not _is_for(token, self._endpoint.origin):
             raise AuthError(
                 f"the stored token is for {token.origin}, not for {self._endpoint.origin}:"
                 " use another token store, or authorize again"
@@ -380,6 +381,15 @@ async def _result(task: asyncio.Task[Token]) -> Token:
 def _is_pending_here(task: asyncio.Task[Token]) -> bool:
     """Return whether the task is not done and belongs to this event loop, which can wait for no other task."""
     return not task.done() and task.get_loop() is asyncio.get_running_loop()
+
+
+def _is_for(token: Token, origin: str) -> bool:
+    """Return whether the token may be sent to the origin. `Token.origin` may be written in another form."""
+    if token.origin is None or token.origin == origin:
+        return True
+    with contextlib.suppress(ConfigurationError):
+        return urls.check_origin(token.origin) == origin
+    return False
 
 
 def _seconds_left(token: Token) -> float:

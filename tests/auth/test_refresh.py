@@ -74,6 +74,21 @@ async def test_calls_before_authorization_raise_auth_error_without_a_request() -
         assert not server.requests
 
 
+@pytest.mark.parametrize("origin", ["https://X.com", "https://x.com/", "https://x.com:443", "https://x.com", None])
+async def test_stored_token_of_the_same_tenant_is_used_however_its_origin_is_written(origin: str | None) -> None:
+    store = MemoryTokenStore(Token("access", origin=origin))
+    async with oauth_for("https://x.com", store=store) as oauth:
+        assert await oauth.access_token() == "access"
+
+
+@pytest.mark.parametrize("origin", ["https://y.com", "https://x.com:8443", "http://x.com", "https://x.com/a", "x.com"])
+async def test_stored_token_of_another_tenant_is_refused(origin: str) -> None:
+    store = MemoryTokenStore(Token("access", origin=origin))
+    async with oauth_for("https://x.com", store=store) as oauth:
+        with pytest.raises(AuthError, match=rf"^the stored token is for {origin}, not for https://x\.com: use another"):
+            await oauth.access_token()
+
+
 @pytest.mark.parametrize(
     ("lifetime", "refreshed"), [(3600, False), (100, False), (28, False), (5, False), (-1, True), (None, False)]
 )
