@@ -111,6 +111,8 @@ def converter() -> cattrs.Converter:
     result.register_structure_hook(float, lambda value, _: float(_checked(value, (int, float), "a number")))
     result.register_structure_hook(datetime, _decode_timestamp)
     result.register_structure_hook(date, lambda value, cls: _decode_timestamp(value, cls).date())
+    result.register_structure_hook(datetime | None, lambda value, _: decode.timestamp(value))
+    result.register_structure_hook(date | None, _decode_optional_date)
     configure_union_passthrough(str | int | float | bool | None, result)
     result.register_structure_hook_factory(_is_sequence, _sequence_hook)
     result.register_structure_hook_factory(_is_mapping, _mapping_hook)
@@ -142,6 +144,11 @@ def _decode_timestamp(value: Any, _: Any) -> datetime:
     if moment is None:
         raise Unreadable(f"expected a timestamp, got {describe(value)}")
     return moment
+
+
+def _decode_optional_date(value: Any, _: Any) -> date | None:
+    moment = decode.timestamp(value)
+    return None if moment is None else moment.date()
 
 
 # Containers

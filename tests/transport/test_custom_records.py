@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime
 from enum import Enum, IntEnum, StrEnum
-from typing import Any
+from typing import Any, Optional
 
 import attrs
 import pytest
@@ -123,7 +123,6 @@ def test_unknown_fields_are_kept_in_extra_or_dropped_without_one() -> None:
         ({"id": "t", "color": "blue"}, "color: refused by the class: 'blue' is not a valid Color"),
         ({"id": "t", "kind": "x" * 300}, "kind: refused by the class: ValueError"),
         ({"id": "t", "created_at": "soon"}, "created_at: expected a timestamp, got 'soon'"),
-        ({"id": "t", "created_at": ""}, "created_at: expected a timestamp, got ''"),
         ({"id": "t", "fields": "abc"}, "fields: expected a list, got 'abc'"),
         ({"id": "t", "fields": [{"label": "a"}, {}]}, "fields[1].label: missing"),
         ({"id": "t", "fields": [{"label": "a", "width": True}]}, "fields[0].width: expected a number, got true"),
@@ -139,6 +138,35 @@ def test_problem_names_the_place_and_the_value(data: Any, said: str) -> None:
     with pytest.raises(Unreadable) as caught:
         decode_to(data, Template)
     assert str(caught.value) == said
+
+
+@attrs.frozen
+class Visit:
+    at: datetime | None
+    day: Optional[date] = None  # noqa: UP045  # the older notation is tested
+    all: Sequence[datetime | None] = ()
+
+
+@pytest.mark.parametrize("empty", ["", " ", None])
+def test_empty_text_is_no_timestamp_in_an_optional_field(empty: str | None) -> None:
+    moment = datetime(2026, 1, 31, 9, tzinfo=UTC)
+    rows = [{"at": empty, "day": empty, "all": [empty]}, {"at": "2026-01-31T09:00:00Z", "day": "2026-01-31"}]
+    assert decode_each(rows, Visit) == (Visit(None, None, (None,)), Visit(moment, moment.date()))
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_empty_text_in_a_required_timestamp_is_refused(empty: str) -> None:
+    for cls in (datetime, date):
+        with pytest.raises(Unreadable, match=f"^expected a timestamp, got '{empty}'$"):
+            decode_to(empty, cls)
+    assert decode_to("2026-01-31T09:00:00Z", datetime) == datetime(2026, 1, 31, 9, tzinfo=UTC)
+    assert decode_to("2026-01-31T09:00:00Z", date) == date(2026, 1, 31)
+
+
+def test_other_text_in_an_optional_timestamp_is_refused() -> None:
+    for field in ("at", "day"):
+        with pytest.raises(Unreadable, match=f"^{field}: expected a timestamp, got 'soon'$"):
+            decode_to({"at": None, field: "soon"}, Visit)
 
 
 def test_containers_are_decoded_and_nothing_else_passes_for_them() -> None:
