@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from multidict import CIMultiDict
 
 from .documents.download import stream as checked_stream
-from .documents.source import PdfSource, form_body
+from .documents.form import form_body
+from .documents.source import PdfSource
 from .errors import DecodeError, InvalidRequest
 from .pagination import Pager
 from .reconcile import Read, Recognized, Undecidable

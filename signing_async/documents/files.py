@@ -72,7 +72,7 @@ class OpenFile:
             os.close(self.descriptor)
 
     def __del__(self) -> None:
-        # If an upload is cancelled while a thread opens its file, nothing else closes the file.
+        # If `fstat` fails in `__init__`, nothing else closes the descriptor.
         self.close()
 
 

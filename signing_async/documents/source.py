@@ -9,12 +9,11 @@ import inspect
 import io
 import os
 import re
-import secrets
 import stat
 import tempfile
 import threading
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Iterator
 from functools import cache
 from typing import IO, TYPE_CHECKING, Any
 
@@ -22,12 +21,13 @@ from .._files import open_regular
 from ..errors import InvalidRequest, PdfRejected
 from ..transport import wire
 from .files import OpenFile, buffer_errors, read_cached, read_fully, source_errors
+from .form import form_body
 
 if TYPE_CHECKING:
     from .pdf_syntax import Bytes, Read
     from .preflight import Verdict
 
-__all__ = ["OpenPdf", "PdfSource", "Source", "form_body"]
+__all__ = ["OpenPdf", "PdfSource", "Source"]
 
 # Files up to this size are read at once; streams are kept in memory up to this size.
 _BLOCK = 256 * 1024
@@ -98,16 +98,18 @@ class PdfSource:
         elif isinstance(source, AsyncIterable):
             return await self._open_stream(source, max_bytes)
         else:
-            return await asyncio.to_thread(
-                _load_and_check, lambda: _open_file(source, self.filename, max_bytes), max_bytes
-            )
+            return await _open_in_thread(lambda: _open_file(source, self.filename, max_bytes), max_bytes)
         # The first check runs in a thread: importing the preflight would block the event loop for too long.
         is_imported = max_bytes is None or _preflight.cache_info().currsize > 0
-        if is_imported and pdf.passes_cached(max_bytes):
-            return pdf
-        if is_imported and in_memory:
-            return _load_and_check(lambda: pdf, max_bytes)
-        return await asyncio.to_thread(_load_and_check, lambda: pdf, max_bytes)
+        try:
+            if is_imported and pdf.passes_cached(max_bytes):
+                return pdf
+            if is_imported and in_memory:
+                return _load_and_check(pdf, max_bytes)
+            return await asyncio.to_thread(_load_and_check, pdf, max_bytes)
+        except BaseException:
+            pdf.close()
+            raise
 
     async def _open_stream(self, source: AsyncIterable[bytes], max_bytes: float | None) -> OpenPdf:
         spool = _Spool(self.filename, max_bytes)
@@ -115,7 +117,7 @@ class PdfSource:
             async for chunk in source:
                 if spool.add(chunk):
                     await asyncio.to_thread(spool.flush)
-            return await asyncio.to_thread(_load_and_check, spool.open, max_bytes)
+            return await _open_in_thread(spool.open, max_bytes)
         finally:
             spool.close()
 
@@ -138,9 +140,10 @@ class OpenPdf:
         self.close()
 
     def close(self) -> None:
-        if isinstance(self._content, OpenFile):
-            self._content.close()
-        self._content = None
+        # A thread that outlives the upload may replace the content meanwhile.
+        content, self._content = self._content, None
+        if isinstance(content, OpenFile):
+            content.close()
 
     # Checks
 
@@ -308,34 +311,6 @@ class OpenPdf:
         return InvalidRequest(f"source: {self.filename} changed while it was read")
 
 
-def form_body(fields: Mapping[str, str | OpenPdf], sent: Callable[[int], None]) -> wire.Body:
-    """Return a form with these fields, for one attempt; report the progress of its files to ``sent``."""
-    boundary = secrets.token_hex(16)
-    # What comes before each file, and after the last one.
-    parts, files = [b""], []
-    for name, value in fields.items():
-        head = f'--{boundary}\r\nContent-Disposition: form-data; name="{_escape(name)}"'
-        if isinstance(value, str):
-            parts[-1] += f"{head}\r\n\r\n{value}\r\n".encode()
-            continue
-        parts[-1] += f'{head}; filename="{_escape(value.filename)}"\r\nContent-Type: application/pdf\r\n\r\n'.encode()
-        parts.append(b"\r\n")
-        files.append(value)
-    parts[-1] += f"--{boundary}--\r\n".encode()
-
-    async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
-        *before, last = parts
-        for file, part in zip(files[:-1], before[:-1], strict=True):
-            await file.write(write, waiting, sent, part, b"")
-        if files:
-            await files[-1].write(write, waiting, sent, before[-1], last)
-        else:
-            await write(last)
-
-    size = sum(map(len, parts)) + sum(file.size for file in files)
-    return wire.Body(produce, size, f"multipart/form-data; boundary={boundary}")
-
-
 class _Spool:
     """A buffer for a stream: in memory while it is small, then in an unnamed temporary file."""
 
@@ -344,6 +319,7 @@ class _Spool:
         self._max_bytes = max_bytes
         self._buffer = bytearray()
         self._file: OpenFile | None = None
+        self._closed = False
         self._size = 0
 
     def add(self, chunk: object) -> bool:
@@ -362,6 +338,8 @@ class _Spool:
             if self._file is None:
                 with tempfile.TemporaryFile(buffering=0) as made:
                     self._file = OpenFile(os.dup(made.fileno()))
+                if self._closed:  # the upload was cancelled, and `close` found no file
+                    self._file.close()
             with self._file as descriptor:
                 view = memoryview(self._buffer)
                 while view:
@@ -376,6 +354,7 @@ class _Spool:
             return OpenPdf(self._filename, OpenFile(os.dup(descriptor)))
 
     def close(self) -> None:
+        self._closed = True
         if self._file is not None:
             self._file.close()
 
@@ -388,15 +367,32 @@ def _preflight() -> tuple[Callable[[Read, int], bool], Callable[[Bytes], Verdict
     return glance, preflight
 
 
-def _load_and_check(open_pdf: Callable[[], OpenPdf], max_bytes: float | None) -> OpenPdf:
-    pdf = open_pdf()
+async def _open_in_thread(open_pdf: Callable[[], OpenPdf], max_bytes: float | None) -> OpenPdf:
+    """Open and check a file in a thread. If the call is cancelled, the thread closes a file that it opens later."""
+    opened: list[OpenPdf] = []
+    failed = threading.Event()
+
+    def work() -> OpenPdf:
+        pdf = open_pdf()
+        opened.append(pdf)
+        if failed.is_set():
+            pdf.close()
+            return pdf
+        return _load_and_check(pdf, max_bytes)
+
     try:
-        pdf.load()
-        if max_bytes is not None:
-            pdf.check(max_bytes)
+        return await asyncio.to_thread(work)
     except BaseException:
-        pdf.close()
+        failed.set()
+        for pdf in opened:
+            pdf.close()
         raise
+
+
+def _load_and_check(pdf: OpenPdf, max_bytes: float | None) -> OpenPdf:
+    pdf.load()
+    if max_bytes is not None:
+        pdf.check(max_bytes)
     return pdf
 
 
@@ -477,11 +473,6 @@ def _take_buffer() -> memoryview:
 def _name_of(source: object) -> str:
     name = os.fsdecode(source) if isinstance(source, str | os.PathLike) else getattr(source, "name", None)
     return os.path.basename(name) if isinstance(name, str) else ""  # noqa: PTH119  # a PurePath is ten times slower
-
-
-def _escape(filename: str) -> str:
-    """Escape as browsers do: UTF-8, with percent-encoding for what would end the header's value."""
-    return filename.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
 
 
 def _too_large(filename: str, max_bytes: float, size: str) -> PdfRejected:

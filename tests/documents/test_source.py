@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -953,6 +954,7 @@ async def test_lack_of_descriptors_for_a_buffered_stream_is_a_transient_error(mo
 async def test_no_file_stays_open_after_opening_refusal_or_cancellation(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, data: bytes, in_memory: bool
 ) -> None:
+    monkeypatch.delattr(files.OpenFile, "__del__")
     if not in_memory:
         monkeypatch.setattr(files, "_NO_WAIT", None)
     path = tmp_path / "a.pdf"
@@ -1290,3 +1292,77 @@ async def test_file_is_closed_after_the_thread_of_a_cancelled_upload(
     go_on.set()
     await asyncio.get_running_loop().shutdown_default_executor()
     assert open_files() == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "function", "call"),
+    [
+        ("path", "load", 1),
+        ("file", "dup", 1),
+        ("file", "load", 1),
+        ("pipe", "dup", 1),
+        ("pipe", "dup", 2),
+        ("pipe", "load", 1),
+        ("stream", "dup", 1),
+        ("stream", "dup", 2),
+        ("stream", "load", 1),
+    ],
+)
+async def test_cancelled_open_does_not_wait_for_its_thread_and_the_file_is_closed_when_the_thread_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, function: str, call: int
+) -> None:
+    """The garbage collector closes nothing. A caller's file object stays open."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    owner: Any = os if function == "dup" else module.OpenPdf
+    real, calls = getattr(owner, function), 0
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(argument: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            begun.set()
+            assert go_on.wait(20)
+        return real(argument)
+
+    monkeypatch.delattr(files.OpenFile, "__del__")
+    monkeypatch.setattr(files, "_NO_WAIT", None)
+    with path.open("rb") as file:
+        sources: dict[str, Any] = {
+            "path": path,
+            "file": file,
+            "pipe": gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(make_pdf(LARGE), 1))),
+            "stream": in_chunks(make_pdf(LARGE)),
+        }
+        before = open_files()
+        monkeypatch.setattr(owner, function, slow)
+        task = asyncio.create_task(PdfSource(sources[kind]).open(MOST))
+        assert await asyncio.to_thread(begun.wait, 20)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        go_on.set()
+        await asyncio.get_running_loop().shutdown_default_executor()
+        assert open_files() == before
+        assert file.read() == make_pdf(LARGE)
+    assert not sources["pipe"].closed
+
+
+async def test_file_is_closed_if_its_thread_never_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    monkeypatch.delattr(files.OpenFile, "__del__")
+    monkeypatch.setattr(files, "_NO_WAIT", None)
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    before, go_on = open_files(), threading.Event()
+    busy = asyncio.create_task(asyncio.to_thread(go_on.wait, 20))
+    task = asyncio.create_task(PdfSource(path).open(MOST))
+    while str(path) not in open_files():
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert open_files() == before
+    go_on.set()
+    assert await busy
