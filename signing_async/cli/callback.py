@@ -6,14 +6,20 @@ import asyncio
 import contextlib
 import html
 import ipaddress
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from urllib.parse import SplitResult, urlsplit
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from ..errors import ConfigurationError, InvalidRequest, SigningError, StateMismatch
 
 __all__ = ["Callback", "is_loopback", "listen"]
+
+_logger = logging.getLogger(__name__)
+# Any local program can send malformed HTTP; aiohttp logs it with a traceback.
+_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
 Exchange = Callable[[str], Awaitable[str]]
 """Exchanges the code in a callback's query for a token, and returns what to tell the user."""
@@ -96,7 +102,7 @@ async def listen(redirect_uri: str) -> AsyncIterator[Callback]:
     """Run a server at a loopback redirect URI, on a free port if it names none."""
     parts = urlsplit(redirect_uri)
     app = web.Application()
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=2.0)
+    runner = web.AppRunner(app, access_log=None, logger=_logger, shutdown_timeout=2.0)
     callback = Callback(redirect_uri)
     # Any path is accepted: the state identifies the callback.
     app.router.add_get("/{path:.*}", callback.respond)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
+from aiohttp.http_exceptions import HttpProcessingError
 
 from ..sandbox import Profile, Refused, Sandbox
 from ..sandbox.addresses import is_loopback
@@ -127,7 +128,11 @@ class _LogHandler(logging.Handler):
         self._out = out
 
     def emit(self, record: logging.LogRecord) -> None:
-        text = self.format(record)
+        if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
+            # The error quotes the request, which may hold secrets.
+            text = f"{record.getMessage()}: malformed HTTP"
+        else:
+            text = self.format(record)
         if record.levelno >= logging.WARNING:
             self._out.warn(text)
         else:

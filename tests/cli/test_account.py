@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import os
 import re
 import socket
@@ -200,6 +201,51 @@ def test_request_without_the_state_does_not_end_the_login(
     browse_with(monkeypatch, visit)
     ran = run("login")
     assert (ran.code, statuses) == (0, [b"400"]), ran.err
+
+
+@pytest.mark.parametrize(
+    "request_line", ["GET /callback HTTP/9.9", "GET /callback HTTP/1.1\r\nbad header", f"GET /?{'a' * 9000} HTTP/1.1"]
+)
+def test_malformed_request_is_refused_without_a_log_record(
+    request_line: str,
+    run: Run,
+    app: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    statuses: list[bytes] = []
+
+    def visit(address: str) -> str:
+        port = urlsplit(app["SIGNING_REDIRECT_URI"]).port or 0
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(f"{request_line}\r\n\r\n".encode())
+            statuses.append(connection.recv(4096).split()[1])
+        return agree(address)
+
+    browse_with(monkeypatch, visit)
+    ran = run("login")
+    assert (ran.code, statuses) == (0, [b"400"]), ran.err
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_unexpected_failure_of_the_callback_is_logged(
+    run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    def visit(address: str) -> str:
+        with monkeypatch.context() as broken:
+            broken.setattr("signing_async.cli.callback._page", fail)
+            with pytest.raises(urllib.error.HTTPError, match="500"):
+                urllib.request.urlopen(app["SIGNING_REDIRECT_URI"])
+        return agree(address)
+
+    browse_with(monkeypatch, visit)
+    assert run("login").code == 0
+    assert [record.getMessage() for record in caplog.records if record.exc_info] == [
+        "Error handling request from 127.0.0.1"
+    ]
 
 
 @pytest.mark.parametrize("arguments", [["login"], ["login", "--no-browser"]])

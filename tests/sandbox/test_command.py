@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import re
 import signal
@@ -14,15 +15,17 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from aiohttp.http_exceptions import BadHttpMessage
 from click.testing import CliRunner
 
 from signing_async.cli.output import Output
-from signing_async.cli.sandbox import _announce, sandbox
+from signing_async.cli.sandbox import _announce, _LogHandler, sandbox
 from signing_async.sandbox import Sandbox
 
 COMMAND = (sys.executable, "-c", "from signing_async.cli import main; main()", "sandbox")
@@ -215,6 +218,21 @@ def test_export_lines_can_be_pasted_into_a_shell() -> None:
         assert f"{secret} (for http://127.0.0.1:1/hook)" in said
 
 
+@pytest.mark.parametrize(
+    ("error", "pattern"),
+    [
+        (BadHttpMessage("s3cret"), r"Error handling request: malformed HTTP"),
+        (KeyError("name"), r"Error handling request\n.*KeyError: 'name'"),
+    ],
+)
+def test_malformed_request_is_logged_without_its_traceback(
+    error: Exception, pattern: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    record = {"msg": "Error handling request", "levelno": logging.ERROR, "exc_info": (type(error), error, None)}
+    _LogHandler(Output(json=True)).emit(logging.makeLogRecord(record))
+    assert re.fullmatch(pattern, json.loads(capfd.readouterr().err)["warning"])
+
+
 def test_requests_are_logged_without_secrets_and_warnings_are_marked() -> None:
     with running("--port", "0", "--json", until="}\n") as (process, said):
         ready = json.loads(said)
@@ -228,6 +246,10 @@ def test_requests_are_logged_without_secrets_and_warnings_are_marked() -> None:
             headers = {"Content-Type": "application/json"}
             asked = urllib.request.Request(f"{ready['base_url']}/sandbox/api/webhooks", body, headers)
             urllib.request.urlopen(asked, timeout=10).close()
+        address = urllib.parse.urlsplit(ready["base_url"])
+        with socket.create_connection((address.hostname or "", address.port or 0), timeout=10) as connection:
+            connection.sendall(f"GET /?code={secret}{'a' * 9000} HTTP/1.1\r\n\r\n".encode())
+            assert connection.recv(4096).split()[1] == b"400"
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=10)
     lines = [json.loads(line) for line in errors.splitlines()]
@@ -237,6 +259,8 @@ def test_requests_are_logged_without_secrets_and_warnings_are_marked() -> None:
         "GET /api/1.0/me 401 N ms",
         *["POST /sandbox/api/webhooks 201 N ms"] * 2,
     ]
-    [warning] = [line["warning"] for line in lines if "warning" in line]
-    assert warning == "webhook endpoint registered twice: http://127.0.0.1:1/hook gets every event once more"
+    assert [line["warning"] for line in lines if "warning" in line] == [
+        "webhook endpoint registered twice: http://127.0.0.1:1/hook gets every event once more",
+        "Error handling request from 127.0.0.1: malformed HTTP",
+    ]
     assert secret not in errors
