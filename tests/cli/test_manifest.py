@@ -214,6 +214,19 @@ def test_invalid_object_is_reported_with_line_field_and_value(text: str, written
     assert OBJECTS[text] in found[0]
 
 
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("value", [{"name": "Lease", "documents": ["a.pdf"]}, [{"name": "Lease"}, {"name": "Lease"}]])
+@pytest.mark.parametrize("start", ["", "\ufeff", " "])
+def test_json_that_is_not_one_object_per_line_is_one_problem(
+    value: Any, indent: int | None, start: str, written: Written
+) -> None:
+    found = problems(written(start + json.dumps(value, indent=indent) + "\n", "x.json"))
+    if indent is None and isinstance(value, dict):
+        assert found == []
+    else:
+        assert found == ["line 1: not one JSON object; a JSON manifest has one object per line"]
+
+
 def test_problems_of_the_package_are_reported_under_the_columns_of_the_manifest(written: Written) -> None:
     """A recipient keeps the number of its columns, and a column is reported once."""
     header = f"{HEADER},recipient3_email,recipient3_order,recipient3_extra_phone"

@@ -28,11 +28,17 @@ class JsonFormat:
     """One JSON object per line."""
 
     def entries(self, lines: Lines, folder: Path) -> Iterator[Entry]:
+        is_first = True
         for text in lines:
             problems = lines.take_problems()
             if problems:
                 yield Entry(lines.number, {}, None, problems)
+            elif is_first and text.strip() and not _is_whole_object(text.strip()):
+                # A JSON array or indented JSON: every line would be a problem.
+                yield _invalid(lines.number, "not one JSON object; a JSON manifest has one object per line")
+                return
             elif text.strip():
+                is_first = False
                 yield _read_object(text, lines.number, folder)
 
     def header(self) -> str:
@@ -50,6 +56,10 @@ class JsonFormat:
 
 class _InvalidValueError(Exception):
     """A member has an invalid value."""
+
+
+def _is_whole_object(line: str) -> bool:
+    return line.startswith("{") and line.endswith("}")
 
 
 def _read_object(text: str, line: int, folder: Path) -> Entry:

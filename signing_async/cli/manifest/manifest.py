@@ -35,7 +35,7 @@ class Manifest:
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
             self._file.close()
             raise InvalidRequest(f"{path}: encoded as UTF-16; save it as UTF-8 (in Excel: 'CSV UTF-8')")
-        self.format: Format = JsonFormat() if start.removeprefix(BOM).lstrip()[:1] == b"{" else CsvFormat()
+        self.format: Format = JsonFormat() if start.removeprefix(BOM).lstrip().startswith((b"{", b"[")) else CsvFormat()
 
     def __enter__(self) -> Self:
         return self
