@@ -1358,8 +1358,9 @@ async def test_file_is_closed_if_its_thread_never_starts(tmp_path: Path, monkeyp
     before, go_on = open_files(), threading.Event()
     busy = asyncio.create_task(asyncio.to_thread(go_on.wait, 20))
     task = asyncio.create_task(PdfSource(path).open(MOST))
-    while str(path) not in open_files():
-        await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        while str(path) not in open_files():
+            await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
