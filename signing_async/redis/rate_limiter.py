@@ -44,13 +44,13 @@ _RESERVE = Script(
     """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
-local first = math.max(tonumber(redis.call('GET', KEYS[1]) or '0'), now - tonumber(ARGV[3]))
--- A slot far ahead was reserved before the clock was set back.
-if first > now + 3600 then
-    first = now
-end
+-- The next slot, and the time of the last reservation.
+local slot, at = string.match(redis.call('GET', KEYS[1]) or '0 0', '(%S+) (%S+)')
+-- If the clock was set back, the slots keep their distance from it.
+local first = math.max(slot - math.max(at - now, 0), now - tonumber(ARGV[3]))
 local following = first + tonumber(ARGV[1]) / tonumber(ARGV[2])
-redis.call('SET', KEYS[1], string.format('%.6f', following), 'PX', math.ceil((following - now + 60) * 1000))
+local milliseconds = math.ceil((following - now + 60) * 1000)
+redis.call('SET', KEYS[1], string.format('%.6f %.6f', following, now), 'PX', milliseconds)
 return string.format('%.6f', first - now)
 """
 )

@@ -274,12 +274,22 @@ async def test_slots_reserved_before_an_idle_time_do_not_end_in_a_burst(shared: 
         assert times[-1] >= (20 - 1 - 1) / 100 * 0.95
 
 
-async def test_slot_hours_ahead_is_ignored_after_redis_clock_was_set_back(shared: RedisServer) -> None:
+@pytest.mark.parametrize("seconds", [5, 1800, 400 * 86400])
+async def test_slots_keep_their_distance_after_redis_clock_was_set_back(shared: RedisServer, seconds: int) -> None:
+    """Requests wait no longer than before, and still keep to the rate."""
     from redis.asyncio import Redis
 
-    async with Redis.from_url(shared.url) as client, RedisRateLimiter(shared.url, "ahead", rate=100) as gate:
-        await client.set("signing:gate-rate:ahead", "99999999999")
-        assert await open_for(gate, 5)
+    name = f"set-back-{seconds}"
+    async with Redis.from_url(shared.url, decode_responses=True) as client:
+        async with RedisRateLimiter(shared.url, name, rate=1, burst=1) as gate:
+            assert await open_for(gate, 5)
+        key = f"signing:gate-rate:{name}"
+        before = str(await client.get(key)).split()
+        await client.set(key, " ".join(f"{float(time) + seconds:.6f}" for time in before))
+        async with RedisRateLimiter(shared.url, name, rate=1, burst=1) as gate:
+            began = now()
+            assert await open_for(gate, 4)
+            assert now() - began > 0.9
 
 
 # Outages of Redis
