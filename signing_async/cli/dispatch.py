@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import attrs
 import click
 
+from .._files import resolve_path
 from ..errors import ConfigurationError, InvalidRequest
 from .command_base import Seconds, State, command, refuse_password
 from .exits import INTERRUPTED, code_of, code_of_all
@@ -24,9 +25,10 @@ from .manifest import CheckedManifest, Entry, FailureReport, Manifest, check_man
 from .running import NO_HANDLERS
 
 if TYPE_CHECKING:
-    from ..dispatch.journal import Journal
+    from ..dispatch.journal import Journal, SqliteJournal
     from ..dispatch.package import SigningPackage
     from ..dispatch.run import DispatchResult
+    from ..postgres import PostgresJournal
     from .output import Output
 
 MAX_SHOWN = 20
@@ -181,7 +183,7 @@ def without_password(text: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def open_journal(text: str) -> AsyncIterator[Journal]:
+async def open_journal(text: str) -> AsyncIterator[SqliteJournal | PostgresJournal]:
     """Open the journal at a path or URL."""
     if "://" not in text:
         from ..dispatch.journal import SqliteJournal
@@ -198,6 +200,19 @@ async def open_journal(text: str) -> AsyncIterator[Journal]:
     async with PostgresJournal(text) as shared:
         await shared.create_table()
         yield shared
+
+
+def _check_journal(text: str, manifest: Manifest) -> None:
+    """Raise `InvalidRequest` if a path cannot be that of a journal."""
+    if "://" in text:
+        return
+    path = resolve_path("--journal", text)
+    if path.is_dir():
+        raise InvalidRequest(f"--journal: {text!r} is a folder")
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"--journal: the folder {str(path.parent)!r} does not exist")
+    if path.exists() and manifest.is_at(path):
+        raise InvalidRequest("--journal: must not be the manifest itself")
 
 
 async def _check(state: State, manifest: Manifest) -> CheckedManifest:
@@ -222,11 +237,13 @@ async def _dispatch(state: State, plan: Plan, broker: str | None) -> None:
     with Manifest(plan.manifest) as manifest:
         report = FailureReport(plan.failures, manifest)
         report.check()
+        _check_journal(plan.journal, manifest)
         checked = await _check(state, manifest)
         run = Run(state, plan, manifest, checked, report)
         with contextlib.ExitStack() as exits:
             exits.callback(report.discard)
             async with open_journal(plan.journal) as journal, _sender(state, plan, broker) as client:
+                await anext(journal.records(), None)  # opens the file
                 shown = plan.journal_shown
                 state.out.say(f"Journal: {shown}. Run the command again to resume from it.", journal=shown)
                 await run.dispatch(client, journal)

@@ -208,6 +208,11 @@ def test_manifest_without_packages_is_invalid(content: str, run: Run) -> None:
         (["leases.csv", "--broker", "env:NOT_SET"], "--broker: NOT_SET is not set"),
         (["leases.csv", "--broker", "env:"], "--broker: the variable is not set"),
         (["leases.csv", "--journal", "redis://x"], "--journal: must be a path or postgresql://..., got 'redis://x'"),
+        (["leases.csv", "--journal", "."], "Error: --journal: '.' is a folder"),
+        (["leases.csv", "--journal", "none/j"], "{here}/none' does not exist"),
+        (["leases.csv", "--journal", "0.pdf/j"], "{here}/0.pdf' does not exist"),
+        (["leases.csv", "--journal", "../{here}/leases.csv"], "Error: --journal: must not be the manifest itself"),
+        (["none/leases.csv"], "Error: none/leases.csv: cannot be opened: No such file or directory"),
         (["leases.csv", "--failures", "leases.csv"], "--failures: must not be the manifest itself"),
         (["leases.csv", "--concurrency", "0"], "--concurrency"),
     ],
@@ -218,7 +223,7 @@ def test_invalid_arguments_exit_with_2_and_send_nothing(
     here = office(1).parent.name
     ran = run("dispatch", *(argument.format(here=here) for argument in arguments))
     assert ran.code == 2
-    assert words in ran.err
+    assert words.format(here=here) in ran.err
     assert requests(service) == 0
 
 
@@ -244,6 +249,15 @@ def test_password_in_an_argument_is_refused_and_not_repeated(
     assert ran.err.endswith(f"{instead}\n")
     assert "geheim" not in ran.err
     assert requests(service) == 0
+
+
+def test_resuming_is_not_promised_if_the_journal_is_unusable(
+    run: Run, service: Service, office: Office, tmp_path: Path
+) -> None:
+    office(1)
+    ran = run("dispatch", "leases.csv", "--journal", "0.pdf")
+    assert (ran.code, ran.err) == (1, f"Error: the journal {tmp_path / '0.pdf'}: file is not a database\n")
+    assert not sent(service)
 
 
 def test_rejected_token_exits_with_4_before_the_first_package(
