@@ -9,7 +9,7 @@ from typing import Any
 
 from .errors import ConfigurationError
 
-__all__ = ["field", "integer", "is_aware", "is_integer", "is_number", "is_text", "number", "string"]
+__all__ = ["field", "integer", "is_aware", "is_integer", "is_number", "is_text", "number", "string", "text_rule"]
 
 
 def field(check: Callable[..., object], prefix: str = "", **bounds: Any) -> Callable[[object, Any, Any], object]:
@@ -30,6 +30,12 @@ def is_integer(value: object) -> bool:
 def is_text(value: object) -> bool:
     """Return whether the value is a non-empty string that can be encoded: without lone surrogates."""
     return isinstance(value, str) and value != "" and value.encode("utf-8", "replace").decode() == value
+
+
+def text_rule(value: object) -> str:
+    """Return the rule that a value breaks if `is_text` rejects it, or if it is blank."""
+    is_blank = not isinstance(value, str) or not value.strip()
+    return "must be a non-empty string" if is_blank else "must be valid UTF-8, without lone surrogates"
 
 
 def is_aware(value: object) -> bool:

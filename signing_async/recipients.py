@@ -178,7 +178,7 @@ def check_recipient(named: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
         problems.append(f"email: must be an e-mail address, got {email!r}")
     for field in ("first_name", "last_name", "signing_method"):
         if named[field] is not None and not (_checks.is_text(named[field]) and named[field].strip()):
-            problems.append(f"{field}: must be a non-empty string, got {named[field]!r}")
+            problems.append(f"{field}: {_checks.text_rule(named[field])}, got {named[field]!r}")
     if order is not None and not (_checks.is_integer(order) and order >= 1):
         problems.append(f"order: must be an integer of at least 1, got {order!r}")
     if not isinstance(extra, Mapping) or not all(isinstance(field, str) for field in extra):

@@ -224,7 +224,7 @@ def check_signing(fields: Mapping[str, Any]) -> None:
     problems = []
     name, message = fields["name"], fields["message"]
     if not _checks.is_text(name) or not name.strip():
-        problems.append(f"name: must be a non-empty string, got {name!r}")
+        problems.append(f"name: {_checks.text_rule(name)}, got {name!r}")
     for field, allowed in (("language", Language), ("signing_order", SigningOrder)):
         listed = [member.value for member in allowed]
         if fields[field] not in listed and not (field == "signing_order" and fields[field] is None):

@@ -209,6 +209,7 @@ def test_from_env_takes_the_constructors_options() -> None:
     [
         ({"name": ""}, ["name: must be a non-empty string, got ''"]),
         ({"name": 5}, ["name: must be a non-empty string, got 5"]),
+        ({"name": "a\udcff"}, [r"name: must be valid UTF-8, without lone surrogates, got 'a\udcff'"]),
         ({"language": "FI"}, ["language: must be EN or SV, got 'FI'"]),
         ({"language": None}, ["language: must be EN or SV, got None"]),
         ({"signing_order": "random"}, ["signing_order: must be sequential or parallel, got 'random'"]),
@@ -241,6 +242,7 @@ async def test_message_of_exactly_400_characters_is_accepted(client: SigningClie
         ({"email": "nobody"}, "email: must be an e-mail address, got 'nobody'"),
         ({"email": None}, "email: must be an e-mail address, got None"),
         ({"first_name": ""}, "first_name: must be a non-empty string, got ''"),
+        ({"first_name": "\udcff"}, r"first_name: must be valid UTF-8, without lone surrogates, got '\udcff'"),
         ({"signing_method": 5}, "signing_method: must be a non-empty string, got 5"),
         ({"order": 0}, "order: must be an integer of at least 1, got 0"),
         ({"order": True}, "order: must be an integer of at least 1, got True"),
