@@ -25,10 +25,9 @@ from .manifest import CheckedManifest, Entry, FailureReport, Manifest, check_man
 from .running import NO_HANDLERS
 
 if TYPE_CHECKING:
-    from ..dispatch.journal import Journal, SqliteJournal
+    from ..dispatch.journal import Journal
     from ..dispatch.package import SigningPackage
     from ..dispatch.run import DispatchResult
-    from ..postgres import PostgresJournal
     from .output import Output
 
 MAX_SHOWN = 20
@@ -183,7 +182,7 @@ def without_password(text: str) -> str:
 
 
 @contextlib.asynccontextmanager
-async def open_journal(text: str) -> AsyncIterator[SqliteJournal | PostgresJournal]:
+async def open_journal(text: str) -> AsyncIterator[Journal]:
     """Open the journal at a path or URL."""
     if "://" not in text:
         from ..dispatch.journal import SqliteJournal
@@ -243,7 +242,6 @@ async def _dispatch(state: State, plan: Plan, broker: str | None) -> None:
         with contextlib.ExitStack() as exits:
             exits.callback(report.discard)
             async with open_journal(plan.journal) as journal, _sender(state, plan, broker) as client:
-                await anext(journal.records(), None)  # opens the file
                 shown = plan.journal_shown
                 state.out.say(f"Journal: {shown}. Run the command again to resume from it.", journal=shown)
                 await run.dispatch(client, journal)

@@ -251,15 +251,6 @@ def test_password_in_an_argument_is_refused_and_not_repeated(
     assert requests(service) == 0
 
 
-def test_resuming_is_not_promised_if_the_journal_is_unusable(
-    run: Run, service: Service, office: Office, tmp_path: Path
-) -> None:
-    office(1)
-    ran = run("dispatch", "leases.csv", "--journal", "0.pdf")
-    assert (ran.code, ran.err) == (1, f"Error: the journal {tmp_path / '0.pdf'}: file is not a database\n")
-    assert not sent(service)
-
-
 def test_rejected_token_exits_with_4_before_the_first_package(
     run: Run, office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
