@@ -73,8 +73,8 @@ class CurrentToken:
         self._token: Token | None = None
         self._fresh_until = 0.0
         self._tasks: set[asyncio.Task[Token]] = set()
-        self._refreshing: tuple[str | None, asyncio.Task[Token]] | None = None
-        """The access token that a refresh replaces, if it is known, and the task of the refresh."""
+        self._refreshing: tuple[Token | None, asyncio.Task[Token]] | None = None
+        """The token that the refresh replaces, if it is known, and the task of the refresh."""
         self._unsaved: tuple[str | None, Token] | None = None
         """The access token in the store to replace (None after a login: any), and the token that is not saved yet."""
         self._rejected: tuple[str, RefreshRejected] | None = None
@@ -110,9 +110,9 @@ class CurrentToken:
             refreshing = self._refreshing
             if refreshing is None or not _is_pending_here(refreshing[1]):
                 task = self._start(self._refresh(rejected), "signing_async token refresh")
-                refreshing = self._refreshing = (None if rejected is None else rejected.access_token, task)
-            replacing, task = refreshing
-            if rejected is None or replacing == rejected.access_token:
+                refreshing = self._refreshing = (rejected, task)
+            replaced, task = refreshing
+            if rejected is None or (replaced is not None and replaced.access_token == rejected.access_token):
                 return await _result_for(self._endpoint.call_context(), task)
             # This refresh replaces a different token than the caller's.
             await asyncio.wait([task])

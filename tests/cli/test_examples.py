@@ -156,7 +156,7 @@ def run_line(line: str, run: Run) -> Ran:
 
 
 def test_example_of_webhook_check_works(run: Run, prepared: Callable[[str], None]) -> None:
-    receiver = Receiver(WebhookVerifier(SECRET), lambda event: None, body_timeout=0.3)
+    receiver = Receiver(WebhookVerifier(SECRET), lambda event: None, body_timeout=1.0)
     (line,) = examples(ALL["webhook check"])
     with serve("aiohttp", receiver) as port:
         ran = run_line(line.replace("http://localhost:8000/webhooks", f"http://127.0.0.1:{port}{PATH}"), run)

@@ -178,9 +178,9 @@ def test_doctor_exits_with_0_1_or_3_for_valid_explained_or_unexplained(saved: st
 
 @pytest.mark.parametrize("color", ["", "1"])
 def test_check_prints_a_line_per_check_and_exits_with_0_or_1(color: str, caplog: pytest.LogCaptureFixture) -> None:
-    receiver = Receiver(WebhookVerifier(SECRET, max_body=100_000), lambda event: None, body_timeout=0.3)
+    receiver = Receiver(WebhookVerifier(SECRET, max_body=100_000), lambda event: None, body_timeout=1.0)
     with serve("aiohttp", receiver) as port:
-        options = ["--slow-limit", "2", "--over-long", "200000", "--secret", "env:SIGNING_WEBHOOK_SECRET"]
+        options = ["--slow-limit", "20", "--over-long", "200000", "--secret", "env:SIGNING_WEBHOOK_SECRET"]
         url = f"http://127.0.0.1:{port}{PATH}"
         done = run("check", url, *options, env={"NO_COLOR": color})
         assert done.exit_code == 0, done.output

@@ -196,7 +196,7 @@ def test_threaded_server_stores_deliveries(postgres: PostgresServer) -> None:
             return error.code
 
     dsn = asyncio.run(postgres.new_schema())
-    inbox = PostgresInbox(dsn, timeout=0.5)
+    inbox = PostgresInbox(dsn, timeout=3)
 
     async def close() -> list[str]:
         async with inbox:

@@ -220,15 +220,15 @@ async def test_late_response_is_not_taken_for_the_next_event(shared: RedisServer
     """Otherwise the next event would pass for a duplicate and be lost."""
     taken: list[str] = []
     names = [f"evt-late-{served}-{number}" for number in range(9)]
-    async with slow_way(shared.port) as way, RedisSeenEvents(way.url, timeout=0.4) as seen:
+    async with slow_way(shared.port) as way, RedisSeenEvents(way.url, timeout=2) as seen:
         one = receiver(seen, taken)
         assert (await delivered(one, names[0], served)).status == 202
-        way.delay = 0.3
+        way.delay = 1.5
         assert (await delivered(one, names[0], served)).status == 503
         way.delay = 0.0
         for name in names[1:]:
             assert (await delivered(one, name, served)).message == "accepted"
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.4)
     assert taken == names
 
 

@@ -147,11 +147,11 @@ class TestFences(FencedTokenStoreConformance):
 
 
 async def test_lease_is_renewed_while_the_lock_is_held(shared: RedisServer) -> None:
-    store = RedisTokenStore(shared.url, "renewed", lease=0.3)
-    other = RedisTokenStore(shared.url, "renewed", lease=0.3)
+    store = RedisTokenStore(shared.url, "renewed", lease=1.5)
+    other = RedisTokenStore(shared.url, "renewed", lease=1.5)
     async with store, other, store.lock():
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.8), other.lock():
+            async with asyncio.timeout(4), other.lock():
                 pass
 
 
@@ -333,7 +333,7 @@ async def test_lock_of_a_killed_worker_is_acquired_after_its_lease(shared: Redis
 
 async def test_lock_of_a_worker_paused_before_the_load_is_acquired(shared: RedisServer) -> None:
     """It cannot have used the token. When it resumes, it queues again and continues with the newer token."""
-    async with RedisTokenStore(shared.url, "held", lease=0.3) as store:
+    async with RedisTokenStore(shared.url, "held", lease=3) as store:
         await store.save(OLD)
         with ended(worker("hold", shared.url, "unread")) as process:
             assert await line(process) == b"held\n"
@@ -386,6 +386,7 @@ TOKEN_KEY, LOCK_KEY = "signing:token:a", "signing:token-lock:a"
 @contextlib.asynccontextmanager
 async def two_stores(server: RedisServer, **settings: Any) -> AsyncIterator[tuple[RedisTokenStore, RedisTokenStore]]:
     """Open the store of one expired token twice."""
+    settings = {"timeout": 5, **settings}
     one, two = RedisTokenStore(server.url, "a", **settings), RedisTokenStore(server.url, "a", **settings)
     async with one, two:
         await ask(server, "DEL", TOKEN_KEY, LOCK_KEY)
@@ -407,7 +408,7 @@ async def not_yet(task: asyncio.Task[Any], seconds: float) -> None:
 
 async def test_refresher_that_lost_the_lock_is_waited_for_while_it_is_alive(shared: RedisServer) -> None:
     """Even for longer than the grace."""
-    async with two_stores(shared, lease=0.3, grace=0.6) as (one, two), one.lock():
+    async with two_stores(shared, lease=3, grace=0.6) as (one, two), one.lock():
         await one.load()
         await ask(shared, "DEL", LOCK_KEY)
         waiting = asyncio.create_task(loaded_in_the_lock(two))
@@ -457,7 +458,7 @@ async def test_nobody_refreshes_within_the_grace_after_a_restart(redis: RedisSer
     """Redis may have lost its last writes, such as the mark of a refresh."""
     # By default the last second of acknowledged writes may be lost.
     await ask(redis, "CONFIG", "SET", "appendfsync", "always")
-    async with two_stores(redis, lease=0.3, grace=2.0) as (one, two):
+    async with two_stores(redis, lease=0.3, grace=4.0) as (one, two):
         async with one.lock():
             await one.load()
             await ask(redis, "HDEL", TOKEN_KEY, "refresher", "seen")
@@ -469,11 +470,11 @@ async def test_nobody_refreshes_within_the_grace_after_a_restart(redis: RedisSer
             assert await asyncio.wait_for(waiting, 20) == NEW
         await ask(redis, "CONFIG", "SET", "appendfsync", "always")
         await one.save(OLD)
-        redis.restart()
         began = time.monotonic()
+        redis.restart()
         assert await loaded_in_the_lock(two) == OLD
         # Redis reports its uptime in whole seconds.
-        assert time.monotonic() - began > 0.9
+        assert time.monotonic() - began > 2.9
 
 
 async def test_authorization_does_not_wait_for_the_grace(redis: RedisServer) -> None:
@@ -541,7 +542,7 @@ async def test_redis_clock_set_back_delays_a_refresh_by_a_lease_and_a_grace_at_m
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
 async def test_mark_of_a_failed_refresh_is_removed_as_soon_as_redis_is_back(redis: RedisServer, fault: str) -> None:
-    async with two_stores(redis, lease=0.3, timeout=0.3) as (one, _):
+    async with two_stores(redis, lease=0.3, timeout=2) as (one, _):
         with contextlib.suppress(ZeroDivisionError):
             async with one.lock():
                 await one.load()
@@ -771,9 +772,7 @@ def still(server: RedisServer, fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
 @pytest.mark.parametrize("given", ["url", "client"])
-async def test_every_operation_fails_within_two_seconds_during_an_outage(
-    redis: RedisServer, fault: str, given: str
-) -> None:
+async def test_every_operation_fails_soon_during_an_outage(redis: RedisServer, fault: str, given: str) -> None:
     """Also with a given client that retries and waits longer."""
     from redis.asyncio import Redis
 
@@ -785,12 +784,12 @@ async def test_every_operation_fails_within_two_seconds_during_an_outage(
                 patient = RedisTokenStore(redis.url if given == "url" else client, "a")
                 for work in (store.load(), store.save(OLD), patient.lock().__aenter__()):
                     if given == "url":
-                        assert await bounded(work) < 2
+                        assert await bounded(work) < 5
                     else:
                         began = time.monotonic()
                         with pytest.raises(AuthError, match="the given client"):
                             await work
-                        assert time.monotonic() - began < 2
+                        assert time.monotonic() - began < 5
             finally:
                 redis.wake() if fault == "stopped" else redis.start()
                 await patient.aclose()
@@ -815,7 +814,7 @@ async def test_current_token_is_used_during_an_outage(
         oauth._current._fresh_until = 0.0
         began = time.monotonic()
         assert [await oauth.access_token() for _ in range(50)] == ["access-soon"] * 50
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 5
         assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
         assert "the current token stays in use" in caplog.text
         assert not server.requests
@@ -858,8 +857,8 @@ async def test_token_refreshed_during_an_outage_is_saved_when_redis_is_back(redi
         oauth_for(server.base_url, store=other) as others,
     ):
         await store.save(OLD)
-        assert await bounded(oauth.access_token()) < 2
-        assert await bounded(oauth.access_token()) < 2
+        assert await bounded(oauth.access_token()) < 5
+        assert await bounded(oauth.access_token()) < 5
         await asyncio.sleep(0.6)
         redis.wake() if fault == "stopped" else redis.start()
         # A refresh before that, although the lease has expired, would be a second one.
@@ -1065,7 +1064,7 @@ async def test_refresh_works_with_slow_redis(shared: RedisServer) -> None:
     async with (
         slow_way(shared.port, 0.02) as way,
         Scripted(grants("slow")) as server,
-        RedisTokenStore(way.url, "slow") as store,
+        RedisTokenStore(way.url, "slow", timeout=20) as store,
         oauth_for(server.base_url, store=store) as oauth,
     ):
         await store.save(OLD)
@@ -1074,14 +1073,14 @@ async def test_refresh_works_with_slow_redis(shared: RedisServer) -> None:
 
 async def test_newest_known_token_is_restored_after_data_loss(redis: RedisServer) -> None:
     """A worker with an older, expired token waits for the worker with the newer one."""
-    late = Token("access-late", "refresh-late", datetime.now(UTC) + timedelta(seconds=0.5))
-    later = Token("access-later", "refresh-later", datetime.now(UTC) + timedelta(seconds=1.0))
     async with (
         Scripted(grants("new")) as server,
-        RedisTokenStore(redis.url, "a", grace=1.5) as idle,
-        RedisTokenStore(redis.url, "a", grace=1.5) as busy,
+        RedisTokenStore(redis.url, "a", grace=6, timeout=5) as idle,
+        RedisTokenStore(redis.url, "a", grace=6, timeout=5) as busy,
         oauth_for(server.base_url, store=idle) as oauth,
     ):
+        late = Token("access-late", "refresh-late", datetime.now(UTC) + timedelta(seconds=4))
+        later = Token("access-later", "refresh-later", datetime.now(UTC) + timedelta(seconds=5))
         await busy.save(late)
         assert await oauth.access_token() == "access-late"
         await busy.save(later)

@@ -264,9 +264,11 @@ FLOODS = {
 @pytest.mark.parametrize("name", FLOODS)
 async def test_endless_response_is_read_in_bounded_memory(name: str, tmp_path: Path) -> None:
     limits = Assumptions(max_answer_bytes=2**20, max_sealed_bytes=2**20)
+    # Only a body ends at its limit; everything else ends at the timeout.
+    timeout = 10 if name == "a body" else 0.3
     async with hostile(FLOODS[name]) as server:
         for operation in ("me", "download_signed", "remind", "refresh"):
-            async with connected(server, timeout=0.3, retry=RetryPolicy.none(), assumptions=limits) as client:
+            async with connected(server, timeout=timeout, retry=RetryPolicy.none(), assumptions=limits) as client:
                 tracemalloc.start()
                 try:
                     found = await outcome(OPERATIONS[operation], client, tmp_path)
