@@ -91,34 +91,6 @@ def test_clients_of_several_threads_refresh_a_shared_token_once(service: Service
     assert [each.status for each in service.do(service.sandbox.requests_of, "oauth.token")] == [200, 200]
 
 
-def test_clients_of_several_threads_refresh_the_token_of_one_oauth_once(service: Service) -> None:
-    app = service.do(service.sandbox.register_app, redirect_uri="http://127.0.0.1:8000/callback")
-    oauth = OAuth(
-        service.sandbox.base_url,
-        client_id=app.client_id,
-        client_secret=app.client_secret or "",
-        redirect_uri=app.redirect_uri,
-    )
-    together = threading.Barrier(THREADS)
-
-    async def login() -> None:
-        state = oauth.authorization_request().state
-        code = service.do(service.sandbox.authorize, app)
-        await oauth.exchange(f"{app.redirect_uri}?code={code}&state={state}", state=state)
-        await oauth.aclose()
-
-    async def me(_: int) -> set[str | None]:
-        # A loop that is not woken for the new token notices it only after about 15 s.
-        async with SigningClient(service.sandbox.base_url, oauth, timeout=10) as client:
-            await asyncio.to_thread(together.wait, 60)
-            return {user.email for user in await asyncio.gather(*(client.me() for _ in range(5)))}
-
-    asyncio.run(login())
-    service.do(service.sandbox.clock.advance, days=1)
-    assert in_loops(me) == [{"user@sandbox.example"}] * THREADS
-    assert [each.status for each in service.do(service.sandbox.requests_of, "oauth.token")] == [200, 200]
-
-
 def test_clients_of_several_threads_share_a_journal(service: Service, tmp_path: Path) -> None:
     journal = SqliteJournal(tmp_path / "journal")
     token = service.do(service.sandbox.access_token)

@@ -73,8 +73,8 @@ class CurrentToken:
         self._token: Token | None = None
         self._fresh_until = 0.0
         self._tasks: set[asyncio.Task[Token]] = set()
-        self._refreshing: tuple[Token | None, asyncio.Task[Token]] | None = None
-        """The token that the refresh replaces, if it is known, and the task of the refresh."""
+        self._refreshing: asyncio.Task[Token] | None = None
+        self._replacing: str | None = None
         self._unsaved: tuple[str | None, Token] | None = None
         """The access token in the store to replace (None after a login: any), and the token that is not saved yet."""
         self._rejected: tuple[str, RefreshRejected] | None = None
@@ -99,23 +99,20 @@ class CurrentToken:
         """Return a token other than ``rejected``; None means the current token.
 
         Concurrent callers share one refresh, which runs in a task of its own: cancelling a caller cancels neither the
-        refresh nor the other callers. Callers in the event loops of other threads wait for the store's lock, and then
-        adopt the new token.
+        refresh nor the other callers. Raises a `ConfigurationError` while a refresh runs in another thread.
         """
         if rejected is None:
             rejected = await self._current()
         while True:
             if rejected is not None and self._token is not None and self._token.access_token != rejected.access_token:
                 return self._token
-            refreshing = self._refreshing
-            if refreshing is None or not _is_pending_here(refreshing[1]):
-                task = self._start(self._refresh(rejected), "signing_async token refresh")
-                refreshing = self._refreshing = (rejected, task)
-            replaced, task = refreshing
-            if rejected is None or (replaced is not None and replaced.access_token == rejected.access_token):
-                return await _result_for(self._endpoint.call_context(), task)
+            if self._refreshing is None or not _is_pending(self._refreshing):
+                self._replacing = None if rejected is None else rejected.access_token
+                self._refreshing = self._start(self._refresh(rejected), "signing_async token refresh")
+            if rejected is None or self._replacing == rejected.access_token:
+                return await _result_for(self._endpoint.call_context(), self._refreshing)
             # This refresh replaces a different token than the caller's.
-            await asyncio.wait([task])
+            await asyncio.wait([self._refreshing])
 
     async def renewed(self, rejected: Token) -> bool:
         """Replace a rejected token; return False if the user must authorize again."""
@@ -131,11 +128,8 @@ class CurrentToken:
         return await _result(self._start(self._exchange(form), "signing_async code exchange"))
 
     async def settle(self) -> None:
-        """Wait until every token is saved and this event loop has no pending token request.
-
-        Raises an `AuthError` if a save fails.
-        """
-        while pending := [task for task in tuple(self._tasks) if _is_pending_here(task)]:
+        """Wait until no token request is pending and every token is saved; raise an `AuthError` if a save fails."""
+        while pending := [task for task in self._tasks if _is_pending(task)]:
             await asyncio.wait(pending)
         if self._unsaved is not None:
             await _result(self._start(self._save_again(self._unsaved[1]), "signing_async token save"))
@@ -378,9 +372,19 @@ async def _result(task: asyncio.Task[Token]) -> Token:
     return task.result()
 
 
-def _is_pending_here(task: asyncio.Task[Token]) -> bool:
-    """Return whether the task is not done and belongs to this event loop, which can wait for no other task."""
-    return not task.done() and task.get_loop() is asyncio.get_running_loop()
+def _is_pending(task: asyncio.Task[Token]) -> bool:
+    """Return whether the task is pending; a task that an earlier event loop left undone is not.
+
+    Raise `ConfigurationError` if the task runs in the event loop of another thread: no other loop can wait for it.
+    """
+    if task.done():
+        return False
+    loop = task.get_loop()
+    if loop is not asyncio.get_running_loop() and loop.is_running():
+        raise ConfigurationError(
+            "the OAuth is in use in another thread: make one OAuth for each thread, and share the token store"
+        )
+    return loop is asyncio.get_running_loop()
 
 
 def _is_for(token: Token, origin: str) -> bool:

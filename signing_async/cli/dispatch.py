@@ -201,8 +201,9 @@ async def open_journal(text: str) -> AsyncIterator[Journal]:
         yield shared
 
 
-def _check_journal(text: str, manifest: Manifest) -> None:
+def _check_journal(plan: Plan, manifest: Manifest) -> None:
     """Raise `InvalidRequest` if a path cannot be that of a journal."""
+    text = plan.journal
     if "://" in text:
         return
     path = resolve_path("--journal", text)
@@ -212,6 +213,9 @@ def _check_journal(text: str, manifest: Manifest) -> None:
         raise InvalidRequest(f"--journal: the folder {str(path.parent)!r} does not exist")
     if path.exists() and manifest.is_at(path):
         raise InvalidRequest("--journal: must not be the manifest itself")
+    if path.resolve() == plan.failures.resolve():
+        # The report would replace the journal, and packages would be sent twice.
+        raise InvalidRequest("--journal: must not be the report of failures")
 
 
 async def _check(state: State, manifest: Manifest) -> CheckedManifest:
@@ -236,7 +240,7 @@ async def _dispatch(state: State, plan: Plan, broker: str | None) -> None:
     with Manifest(plan.manifest) as manifest:
         report = FailureReport(plan.failures, manifest)
         report.check()
-        _check_journal(plan.journal, manifest)
+        _check_journal(plan, manifest)
         checked = await _check(state, manifest)
         run = Run(state, plan, manifest, checked, report)
         with contextlib.ExitStack() as exits:

@@ -44,10 +44,10 @@ _RESERVE = Script(
     """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
--- The next slot, and the time of the last reservation.
-local slot, at = string.match(redis.call('GET', KEYS[1]) or '0 0', '(%S+) (%S+)')
+-- The next slot, and the time of the last reservation, which earlier versions do not write.
+local slot, at = string.match(redis.call('GET', KEYS[1]) or '0 0', '(%S+) ?(%S*)')
 -- If the clock was set back, the slots keep their distance from it.
-local first = math.max(slot - math.max(at - now, 0), now - tonumber(ARGV[3]))
+local first = math.max(slot - math.max((tonumber(at) or now) - now, 0), now - tonumber(ARGV[3]))
 local following = first + tonumber(ARGV[1]) / tonumber(ARGV[2])
 local milliseconds = math.ceil((following - now + 60) * 1000)
 redis.call('SET', KEYS[1], string.format('%.6f %.6f', following, now), 'PX', milliseconds)

@@ -72,7 +72,7 @@ def _first_member(payload: dict[str, Any], name: str) -> object:
 
 
 def _member(value: object, name: str) -> object:
-    """Return the member ``a.b``: ``b`` of the object ``a``, or else the member whose name has the dot in it."""
+    """Return the member ``a.b.c``, whichever of its dots separate nested objects; the most nested one first."""
     if not isinstance(value, dict):
         return None
     dot = name.find(".")

@@ -10,6 +10,7 @@ import math
 import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import aiohttp
@@ -220,6 +221,34 @@ def test_refresh_of_an_event_loop_that_was_closed_meanwhile_is_not_waited_for(el
         loop.run_until_complete(begin())
     loop.close()
     asyncio.run(work())
+
+
+def test_refresh_in_another_thread_is_a_configuration_error(elsewhere: str) -> None:
+    """No event loop can wait for the task of another; the call would hang until its deadline."""
+    oauth = oauth_for(elsewhere, store=MemoryTokenStore(expired()))
+    requested, answered = threading.Event(), threading.Event()
+
+    async def answer_later(*_: object) -> Token:
+        requested.set()
+        await asyncio.to_thread(answered.wait, 60)
+        return Token("access-later")
+
+    async def use() -> str:
+        return await oauth.access_token()
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as thread:
+        patch.setattr(TokenEndpoint, "request", answer_later)
+        refreshing = thread.submit(asyncio.run, use())
+        assert requested.wait(60)
+        try:
+            for call in (use, oauth.aclose):
+                with pytest.raises(ConfigurationError, match="make one OAuth for each thread"):
+                    asyncio.run(call())
+        finally:
+            answered.set()
+        assert refreshing.result(60) == "access-later"
+    assert asyncio.run(use()) == "access-later"
+    asyncio.run(oauth.aclose())
 
 
 async def test_oauth_makes_no_session_while_a_client_has_one() -> None:

@@ -212,6 +212,7 @@ def test_manifest_without_packages_is_invalid(content: str, run: Run) -> None:
         (["leases.csv", "--journal", "none/j"], "{here}/none' does not exist"),
         (["leases.csv", "--journal", "0.pdf/j"], "{here}/0.pdf' does not exist"),
         (["leases.csv", "--journal", "../{here}/leases.csv"], "Error: --journal: must not be the manifest itself"),
+        (["leases.csv", "--journal", "x", "--failures", "./x"], "--journal: must not be the report of failures"),
         (["none/leases.csv"], "Error: none/leases.csv: cannot be opened: No such file or directory"),
         (["leases.csv", "--failures", "leases.csv"], "--failures: must not be the manifest itself"),
         (["leases.csv", "--concurrency", "0"], "--concurrency"),
