@@ -525,7 +525,8 @@ async def test_event_is_handled_again_if_its_task_broke_off_and_its_end_could_no
     async with opened(tmp_path, broker) as inbox:
         event_task(broker, inbox, "*")(lambda event: calls.append(event.id))
         await inbox.add(*delivery("a"))
-        async with Inbox(tmp_path / "inbox.db") as watching, inbox.running(), working(broker):
+        # The worker closes its inbox when it stops.
+        async with Inbox(tmp_path / "inbox.db") as watching, working(broker), inbox.running():
             stored = await until_settled(watching)
     assert (stored.status, stored.attempts, calls) == (EventStatus.HANDLED, 1, ["a", "a"])
     assert "the end of event a could not be reported: it is handled again" in caplog.text
