@@ -11,6 +11,7 @@ import threading
 import unicodedata
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 import attrs
@@ -269,7 +270,7 @@ def _file_status(source: Source) -> _FileStatus | None:
     if not isinstance(source, str | os.PathLike):
         return None
     try:
-        status = os.stat(source)  # noqa: PTH116  # `Path` refuses an `os.PathLike` of bytes
+        status = Path(os.fsdecode(source)).stat()
     except (OSError, ValueError):
         return None
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns

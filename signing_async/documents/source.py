@@ -15,6 +15,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterator
 from functools import cache
+from pathlib import PurePath
 from typing import IO, TYPE_CHECKING, Any
 
 from .._files import open_regular
@@ -472,7 +473,7 @@ def _take_buffer() -> memoryview:
 
 def _name_of(source: object) -> str:
     name = os.fsdecode(source) if isinstance(source, str | os.PathLike) else getattr(source, "name", None)
-    return os.path.basename(name) if isinstance(name, str) else ""  # noqa: PTH119  # a PurePath is ten times slower
+    return PurePath(name).name if isinstance(name, str) else ""
 
 
 def _too_large(filename: str, max_bytes: float, size: str) -> PdfRejected:

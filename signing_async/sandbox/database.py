@@ -165,16 +165,15 @@ class Database:
 
     def select(self, record: type[Record], table: str, where: str = "1", *values: Any) -> list[Record]:
         """Return the records that match; `where` may end in ORDER BY and LIMIT."""
-        sql = f"SELECT {columns_of(record)} FROM {table} WHERE {where}"  # noqa: S608  # callers pass literals; values are bound
+        sql = _query(columns_of(record), table, where)
         return [record(*row) for row in self._connection.execute(sql, values)]
 
     def page(
         self, record: type[Record], table: str, where: str, values: Mapping[str, Any], offset: int, limit: int
     ) -> tuple[list[Record], int]:
         """Return a page of the matching records, newest first, and the number of all matching records."""
-        total = f"SELECT count(*) FROM {table} WHERE {where}"  # noqa: S608  # callers pass literals; values are bound
-        sql = f"SELECT {columns_of(record)} FROM {table} WHERE {where} ORDER BY seq DESC LIMIT :limit OFFSET :offset"  # noqa: S608  # as above
-        count: int = self._connection.execute(total, values).fetchone()[0]
+        sql = _query(columns_of(record), table, f"{where} ORDER BY seq DESC LIMIT :limit OFFSET :offset")
+        count: int = self._connection.execute(_query("count(*)", table, where), values).fetchone()[0]
         rows = self._connection.execute(sql, {**values, "limit": limit, "offset": offset})
         return [record(*row) for row in rows], count
 
@@ -191,6 +190,10 @@ class Database:
             source.backup(self._connection)
         finally:
             source.close()
+
+
+def _query(columns: str, table: str, where: str) -> str:
+    return f"SELECT {columns} FROM {table} WHERE {where}"  # noqa: S608  # all parts are literals; values are bound
 
 
 def _folded(text: str | None) -> str | None:

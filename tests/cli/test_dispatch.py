@@ -555,22 +555,26 @@ def test_ctrl_c_during_the_check_leaves_nothing_behind(service: Service, office:
     assert sorted(one.name for one in tmp_path.iterdir()) == ["0.pdf", "leases.csv"]
 
 
+def stopped_by_two_ctrl_c(service: Service, folder: Path, manifest: str) -> Screen:
+    """Dispatch packages one after the other, of which the first fails and the fourth hangs; press Ctrl-C twice then."""
+    service.do(service.sandbox.faults.add, "signings.create", "500", times=1)
+    service.do(service.sandbox.faults.add, "signings.create", "hang", times=None, skip=2)
+    environment = {**service.environment, "SIGNING_MAX_ATTEMPTS": "1"}
+    terminal = Terminal("dispatch", manifest, "--concurrency", "1", cwd=folder, environment=environment)
+    terminal.wait_for("3/10")
+    terminal.type("\x03")
+    terminal.wait_for("Stopping")
+    terminal.type("\x03")
+    return terminal.end()
+
+
 def test_second_ctrl_c_stops_at_once_and_keeps_a_report_that_is_run_itself(
     run: Run, service: Service, office: Office, tmp_path: Path
 ) -> None:
     path = office(10, "leases.failures.csv")
     before = path.read_bytes()
-    service.do(service.sandbox.faults.add, "signings.create", "500", times=1)
-    service.do(service.sandbox.faults.add, "signings.create", "hang", times=None, skip=2)
-    environment = {**service.environment, "SIGNING_MAX_ATTEMPTS": "1"}
-    words = ("dispatch", path.name, "--concurrency", "1", "--failures", path.name)
-    assert run(*words).code == 2
-    terminal = Terminal(*words[:-2], cwd=tmp_path, environment=environment)
-    terminal.wait_for("3/10")
-    terminal.type("\x03")
-    terminal.wait_for("Stopping")
-    terminal.type("\x03")
-    screen = terminal.end()
+    assert run("dispatch", path.name, "--concurrency", "1", "--failures", path.name).code == 2
+    screen = stopped_by_two_ctrl_c(service, tmp_path, path.name)
     assert (screen.code, path.read_bytes()) == (130, before)
     assert "2 of 10 packages were sent, 1 failed.\nInterrupted: 7 left." in shown(screen)
     service.do(service.sandbox.faults.clear)
@@ -586,15 +590,7 @@ def test_ctrl_c_keeps_an_earlier_report_until_a_run_has_tried_all_packages(
     report = tmp_path / "leases.failures.csv"
     report.write_text("name,key,error\nLease 9,k9,mended by hand\n")
     before = report.read_bytes()
-    service.do(service.sandbox.faults.add, "signings.create", "500", times=1)
-    service.do(service.sandbox.faults.add, "signings.create", "hang", times=None, skip=2)
-    environment = {**service.environment, "SIGNING_MAX_ATTEMPTS": "1"}
-    terminal = Terminal("dispatch", "leases.csv", "--concurrency", "1", cwd=tmp_path, environment=environment)
-    terminal.wait_for("3/10")
-    terminal.type("\x03")
-    terminal.wait_for("Stopping")
-    terminal.type("\x03")
-    screen = terminal.end()
+    screen = stopped_by_two_ctrl_c(service, tmp_path, "leases.csv")
     assert (screen.code, report.read_bytes()) == (130, before)
     assert "The failed packages are not added to the earlier leases.failures.csv" in shown(screen)
     assert not list(tmp_path.glob(".*.part"))
