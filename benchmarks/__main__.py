@@ -12,7 +12,7 @@ import benchmarks
 
 from . import measure, report
 
-_NO_COMPARISONS = {"__main__", "charts", "measure", "notes", "producers", "report", "rivals", "server"}
+_NO_COMPARISONS = {"__main__", "charts", "measure", "notes", "report", "rivals", "server"}
 
 
 def names() -> list[str]:

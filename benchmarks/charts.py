@@ -8,8 +8,6 @@ from xml.sax.saxutils import escape
 
 import attrs
 
-__all__ = ["Bar", "Chart", "Panel", "svg"]
-
 _WIDTH = 800
 _LABELS = 300
 _FIGURES = 60

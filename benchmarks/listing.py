@@ -1,4 +1,4 @@
-"""Lists 100 pages of 100 signings: against loops that return plain dicts, and with and without prefetch."""
+"""Lists 100 pages of 100 signings: against loops that return plain dicts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,15 @@ from signing_async import SigningClient
 
 from .charts import Chart, Panel
 from .measure import Samples, comparison, interleaved, panel, quick, ratio
-from .report import OURS, draw, judge, show
-from .rivals import HEADERS, TOKEN, aiohttp_session, httpx, httpx_client, niquests, niquests_session
+from .report import OURS, draw, judge, notice, show
+from .rivals import HEADERS, TOKEN, aiohttp_session, httpx, httpx_client
 from .server import Server, running
 
 _PATH = "/api/1.0/signings"
 _PAGES, _PAGE_SIZE = (3, 10) if quick() else (100, 100)
 _ROUNDS, _SECONDS = 21, 20.0
 _LATENCY = _WORK = 0.005
-_BARE, _HTTPX, _NIQUESTS = "aiohttp + orjson, dicts", "httpx + orjson, dicts", "niquests + orjson, dicts"
-_NO_PREFETCH = f"{OURS}, no prefetch"
+_BARE, _HTTPX = "aiohttp + orjson, dicts", "httpx + orjson, dicts"
 
 Pages = Callable[[], AsyncGenerator[Sequence[object], None]]
 
@@ -42,29 +41,27 @@ async def _compare(server: Server) -> list[Panel]:
         session = await stack.enter_async_context(aiohttp_session())
         client = await stack.enter_async_context(SigningClient(server.plain, TOKEN, session=session))
         everyone: dict[str, Pages | None] = {
-            OURS: lambda: _typed(client, prefetch=True),
-            _NO_PREFETCH: lambda: _typed(client, prefetch=False),
+            OURS: lambda: _typed(client),
             _BARE: lambda: _bare(session, url),
             _HTTPX: None,
-            _NIQUESTS: None,
         }
         if httpx is not None:
             other = await stack.enter_async_context(httpx_client())
             everyone[_HTTPX] = lambda: _getting(other, url)
-        if niquests is not None:
-            third = await stack.enter_async_context(niquests_session())
-            everyone[_NIQUESTS] = lambda: _getting(third, url)
         samples = await _sampled(server, everyone, latency=0, work=0)
         without = f"{_PAGES} pages of {_PAGE_SIZE} signings, no latency"
-        show(comparison(f"{without} (a piece is a signing)", samples, _BARE, count=_PAGES * _PAGE_SIZE))
+        show(comparison(f"{without}", samples, _BARE, count=_PAGES * _PAGE_SIZE))
         if samples[_HTTPX]:
-            judge("listing: records, times as fast as httpx with dicts", ratio(samples, _HTTPX, OURS), at_least=1)
-        judge("listing: cost of prefetch without latency", ratio(samples, OURS, _NO_PREFETCH), at_most=1.05)
+            judge("listing: records, times as fast as httpx with dicts", ratio(samples, _HTTPX, OURS), at_least=1.05)
         late = await _sampled(server, everyone, latency=_LATENCY, work=_WORK)
         both = f"{_LATENCY * 1000:g} ms of latency and {_WORK * 1000:g} ms of work on each page"
         show(comparison(f"the same, with {both}", late, _BARE, count=_PAGES * _PAGE_SIZE))
         what = "listing: times as fast as the loop by hand, with latency and work (2 is the bound)"
-        judge(what, ratio(late, _BARE, OURS), at_least=1.8)
+        speed = ratio(late, _BARE, OURS)
+        notice(
+            f"A list whose pages arrive and are worked on in 5 ms each is read {speed:.1f} times as fast as by hand."
+        )
+        judge(what, speed, at_least=1.84)
     return [panel("no latency", samples, _BARE), panel(both, late, _BARE)]
 
 
@@ -96,8 +93,8 @@ def _read(pages: Pages, work: float) -> Callable[[], Awaitable[object]]:
     return run
 
 
-async def _typed(client: SigningClient, *, prefetch: bool) -> AsyncGenerator[Sequence[object], None]:
-    async with aclosing(client.signings.list(prefetch=prefetch).pages()) as pages:
+async def _typed(client: SigningClient) -> AsyncGenerator[Sequence[object], None]:
+    async with aclosing(client.signings.list().pages()) as pages:
         async for page in pages:
             yield page.items
 
@@ -113,7 +110,6 @@ async def _bare(session: aiohttp.ClientSession, url: str) -> AsyncGenerator[Sequ
 
 
 async def _getting(client: Any, url: str) -> AsyncGenerator[Sequence[object], None]:
-    """httpx and niquests are used alike."""
     cursor: str | None = "0"
     while cursor is not None:
         response = await client.get(url, params={"cursor": cursor})

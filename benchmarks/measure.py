@@ -1,4 +1,4 @@
-"""Measures candidates side by side: interleaved rounds, medians of paired ratios, peak memory of a process.
+"""Measures candidates side by side: interleaved rounds, medians of paired ratios.
 
 Machines differ and are noisy, so nothing here is judged by its seconds: a candidate runs in turn with its rivals
 (ABAB...), each round gives one ratio of two runs made next to each other, and the median of those ratios counts. ::
@@ -12,57 +12,22 @@ measures and calls `report.show`; it does little where `quick` says so, for the 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import importlib
-import json
 import os
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Literal
 
 import attrs
 
 from .charts import Bar, Panel
 from .report import OURS, Table
-
-__all__ = [
-    "COMPARED",
-    "MISSING",
-    "Candidates",
-    "Child",
-    "Run",
-    "Sample",
-    "Samples",
-    "compared",
-    "comparison",
-    "in_child",
-    "in_process",
-    "in_thread",
-    "interleaved",
-    "median",
-    "on_both_cores",
-    "other_core",
-    "own_core",
-    "panel",
-    "peak_memory",
-    "peer",
-    "pin",
-    "process_cpu",
-    "quick",
-    "ratio",
-    "resident",
-    "set_quick",
-    "set_rounds",
-    "spread",
-]
 
 _QUICK = "SIGNING_BENCHMARKS_QUICK"
 _ROUNDS = "SIGNING_BENCHMARKS_ROUNDS"
@@ -219,15 +184,6 @@ def in_process(run: Callable[[], object]) -> Callable[[], Awaitable[object]]:
     return candidate
 
 
-def in_thread(run: Callable[[], object]) -> Callable[[], Awaitable[object]]:
-    """A candidate of `interleaved` from a plain function that runs in a thread of its own."""
-
-    async def candidate() -> object:
-        return await asyncio.to_thread(run)
-
-    return candidate
-
-
 def ratio(samples: Samples, name: str, to: str, what: Time = "wall") -> float:
     """The median, over the rounds, of what ``name`` took for each unit that ``to`` took; ``what`` is wall or cpu."""
     return statistics.median(_ratios(samples, name, to, what))
@@ -252,109 +208,33 @@ def median(samples: Sequence[Sample], what: Time = "wall") -> float:
     return statistics.median(sample.seconds(what) for sample in samples)
 
 
-# Memory
-
-
-@attrs.frozen
-class Child:
-    """What a function did in a process of its own: what it returned, its time, and its memory in bytes."""
-
-    work: Any
-    sample: Sample
-    imported: int
-    """Resident when the module was imported and the function not yet called."""
-    peak: int
-    """The most that was resident while the function ran."""
-
-    @property
-    def grown(self) -> int:
-        return self.peak - self.imported
-
-
-def in_child(function: Callable[..., Any], *arguments: Any) -> Child:
-    """Call a module's function (plain or async, arguments and result as JSON) in a fresh process, on the own core."""
-    target = f"{function.__module__}:{function.__qualname__}"
-    command = [sys.executable, "-m", "benchmarks.measure", target, json.dumps(arguments)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True)
-    measured = json.loads(done.stdout.splitlines()[-1])
-    return Child(measured["work"], Sample(measured["wall"], measured["cpu"]), measured["imported"], measured["peak"])
-
-
-def peak_memory(pid: int | None = None) -> int:
-    """The most bytes that were ever resident in this process or another, or since the peak was last forgotten."""
-    return _status("VmHWM", pid)
-
-
-def resident(pid: int | None = None) -> int:
-    """The bytes that are resident in this process or another."""
-    return _status("VmRSS", pid)
-
-
-def _status(field: str, pid: int | None) -> int:
-    for line in Path(f"/proc/{pid or 'self'}/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise LookupError(field)
-
-
-def _child(target: str, arguments: str) -> None:
-    module, _, name = target.partition(":")
-    function = getattr(importlib.import_module(module), name)
-    pin(own_core())
-    gc.collect()
-    imported = resident()
-    # Forgets the peak of importing. Where that is not allowed the peak still is an upper bound.
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5")
-    cpu, wall = _cpu(), time.perf_counter()
-    work = function(*json.loads(arguments))
-    if asyncio.iscoroutine(work):
-        work = asyncio.run(work)
-    measured = {"work": work, "wall": time.perf_counter() - wall, "cpu": _cpu() - cpu}
-    print("\n" + json.dumps({**measured, "imported": imported, "peak": peak_memory()}))
-
-
 # Tables and charts
 
 MISSING = "not installed"
-COMPARED = ("candidate", "wall, relative", "CPU, relative", "µs a piece", "µs of CPU a piece")
 
 
-def compared(samples: Samples, base: str, *, count: int = 1) -> list[list[str]]:
-    """Rows for a table: candidate, wall and CPU time relative to ``base``, and µs of wall and CPU time a piece."""
-    return [
+def comparison(title: str, samples: Samples, base: str, *, count: int = 1) -> Table:
+    """Wall and CPU time of each candidate relative to ``base``, µs a piece, how many times what this package takes it
+    takes with the spread over the rounds, and the share of a core that the server was busy."""
+    columns = ("candidate", "wall", "CPU", "µs", "µs of CPU", f"to {OURS}", "middle half", "server busy")
+    rows = [
         [
             name,
             f"{ratio(samples, name, base):.2f}",
             f"{ratio(samples, name, base, 'cpu'):.2f}",
             f"{median(taken) / count * 1e6:.1f}",
             f"{median(taken, 'cpu') / count * 1e6:.1f}",
+            f"{ratio(samples, name, OURS):.2f}",
+            "{:.2f} to {:.2f}".format(*spread(samples, name, OURS)),
+            f"{statistics.median(one.server / one.wall for one in taken):.0%}",
         ]
         if taken
-        else [name, MISSING, "", "", ""]
+        else [name, MISSING, *[""] * 6]
         for name, taken in samples.items()
     ]
-
-
-def comparison(title: str, samples: Samples, base: str, *, count: int = 1, note: str = "") -> Table:
-    """The table of a comparison: `compared`, how many times what this package takes each takes, the spread of that over
-    the rounds, and the share of a core that the server was busy."""
-    rows = compared(samples, base, count=count)
-    columns = ["candidate", "wall", "CPU", "µs", "µs of CPU", f"to {OURS}", "middle half"]
-    served = any(sample.server for taken in samples.values() for sample in taken)
-    for row, (name, taken) in zip(rows, samples.items(), strict=True):
-        row += (
-            [f"{ratio(samples, name, OURS):.2f}", "{:.2f} to {:.2f}".format(*spread(samples, name, OURS))]
-            if taken
-            else ["", ""]
-        )
-        if served:
-            row.append(f"{statistics.median(one.server / one.wall for one in taken):.0%}" if taken else "")
-    if served:
-        columns.append("server busy")
     rounds = max(len(taken) for taken in samples.values())
-    measured = f"Wall and CPU are relative to {base}; µs are those of a piece. Medians of {rounds} rounds."
-    return Table(title, columns, rows, f"{note} {measured}".strip())
+    note = f"Wall and CPU are relative to {base}; µs are those of a piece. Medians of {rounds} rounds."
+    return Table(title, columns, rows, note)
 
 
 def panel(
@@ -372,7 +252,3 @@ def panel(
         for name in names or samples
     ]
     return Panel(title, bars, target)
-
-
-if __name__ == "__main__":
-    _child(*sys.argv[1:])

@@ -21,17 +21,11 @@ from typing import Any
 import attrs
 
 from .charts import Bar, Chart, Panel, svg
-from .notes import CHANGES, NOTES
-
-__all__ = ["OURS", "Section", "Table", "Target", "collected", "draw", "judge", "keep", "show", "shown", "write"]
+from .notes import NOTES
 
 OURS = "signing_async"
 _FOLDER = Path(__file__).parent
-_PEERS = (
-    *("aiofiles", "aiohttp", "attrs", "cattrs", "docusign_esign", "dropbox_sign", "gidgethub", "githubkit", "httpx"),
-    *("mashumaro", "msgspec", "niquests", "openai", "orjson", "pydantic", "requests", "slack_sdk", "standardwebhooks"),
-    *("stripe", "svix", "uvloop"),
-)
+_PEERS = (*("aiohttp", "attrs", "cattrs", "gidgethub", "httpx", "orjson", "pydantic", "stripe", "uvloop"),)
 
 
 @attrs.frozen
@@ -80,8 +74,12 @@ class Target:
     def bound(self) -> str:
         return f"≥ {self.at_least:g}{self.unit}" if self.at_least is not None else f"≤ {self.at_most:g}{self.unit}"
 
+    @property
+    def measured(self) -> str:
+        return f"{self.value:.2f}{self.unit}"
+
     def __str__(self) -> str:
-        return f"{self.what}: {self.value:.2f}{self.unit} ({self.bound}: {'met' if self.met else 'MISSED'})"
+        return f"{self.what}: {self.measured} ({self.bound}: {'met' if self.met else 'MISSED'})"
 
 
 @attrs.define
@@ -92,6 +90,7 @@ class Section:
     tables: list[Table] = attrs.field(factory=list)
     targets: list[Target] = attrs.field(factory=list)
     charts: list[Chart] = attrs.field(factory=list)
+    noticed: list[str] = attrs.field(factory=list)
 
 
 _now = Section()
@@ -118,10 +117,15 @@ def draw(chart: Chart) -> None:
     _now.charts.append(chart)
 
 
+def notice(text: str) -> None:
+    """Keep a sentence on what a user notices, for the page's first paragraph."""
+    _now.noticed.append(text)
+
+
 def collected(about: str) -> Section:
     """What was shown, judged and drawn since the last time."""
-    section = Section(about, list(_now.tables), list(_now.targets), list(_now.charts))
-    for found in (_now.tables, _now.targets, _now.charts):
+    section = Section(about, list(_now.tables), list(_now.targets), list(_now.charts), list(_now.noticed))
+    for found in (_now.tables, _now.targets, _now.charts, _now.noticed):
         found.clear()
     return section
 
@@ -165,37 +169,32 @@ def _section(data: dict[str, Any]) -> Section:
         for chart in data["charts"]
     ]
     tables = [Table(**table) for table in data["tables"]]
-    return Section(data["about"], tables, [Target(**target) for target in data["targets"]], charts)
+    return Section(
+        data["about"], tables, [Target(**target) for target in data["targets"]], charts, data.get("noticed", [])
+    )
 
 
 def _page(sections: dict[str, Section], machine: str, versions: str) -> str:
     targets = [target for section in sections.values() for target in section.targets]
-    met = sum(target.met for target in targets)
+    missed = [one for one in targets if not one.met]
     parts = [
         "# Figures",
+        " ".join(text for section in sections.values() for text in section.noticed),
+        f"{len(targets) - len(missed)} of {len(targets)} targets are met.",
+        "\n".join(f"- Missed, {one.what}: {NOTES.get(one.what, 'not explained yet')}" for one in missed),
         "Written by `python -m benchmarks --write`; `python -m benchmarks NAME` measures one of the comparisons.",
         f"Machine: {machine}. What is measured runs on one core, the server on the other. {versions}.",
         "Candidates take turns (ABAB…) after a warm-up. A ratio is the median of the ratios of neighbouring runs; "
         "times of a machine like this one mean little by themselves. Every run is checked to have done its work.",
-        f"{met} of {len(targets)} targets are met.",
     ]
     for name, section in sections.items():
         parts += [f"## {name}", section.about]
-        if name in CHANGES:
-            parts.append(f"Since the former figures: {CHANGES[name]}")
         parts += [f"![{chart.title}](charts/{chart.name}.svg)" for chart in section.charts]
-        parts += _judged(section.targets)
+        if section.targets:
+            rows = [[one.what, one.bound, one.measured, "yes" if one.met else "**no**"] for one in section.targets]
+            parts.append(str(Table("Targets", ("target", "bound", "measured", "met"), rows)))
         parts += [str(table) for table in section.tables]
-    return "\n\n".join(parts) + "\n"
-
-
-def _judged(targets: Iterable[Target]) -> list[str]:
-    rows = [[one.what, one.bound, f"{one.value:.2f}{one.unit}", "yes" if one.met else "**no**"] for one in targets]
-    if not rows:
-        return []
-    table = str(Table("Targets", ("target", "bound", "measured", "met"), rows))
-    missed = [one.what for one in targets if not one.met]
-    return [table, *(f"- Missed, {what}: {NOTES.get(what, 'not explained yet')}" for what in missed)]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def _machine() -> str:

@@ -23,7 +23,6 @@ import ssl
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -39,8 +38,6 @@ try:
     import uvloop
 except ModuleNotFoundError:
     uvloop = None
-
-__all__ = ["Server", "Settings", "pdf_bytes", "running"]
 
 _ROOM = 256 * 1024
 _HOST = "127.0.0.1"
@@ -60,8 +57,6 @@ class Settings:
     """The size of every signed file."""
     hashes: bool = False
     """Keep uploads long enough to know the SHA-256 of the file in each, for ``counts()["hashes"]``; slower."""
-    rate: float = 0.0
-    """Requests a second, above which the response is a 429 with ``Retry-After: 1``; 0 is no limit."""
 
 
 def pdf_bytes(size: int, seed: int = 0) -> bytes:
@@ -119,7 +114,6 @@ def signing(number: int) -> dict[str, Any]:
 class _Counts:
     def __init__(self) -> None:
         self.requests = 0
-        self.refused = 0
         self.uploads = 0
         self.upload_bytes = 0
         self.downloads = 0
@@ -139,27 +133,10 @@ class _Service:
         self.settings = settings
         self._pages: dict[int, bytes] = {}
         self._download = _answer(pdf_bytes(settings.download_bytes), "application/pdf")
-        self._credit = settings.rate
-        self._refilled = time.monotonic()
-
-    def refuses(self) -> bool:
-        """Whether the rate is used up: a second's worth may come at once."""
-        rate, now = self.settings.rate, time.monotonic()
-        self._credit = min(rate, self._credit + (now - self._refilled) * rate)
-        self._refilled = now
-        if self._credit >= 1.0:
-            self._credit -= 1.0
-            return False
-        self.counts.refused += 1
-        return True
 
     def respond(self, method: str, target: str, body: bytes, upload_type: str, size: int) -> bytes:
         """Return the bytes of the response; ``body`` is kept only if it is inspected."""
         self.counts.requests += 1
-        if self.settings.rate and self.refuses():
-            return _answer(
-                b'{"message": "too many requests"}', status="429 Too Many Requests", more="Retry-After: 1\r\n"
-            )
         if target.endswith("/documents") and method == "POST":
             return self._uploaded(body, upload_type, size)
         if target.endswith("/download-signed"):
@@ -193,7 +170,7 @@ class _Service:
         return page
 
     def control(self, method: str, body: bytes) -> bytes:
-        """PUT: new settings, and counts from zero. GET: the counts. Neither is counted, late or limited."""
+        """PUT: new settings, and counts from zero. GET: the counts. Neither is counted or late."""
         if method == "PUT":
             self.counts = _Counts()
             self.configure(Settings(**json.loads(body)))
@@ -328,7 +305,7 @@ class Server:
         self._control("PUT", json.dumps(attrs.asdict(Settings(**settings))))
 
     def counts(self) -> dict[str, Any]:
-        """What came since `configure`: requests, refused, uploads, upload_bytes (of whole bodies), downloads,
+        """What came since `configure`: requests, uploads, upload_bytes (of whole bodies), downloads,
         connections, hashes (of the uploaded files, where asked for)."""
         counts: dict[str, Any] = self._control("GET", "")
         return counts

@@ -13,25 +13,26 @@ from ._version import __version__ as __version__
 from .errors import *  # noqa: F403  # the whole tree is public, and needs only the standard library
 
 if TYPE_CHECKING:
-    from .any_endpoint import Reader as Reader
-    from .any_endpoint import ResponseStream as ResponseStream
     from .assumptions import Assumptions as Assumptions
     from .auth.oauth import AuthorizationRequest as AuthorizationRequest
     from .auth.oauth import OAuth as OAuth
     from .auth.token_stores import FileTokenStore as FileTokenStore
     from .auth.token_stores import MemoryTokenStore as MemoryTokenStore
     from .auth.token_stores import TokenStore as TokenStore
+    from .bulk import Progress as Progress
+    from .bulk import Results as Results
     from .client import SigningClient as SigningClient
     from .dispatch.journal import Claim as Claim
     from .dispatch.journal import ClaimLost as ClaimLost
     from .dispatch.journal import Journal as Journal
-    from .dispatch.journal import SqliteJournal as SqliteJournal
     from .dispatch.package import SigningPackage as SigningPackage
     from .dispatch.run import DispatchResult as DispatchResult
     from .documents.download import SealedFile as SealedFile
     from .documents.resource import UploadResult as UploadResult
     from .documents.source import PdfSource as PdfSource
     from .documents.source import Source as Source
+    from .endpoints import Reader as Reader
+    from .endpoints import ResponseStream as ResponseStream
     from .models import Document as Document
     from .models import Language as Language
     from .models import NewRecipient as NewRecipient
@@ -45,18 +46,15 @@ if TYPE_CHECKING:
     from .pagination import Page as Page
     from .pagination import Pager as Pager
     from .recipients import RemindResult as RemindResult
+    from .storage.journal import SqliteJournal as SqliteJournal
     from .tenants import TenantApp as TenantApp
     from .tenants import Tenants as Tenants
-    from .transport.call import Attempt as Attempt
-    from .transport.call import Timeouts as Timeouts
-    from .transport.rate_limit import Gate as Gate
-    from .transport.rate_limit import LocalGate as LocalGate
+    from .transport.operation import Attempt as Attempt
+    from .transport.operation import Timeouts as Timeouts
     from .transport.rate_limit import LocalRateLimiter as LocalRateLimiter
     from .transport.rate_limit import RateLimiter as RateLimiter
     from .transport.response import Response as Response
     from .transport.retry import RetryPolicy as RetryPolicy
-    from .worker_pool import Progress as Progress
-    from .worker_pool import Results as Results
 else:  # type checkers cannot evaluate a computed `__all__`: they read the imports above
     __getattr__, __dir__, __all__ = attach(
         __name__,
@@ -66,7 +64,8 @@ else:  # type checkers cannot evaluate a computed `__all__`: they read the impor
             ".dispatch.run": ("DispatchResult",),
             ".documents.download": ("SealedFile",),
             ".documents.resource": ("UploadResult",),
-            ".dispatch.journal": ("Claim", "ClaimLost", "Journal", "SqliteJournal"),
+            ".dispatch.journal": ("Claim", "ClaimLost", "Journal"),
+            ".storage.journal": ("SqliteJournal",),
             ".models": (
                 "Document",
                 "Language",
@@ -86,12 +85,12 @@ else:  # type checkers cannot evaluate a computed `__all__`: they read the impor
             ".recipients": ("RemindResult",),
             ".transport.retry": ("RetryPolicy",),
             ".tenants": ("TenantApp", "Tenants"),
-            ".transport.rate_limit": ("Gate", "LocalGate", "LocalRateLimiter", "RateLimiter"),
+            ".transport.rate_limit": ("LocalRateLimiter", "RateLimiter"),
             ".auth.token_stores": ("FileTokenStore", "MemoryTokenStore", "TokenStore"),
-            ".transport.call": ("Attempt", "Timeouts"),
-            ".any_endpoint": ("Reader", "ResponseStream"),
+            ".transport.operation": ("Attempt", "Timeouts"),
+            ".endpoints": ("Reader", "ResponseStream"),
             ".transport.response": ("Response",),
-            ".worker_pool": ("Progress", "Results"),
+            ".bulk": ("Progress", "Results"),
         },
     )
     __all__ = sorted([*__all__, *errors.__all__])

@@ -9,12 +9,31 @@ from typing import Any
 
 from .errors import ConfigurationError
 
-__all__ = ["field", "integer", "is_aware", "is_integer", "is_number", "is_text", "number", "string", "text_rule"]
+__all__ = [
+    "field",
+    "integer",
+    "is_aware",
+    "is_integer",
+    "is_number",
+    "is_text",
+    "number",
+    "short_repr",
+    "string",
+    "text_rule",
+]
 
 
 def field(check: Callable[..., object], prefix: str = "", **bounds: Any) -> Callable[[object, Any, Any], object]:
     """Return an attrs validator. Its errors name the field, with ``prefix`` before it."""
     return lambda _, attribute, value: check(f"{prefix}{attribute.name}", value, **bounds)
+
+
+def short_repr(record: Any) -> str:
+    """Return the repr of an attrs record of settings, with only the fields that differ from their defaults."""
+    cls, default = type(record), type(record)()
+    values = {field.name: getattr(record, field.name) for field in cls.__attrs_attrs__}
+    shown = [f"{name}={value!r}" for name, value in values.items() if value != getattr(default, name)]
+    return f"{cls.__name__}({', '.join(shown)})"
 
 
 def is_number(value: object) -> bool:

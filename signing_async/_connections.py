@@ -37,9 +37,8 @@ def is_refused_by_proxy(status: int) -> bool:
 
 def connection_error(message: str, cause: BaseException) -> TransportError:
     """Return the error for a connection that could not be made; `is_untrusted` decides whether it is permanent."""
-    error = TransportError(message)
-    error.transient, error.client_wide = connection_flags(is_untrusted(cause))
-    return error
+    transient, client_wide = connection_flags(is_untrusted(cause))
+    return TransportError(message, transient=transient, client_wide=client_wide)
 
 
 def roots_problem(path: str | None, content: str = "trusted certificates") -> str:

@@ -28,6 +28,7 @@ except ModuleNotFoundError:
 __all__ = [
     "BINARY",
     "check_locks",
+    "expand_user",
     "is_transient",
     "locked",
     "open_regular",
@@ -78,9 +79,12 @@ def is_transient(error: OSError) -> bool:
 
 def unusable(message: str, error: Exception) -> InvalidRequest:
     """Return the error for a caller's file. It is transient if the failed operation may succeed later."""
-    failure = InvalidRequest(message)
-    failure.transient = isinstance(error, OSError) and is_transient(error)
-    return failure
+    return InvalidRequest(message, transient=isinstance(error, OSError) and is_transient(error))
+
+
+def expand_user(path: str) -> str:
+    """Replace a leading ``~``. A path of an unknown user stays as it is: `Path.expanduser` would raise."""
+    return os.path.expanduser(path)  # noqa: PTH111  # does not raise
 
 
 def resolve_path(name: str, path: Any) -> Path:
@@ -89,8 +93,7 @@ def resolve_path(name: str, path: Any) -> Path:
     if path == "":
         raise problem
     try:
-        expanded = os.path.expanduser(path)  # noqa: PTH111  # `Path.expanduser` raises if there is no such user
-        return Path(os.path.realpath(expanded))
+        return Path(os.path.realpath(expand_user(path)))
     except (TypeError, ValueError):
         raise problem from None
 

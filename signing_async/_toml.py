@@ -41,11 +41,9 @@ def read_toml(
         problem = f"is not TOML: {error}"
     except ValueError as error:  # an impossible path
         problem = f"cannot be read: {error}"
-    # Raised here, the error has no context: the parser's error holds the text of the file.
+    # Not in a handler: the parser's error, which would become the context, holds the text of the file.
     if problem is not None:
-        unreadable = ConfigurationError(f"{path} {problem}")
-        unreadable.transient = transient
-        raise unreadable
+        raise ConfigurationError(f"{path} {problem}", transient=transient)
     secrets = sorted(secrets_in(content))
     if secrets and sys.platform != "win32" and mode & stat.S_IROTH:
         raise ConfigurationError(

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import os
 from collections.abc import AsyncIterable, Callable, Iterable
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import aiohttp
 import attrs
 
-from . import any_endpoint
+from ._api import Api
+from ._secret import Secret, hide
+from ._tasks import leave
 from .assumptions import Assumptions
-from .auth.oauth import OAuth, leave
 from .documents.resource import Documents
-from .errors import AuthError, ConfigurationError
+from .endpoints import AnyEndpoint, as_timeouts
+from .errors import ConfigurationError
 from .models import Signing, User
 from .recipients import Recipients
-from .reconcile import Tracker
+from .reconcile import Ledger
 from .signings import Signings
-from .telemetry.switch import is_enabled
+from .telemetry import is_enabled
 from .transport import urls, wire
-from .transport.call import Attempt, Bearer, Operation, Options, Shared, Timeouts, Transport
-from .transport.lookup import record_decoder
-from .transport.rate_limit import Gate, RateLimiter, as_rate_limiter
+from .transport.call import Transport
+from .transport.decode import record_decoder
+from .transport.operation import Attempt, Auth, Bearer, Operation, Options, Shared, Timeouts
+from .transport.proxy import parse_proxy
+from .transport.rate_limit import RateLimiter, as_rate_limiter
 from .transport.response import Response
-from .transport.retry import Repeat, RetryPolicy
+from .transport.retry import RetryPolicy, Safety
 
 if TYPE_CHECKING:
     from .archive.manifest import ArchivedDocument
     from .archive.store import ArchiveStore
+    from .auth.oauth import OAuth
+    from .auth.refresh import CurrentToken
+    from .bulk import Progress, Results
     from .dispatch.journal import Journal
     from .dispatch.package import SigningPackage
-    from .dispatch.run import Dispatcher, DispatchResult
+    from .dispatch.run import DispatchResult
     from .sealed import Trust
-    from .worker_pool import Progress, Results
 
 __all__ = ["SigningClient"]
 
@@ -42,16 +50,18 @@ _DEFAULT_TIMEOUTS = Timeouts()
 _DEFAULT_ASSUMPTIONS = Assumptions()
 
 
-class SigningClient:
+class SigningClient(AnyEndpoint):
     """A client for one user of one tenant of the service.
 
     ``auth`` is an access token or an `OAuth`. ``session`` is the caller's own `aiohttp.ClientSession`, which any number
-    of clients may share and which the client never closes; by default the client makes one. ``timeout`` is `Timeouts`,
-    or the seconds that a whole call may take, including its waits and retries. ``on_attempt`` is called after every
-    attempt, including those of token requests that a call causes; ``on_response`` with every response except those of
-    downloads and streams. By default each client has a ``rate_limiter`` of its own; if the service counts the requests
-    of several clients together, give them one: a `LocalRateLimiter`, or a `redis.RedisRateLimiter` for many machines.
-    ``telemetry=False`` disables OpenTelemetry, as ``SIGNING_TELEMETRY=off`` does for a process; True overrides it. ::
+    of clients may share and which the client never closes; by default the client makes one, which uses the proxies of
+    the environment (``HTTPS_PROXY``, ``NO_PROXY``, ...). ``proxy`` is the URL of another proxy. ``timeout`` is
+    `Timeouts`, or the seconds that a whole call may take, including its waits and retries. ``on_attempt`` is called
+    after every attempt, including those of token requests that a call causes; ``on_response`` with every response
+    except those of downloads and streams. By default each client has a ``rate_limiter`` of its own; if the service
+    counts the requests of several clients together, give them one: a `LocalRateLimiter`, or a
+    `redis.RedisRateLimiter` for many machines. ``telemetry=False`` disables OpenTelemetry, as
+    ``SIGNING_TELEMETRY=off`` does for a process; True overrides it. ::
 
         async with SigningClient("https://tenant.example.com", token) as client:
             user = await client.me()
@@ -63,68 +73,71 @@ class SigningClient:
         auth: str | OAuth,
         *,
         session: aiohttp.ClientSession | None = None,
+        proxy: str | Secret[str] | None = None,
         retry: RetryPolicy = _DEFAULT_RETRY,
         timeout: float | Timeouts = _DEFAULT_TIMEOUTS,
         assumptions: Assumptions = _DEFAULT_ASSUMPTIONS,
         on_attempt: Callable[[Attempt], None] | None = None,
         on_response: Callable[[Response], None] | None = None,
-        rate_limiter: RateLimiter | Gate | None = None,
-        gate: RateLimiter | Gate | None = None,  # the old name of rate_limiter, for one release
+        rate_limiter: RateLimiter | None = None,
         telemetry: bool | None = None,
     ) -> None:
+        proxy = hide(proxy)
         origin = urls.check_origin(base_url)
-        checked_auth = _check_auth(auth, origin)
+        self._oauth: CurrentToken | None = None
+        if isinstance(auth, str):
+            source: Auth = Bearer(auth)
+        else:
+            source = self._oauth = _current_token(auth, origin)
         # Some tracebacks show variables.
         del auth
         if session is not None:
             _check_session(session)
-        limiter = _rate_limiter(rate_limiter, gate)
-        options = _options(retry, timeout, assumptions, on_attempt, on_response, telemetry)
-        sessions = wire.Sessions(session)
-        if isinstance(checked_auth, OAuth):
-            checked_auth.lend(sessions)
-        self._set_up(Shared(origin, checked_auth, sessions, limiter), Tracker(), options)
+        limiter = None if rate_limiter is None else as_rate_limiter(rate_limiter)
+        is_on = is_enabled() if telemetry is None else telemetry
+        options = _check_options(Options(retry, as_timeouts(timeout), assumptions, on_attempt, on_response, is_on))
+        sessions = wire.Sessions(session, origin, None if proxy is None else parse_proxy("proxy", proxy))
+        if self._oauth is not None:
+            self._oauth.endpoint.lend(sessions)
+        self._set_up(Transport(Shared(origin, source, sessions, limiter), options), Ledger())
         self._owns = True
 
-    def _set_up(self, shared: Shared, tracker: Tracker, options: Options) -> None:
-        self._shared, self._tracker = shared, tracker
-        self._transport = Transport(shared, options)
-        self._signings = Signings(self._transport, tracker)
-        self._documents = Documents(self._transport, tracker)
-        self._recipients = Recipients(self._transport, tracker)
+    def _set_up(self, transport: Transport, ledger: Ledger) -> None:
+        self._shared, self._transport, self._ledger = transport.shared, transport, ledger
+        self._api: Api = Api(transport, ledger)
 
     @property
     def base_url(self) -> str:
         """The origin of the tenant."""
-        return self._shared.origin
+        return self._api.origin
 
     @property
     def signings(self) -> Signings:
         """Create drafts, read and list signings, send them, and wait until they are completed."""
-        return self._signings
+        return self._api.signings
 
     @property
     def documents(self) -> Documents:
         """Upload PDFs to a draft, one or many, and download the sealed ones."""
-        return self._documents
+        return self._api.documents
 
     @property
     def recipients(self) -> Recipients:
         """Add recipients to a draft, list and remind them."""
-        return self._recipients
+        return self._api.recipients
 
     @classmethod
     def from_env(
         cls,
         *,
         session: aiohttp.ClientSession | None = None,
+        proxy: str | Secret[str] | None = None,
         retry: RetryPolicy | None = None,
         timeout: float | Timeouts | None = None,
         assumptions: Assumptions | None = None,
         on_attempt: Callable[[Attempt], None] | None = None,
         on_response: Callable[[Response], None] | None = None,
-        rate_limiter: RateLimiter | Gate | None = None,
-        gate: RateLimiter | Gate | None = None,  # the old name of rate_limiter, for one release
+        rate_limiter: RateLimiter | None = None,
         telemetry: bool | None = None,
     ) -> Self:
         """Return a client configured by the environment and the settings file; the environment takes precedence.
@@ -141,13 +154,13 @@ class SigningClient:
             settings.origin,
             settings.auth(),
             session=session,
+            proxy=settings.proxy if proxy is None else proxy,
             retry=settings.retry if retry is None else retry,
             timeout=settings.timeouts if timeout is None else timeout,
             assumptions=settings.assumptions,
             on_attempt=on_attempt,
             on_response=on_response,
             rate_limiter=rate_limiter,
-            gate=gate,
             telemetry=settings.telemetry if telemetry is None else telemetry,
         )
 
@@ -160,36 +173,31 @@ class SigningClient:
         on_attempt: Callable[[Attempt], None] | None = None,
         on_response: Callable[[Response], None] | None = None,
     ) -> Self:
-        """Return a view with other options on the same session, rate limiter and tokens; it need not be closed. ::
+        """Return a view with other options on the same session, rate limiter and tokens; it need not be closed.
 
-        await client.with_options(timeout=5, retry=RetryPolicy.none()).me()
+        The view is a copy of the client, with the attributes of a subclass. ::
+
+            await client.with_options(timeout=5, retry=RetryPolicy.none()).me()
         """
-        current = self._transport.options
-        view = object.__new__(type(self))
-        view._set_up(
-            self._shared,
-            self._tracker,
-            _options(
-                current.retry if retry is None else retry,
-                current.timeouts if timeout is None else timeout,
-                current.assumptions if assumptions is None else assumptions,
-                current.on_attempt if on_attempt is None else on_attempt,
-                current.on_response if on_response is None else on_response,
-                current.telemetry,
-            ),
-        )
+        timeouts = None if timeout is None else as_timeouts(timeout)
+        given = {
+            "retry": retry,
+            "timeouts": timeouts,
+            "assumptions": assumptions,
+            "on_attempt": on_attempt,
+            "on_response": on_response,
+        }
+        changes: Any = {name: value for name, value in given.items() if value is not None}
+        options = _check_options(attrs.evolve(self._transport.options, **changes))
+        view = copy.copy(self)
         view._owns = False
+        view._set_up(Transport(self._shared, options), self._ledger)
         return view
 
     async def me(self) -> User:
         """Return the user whom the token belongs to; a cheap check of the token."""
         decode = record_decoder(User, self._transport.options.assumptions)
-        return await self._transport.call(Operation("me", "GET", "/api/1.0/me", Repeat.READ, decode=decode))
-
-    # Requests to endpoints that have no method here.
-    request: Final = any_endpoint.request
-    paginate: Final = any_endpoint.paginate
-    stream: Final = any_endpoint.stream
+        return await self._transport.call(Operation("me", "GET", "/api/1.0/me", Safety.READ, decode=decode))
 
     async def dispatch(
         self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None = None, *, ordered: bool = True
@@ -206,7 +214,9 @@ class SigningClient:
             package = SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com")])
             signing = await client.dispatch(package, journal="leases.journal")
         """
-        return await self._dispatcher().one(package, journal, ordered)
+        from .dispatch.run import dispatch_one  # takes a tenth of the package's import time, and needs SQLite
+
+        return await dispatch_one(self._api, package, journal, ordered)
 
     def dispatch_many(
         self,
@@ -227,9 +237,11 @@ class SigningClient:
         fails, the run stops with a `JournalError`. ``ordered`` is as for `dispatch`. ::
 
             async for result in client.dispatch_many(packages, journal="leases.journal"):
-                print(result.package.name, result.error or result.signing.id)
+                print(result.package.name, result.signing.id if result.error is None else result.error)
         """
-        return self._dispatcher().many(packages, journal, concurrency, on_progress, ordered)
+        from .dispatch.run import dispatch_many
+
+        return dispatch_many(self._api, packages, journal, concurrency, on_progress, ordered)
 
     async def archive(
         self,
@@ -255,11 +267,6 @@ class SigningClient:
 
         return await archive_one(self, signing, to, journal, template=template, verify=verify, trust=trust)
 
-    def _dispatcher(self) -> Dispatcher:
-        from .dispatch.run import Dispatcher  # takes a tenth of the package's import time, and needs SQLite
-
-        return Dispatcher(self._transport, self._tracker)
-
     @property
     def closed(self) -> bool:
         """Whether the client was closed, by itself or through a view."""
@@ -268,16 +275,11 @@ class SigningClient:
     async def aclose(self) -> None:
         """Close the client, its views, and the session unless it is the caller's.
 
-        A pending token refresh finishes first, so its token is not lost. A token that could not be saved is saved now;
-        if that fails again, the client is closed and an `AuthError` is raised.
+        A pending token refresh finishes first, even if the caller is cancelled, so its token is not lost. A token that
+        could not be saved is saved now; if that fails again, the client is closed and an `AuthError` is raised.
         """
-        try:
-            if isinstance(self._shared.auth, OAuth):
-                await self._shared.auth.settle()
-        except AuthError:
-            await self._shared.sessions.close()
-            raise
-        await self._shared.sessions.close()
+        sessions = self._shared.sessions
+        await (sessions.close() if self._oauth is None else self._oauth.close(sessions))
 
     async def __aenter__(self) -> Self:
         return self
@@ -286,7 +288,9 @@ class SigningClient:
         await leave(self.aclose(), error)
 
     def __repr__(self) -> str:
-        return f"SigningClient({self._shared.origin!r})"
+        # Some tracebacks show a client whose constructor raised.
+        api = getattr(self, "_api", None)
+        return f"{type(self).__name__}({'' if api is None else repr(api.origin)})"
 
     def __del__(self) -> None:
         # If the constructor raised, there is nothing to close; a view closes nothing.
@@ -294,16 +298,16 @@ class SigningClient:
             self._shared.sessions.warn_if_open(self)
 
 
-def _check_auth(auth: str | OAuth, origin: str) -> Bearer | OAuth:
-    if isinstance(auth, str):
-        return Bearer(auth)
+def _current_token(auth: OAuth, origin: str) -> CurrentToken:
+    from .auth.oauth import OAuth  # a client with an access token does without
+
     if not isinstance(auth, OAuth):
         raise ConfigurationError(f"auth: must be an access token or an OAuth, got {type(auth).__name__}")
     if auth.origin != origin:
         raise ConfigurationError(
             f"auth: its tokens are for {auth.origin}, not for {origin}: pass base_url={auth.origin!r}"
         )
-    return auth
+    return auth.current
 
 
 def _check_session(session: object) -> None:
@@ -316,30 +320,17 @@ def _check_session(session: object) -> None:
         raise ConfigurationError("session: must not have the header Expect")
 
 
-def _rate_limiter(rate_limiter: RateLimiter | Gate | None, gate: RateLimiter | Gate | None) -> RateLimiter | None:
-    if rate_limiter is not None and gate is not None:
-        raise ConfigurationError("gate: the old name of rate_limiter; give one of them")
-    given = gate if rate_limiter is None else rate_limiter
-    return None if given is None else as_rate_limiter(given)
-
-
-def _options(
-    retry: RetryPolicy,
-    timeout: float | Timeouts,
-    assumptions: Assumptions,
-    on_attempt: Callable[[Attempt], None] | None,
-    on_response: Callable[[Response], None] | None,
-    telemetry: bool | None,
-) -> Options:
-    for name, value, kind in (("retry", retry, RetryPolicy), ("assumptions", assumptions, Assumptions)):
+def _check_options(options: Options) -> Options:
+    for name, kind in (("retry", RetryPolicy), ("assumptions", Assumptions)):
+        value = getattr(options, name)
         if not isinstance(value, kind):
             raise ConfigurationError(f"{name}: must be {kind.__name__}, got {value!r}")
-    for name, hook in (("on_attempt", on_attempt), ("on_response", on_response)):
+    for name in ("on_attempt", "on_response"):
+        hook = getattr(options, name)
         if hook is not None and not callable(hook):
             raise ConfigurationError(f"{name}: must be callable, got {hook!r}")
-    if telemetry is not None and not isinstance(telemetry, bool):
-        raise ConfigurationError(f"telemetry: must be True or False, got {telemetry!r}")
-    if not isinstance(timeout, Timeouts):
-        timeout = attrs.evolve(_DEFAULT_TIMEOUTS, call=timeout, transfer=timeout)
-    is_on = is_enabled() if telemetry is None else telemetry
-    return Options(retry, timeout, assumptions, on_attempt, on_response, is_on)
+        if inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(type(hook).__call__):
+            raise ConfigurationError(f"{name}: must be a plain function, because it is not awaited, got {hook!r}")
+    if not isinstance(options.telemetry, bool):
+        raise ConfigurationError(f"telemetry: must be True or False, got {options.telemetry!r}")
+    return options

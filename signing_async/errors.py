@@ -47,7 +47,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, Self, TypeVar
+from typing import Any, Literal, Self, TypedDict, TypeVar, Unpack
 
 __all__ = [
     "APIError",
@@ -98,6 +98,14 @@ def _revive(cls: type[E], args: tuple[object, ...], state: dict[str, Any]) -> E:
     return error
 
 
+class Flags(TypedDict, total=False):
+    """What code needs to know of an error, where it differs from the class."""
+
+    transient: bool
+    effect: Literal["none", "unknown"]
+    client_wide: bool
+
+
 class SigningError(Exception):
     """Base class of the package's exceptions. ``str(error)`` is for people, the attributes are for code."""
 
@@ -112,9 +120,10 @@ class SigningError(Exception):
     """Whether other calls fail too: closed client, bad setting or certificate, no token, failing store or broker."""
     _exit_code: int = 1
 
-    def __init__(self, message: str) -> None:
+    def __init__(self, message: str, **flags: Unpack[Flags]) -> None:
         super().__init__(message)
         self.message = message
+        self.__dict__.update(flags)
 
     @property
     def fatal(self) -> bool:
@@ -149,6 +158,21 @@ class SigningError(Exception):
         return _revive(type(self), self.args, copy.deepcopy(self.__dict__, memo))
 
 
+def amended(error: E, *, reason: str = "", attempts: int | None = None, **flags: Unpack[Flags]) -> E:
+    """Return a copy of the error with what only its call knows; the reason why no attempt follows is appended."""
+    amended = copy.copy(error)
+    if hasattr(error, "__notes__"):
+        amended.__notes__ = [*error.__notes__]
+    amended.__cause__ = error.__cause__
+    amended.__dict__.update(flags)
+    if attempts is not None and isinstance(amended, TransportError):
+        amended.attempts = attempts
+    if reason and isinstance(amended, APIError | TransportError):
+        amended.message = f"{error.message} ({reason})" if error.message else reason
+        amended.args = (amended.message,)
+    return amended
+
+
 class ConfigurationError(SigningError, ValueError):
     """A setting is missing or invalid."""
 
@@ -164,8 +188,8 @@ class InvalidRequest(SigningError, ValueError):
 
     _exit_code: int = 2
 
-    def __init__(self, message: str, *, problems: Iterable[str] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, problems: Iterable[str] = (), **flags: Unpack[Flags]) -> None:
+        super().__init__(message, **flags)
         self.problems: tuple[str, ...] = tuple(problems) or (message,)
 
 
@@ -175,8 +199,8 @@ class PdfRejected(InvalidRequest):
     ``reason`` is ``"not_pdf"``, ``"too_large"``, ``"protected"`` or ``"already_signed"``; ``filename`` names the file.
     """
 
-    def __init__(self, message: str, *, reason: str, filename: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, reason: str, filename: str, **flags: Unpack[Flags]) -> None:
+        super().__init__(message, **flags)
         self.reason = reason
         self.filename = filename
 
@@ -197,8 +221,9 @@ class TransportError(SigningError):
         attempts: int = 1,
         status: int | None = None,
         request_id: str | None = None,
+        **flags: Unpack[Flags],
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, **flags)
         self.operation = operation
         self.attempts = attempts
         self.status = status
@@ -220,7 +245,6 @@ class OutcomeUnknown(SigningError):
     """
 
     effect: Literal["none", "unknown"] = "unknown"
-    after_transient: bool = True
 
     def __init__(
         self,
@@ -230,12 +254,15 @@ class OutcomeUnknown(SigningError):
         attempts: int = 1,
         known: Iterable[object] = (),
         may_clear: bool = False,
+        after_transient: bool = True,
+        **flags: Unpack[Flags],
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, **flags)
         self.operation = operation
         self.attempts = attempts
         self.known: tuple[object, ...] = tuple(known)
         self.may_clear = may_clear
+        self.after_transient = after_transient
 
     @property
     def fatal(self) -> bool:
@@ -247,7 +274,7 @@ class OutcomeUnknownTimeout(OutcomeUnknown, TimeoutError):
 
 
 class APIError(SigningError):
-    """A response with an error status. ``transport/error_response.py`` picks the class.
+    """A response with an error status. ``transport/problems.py`` picks the class.
 
     ``messages`` maps the name of a field to the service's messages about it; those under ``""`` concern no field.
     ``body`` is the start of the response as received. A server may echo a secret in it, so no text shows it, and a
@@ -266,10 +293,11 @@ class APIError(SigningError):
         body: bytes = b"",
         redacted_body: bytes | None = None,
         retry_after: float | None = None,
+        **flags: Unpack[Flags],
     ) -> None:
-        super().__init__(message)
+        flags.setdefault("transient", self.transient or status == 408)
+        super().__init__(message, **flags)
         self.status = status
-        self.transient: bool = self.transient or status == 408
         self.operation = operation
         self.code = code
         self.messages: dict[str, list[str]] = {field: list(texts) for field, texts in (messages or {}).items()}
@@ -358,14 +386,13 @@ class AuthError(SigningError):
         status: int | None = None,
         request_id: str | None = None,
         retry_after: float | None = None,
-        transient: bool = False,
+        **flags: Unpack[Flags],
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, **flags)
         self.code = code
         self.status = status
         self.request_id = request_id
         self.retry_after = retry_after
-        self.transient: bool = transient
 
 
 class StateMismatch(AuthError):
@@ -377,7 +404,12 @@ class RefreshRejected(AuthError):
 
 
 class TokenSuperseded(AuthError):
-    """A token store refused to save a token: the lock was lost, and another worker saved a newer token."""
+    """A token store refused to save a token: the lock was lost, and another worker saved a newer token.
+
+    It is transient: the next call uses the newer token.
+    """
+
+    transient: bool = True
 
 
 class DecodeError(SigningError):
@@ -395,8 +427,9 @@ class DecodeError(SigningError):
         status: int | None = None,
         request_id: str | None = None,
         body: Any = None,
+        **flags: Unpack[Flags],
     ) -> None:
-        super().__init__(message)
+        super().__init__(message, **flags)
         self.operation = operation
         self.status = status
         self.request_id = request_id
@@ -411,8 +444,8 @@ class NotSound(SigningError):
 
     _exit_code: int = 7
 
-    def __init__(self, message: str, *, problems: Sequence[str] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, problems: Sequence[str] = (), **flags: Unpack[Flags]) -> None:
+        super().__init__(message, **flags)
         self.problems: tuple[str, ...] = tuple(problems)
 
 
@@ -425,11 +458,8 @@ class ClientClosed(SigningError):
 class StorageError(SigningError):
     """A journal, an inbox or an archive cannot be read or written."""
 
+    transient: bool = True
     client_wide: bool = True
-
-    def __init__(self, message: str, *, transient: bool = True) -> None:
-        super().__init__(message)
-        self.transient: bool = transient
 
 
 class JournalError(StorageError):
@@ -447,10 +477,8 @@ class ArchiveError(StorageError):
 class ArchiveConflict(ArchiveError):
     """Another writer was first, or the name cannot hold the file. Nothing was written."""
 
+    transient: bool = False
     client_wide: bool = False
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message, transient=False)
 
 
 class DraftChanged(SigningError):
@@ -459,8 +487,8 @@ class DraftChanged(SigningError):
     ``signing`` is the draft; None if it was abandoned, and the next run begins with a new one.
     """
 
-    def __init__(self, message: str, *, signing: Any = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, signing: Any = None, **flags: Unpack[Flags]) -> None:
+        super().__init__(message, **flags)
         self.signing: Any = signing
 
 
@@ -469,18 +497,19 @@ class SigningCancelled(SigningError):
 
     _exit_code: int = 6
 
-    def __init__(self, message: str, *, signing: Any = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, signing: Any = None, **flags: Unpack[Flags]) -> None:
+        super().__init__(message, **flags)
         self.signing = signing
 
 
 class WaitTimeout(SigningError, TimeoutError):
     """The signing was not completed within the timeout; ``signing`` is its last known state, or None."""
 
+    transient: bool = True
     exit_code: int = 5  # also if a worker may still send the package: waiting again is safe
 
-    def __init__(self, message: str, *, signing: Any = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, signing: Any = None, **flags: Unpack[Flags]) -> None:
+        super().__init__(message, **flags)
         self.signing = signing
 
 
@@ -491,8 +520,8 @@ class WebhookError(SigningError):
 class InvalidSignature(WebhookError):
     """The delivery has no valid signature; ``reason`` is a code for the cause."""
 
-    def __init__(self, message: str, *, reason: str = "mismatch") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, reason: str = "mismatch", **flags: Unpack[Flags]) -> None:
+        super().__init__(message, **flags)
         self.reason = reason
 
 

@@ -37,6 +37,10 @@ class _OpenEnum(StrEnum):
         member._name_ = member._value_ = string
         return member
 
+    def __reduce_ex__(self, protocol: object) -> tuple[type[Self], tuple[str]]:
+        # Some releases of Python 3.11 would look up the member by its name.
+        return type(self), (self._value_,)
+
 
 class Language(_OpenEnum):
     """Language of a signing."""
@@ -74,7 +78,6 @@ class SigningState(StrEnum):
 _ZERO_DATE = "0000-00-00"  # null in some databases
 
 
-# Without slots: a frozen class with slots takes more than twice as long to create, and lists hold thousands.
 @attrs.frozen(slots=False)
 class Document:
     """A PDF in a signing. ``extra`` holds the fields that the specification does not name.
@@ -125,7 +128,10 @@ class Signing:
 
 @attrs.frozen(slots=False)
 class Recipient:
-    """A person who has to sign. ``extra`` holds the fields that the specification does not name."""
+    """A signer. ``extra`` holds the fields that the specification does not name.
+
+    ``completed_at`` is read from one of these, by `Assumptions.recipient_done_fields`.
+    """
 
     id: str
     email: str = ""
@@ -134,6 +140,7 @@ class Recipient:
     signing_method: SigningMethod | None = None
     order: int | None = None
     extra: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
+    completed_at: datetime | None = attrs.field(default=None, kw_only=True)
 
 
 @attrs.frozen(slots=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextlib import aclosing
 from typing import Any, Generic, TypeVar, cast
 
@@ -16,11 +16,11 @@ from .assumptions import Assumptions
 from .errors import DecodeError, InvalidRequest
 from .reconcile import Read
 from .transport import urls, wire
-from .transport.call import Operation, Transport
-from .transport.custom_records import decode_each
-from .transport.decode import Unreadable
-from .transport.lookup import look_up, request_id
-from .transport.retry import Repeat
+from .transport.call import Transport
+from .transport.decode import Unreadable, decode_each, look_up, parse, prepare
+from .transport.operation import Operation
+from .transport.response import Response
+from .transport.retry import Safety
 
 __all__ = ["Page", "Pager"]
 
@@ -39,17 +39,17 @@ class Page(Generic[T]):
     next_cursor: str | None
 
 
-@attrs.frozen(slots=False)
+@attrs.define(eq=False, repr=False, slots=False)
 class _RawPage:
-    """A page whose items are not decoded yet, with the facts that a decode error reports."""
+    """A page whose items are not decoded yet."""
 
     items: list[Any] = attrs.field(repr=False)
     path: str
     next_cursor: str | None
-    status: int
-    request_id: str | None = attrs.field(repr=False)
+    response: Response
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class Pager(Generic[T]):
     """A list that is fetched page by page, as it is used.
 
@@ -62,39 +62,28 @@ class Pager(Generic[T]):
             ...
 
     Iteration prefetches one page while the caller works on the page before it, unless ``prefetch=False``.
-    ``read_ahead`` is the old name of that parameter.
     """
 
-    def __init__(
-        self,
-        transport: Transport,
-        name: str,
-        path: str,
-        model: type[T],
-        *,
-        cursor: str | None = None,
-        limit: int | None = None,
-        prefetch: bool = True,
-        read_ahead: bool | None = None,
-    ) -> None:
-        if cursor is not None and not _checks.is_text(cursor):
-            raise InvalidRequest(f"cursor: invalid cursor {cursor!r}; pass the next_cursor of a page")
-        if limit is not None:
-            _checks.integer("limit", limit, error=InvalidRequest)
-        self._transport = transport
-        self._name = name
-        self._path = path
-        self._model = model
-        self._cursor = cursor
-        self._limit = limit
-        self._prefetch = prefetch if read_ahead is None else read_ahead
-        self._call: Read = transport.call
+    _transport: Transport
+    _name: str
+    _path: str
+    _model: type[T]
+    _cursor: str | None = attrs.field(default=None, kw_only=True)
+    _limit: int | None = attrs.field(default=None, kw_only=True)
+    _prefetch: bool = attrs.field(default=True, kw_only=True)
+    _finish: Callable[[T], T] | None = attrs.field(default=None, kw_only=True)
+    """Completes each decoded item."""
+    _call: Read = attrs.field(default=attrs.Factory(lambda self: self._transport.call, takes_self=True), kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self._cursor is not None and not _checks.is_text(self._cursor):
+            raise InvalidRequest(f"cursor: invalid cursor {self._cursor!r}; pass the next_cursor of a page")
+        if self._limit is not None:
+            _checks.integer("limit", self._limit, error=InvalidRequest)
 
     def through(self, read: Read) -> Pager[T]:
         """Return the whole list, read as part of another call."""
-        pager = Pager(self._transport, self._name, self._path, self._model, prefetch=False)
-        pager._call = read
-        return pager
+        return attrs.evolve(self, cursor=None, limit=None, prefetch=False, call=read)
 
     def __await__(self) -> Generator[Any, None, Page[T]]:
         return self._first().__await__()
@@ -139,6 +128,7 @@ class Pager(Generic[T]):
         return DecodeError(text, operation=self._name)
 
     async def _fetch(self, cursor: str | None) -> _RawPage:
+        await prepare(self._model)
         assumptions = self._transport.options.assumptions
         params: dict[str, str] = {}
         path = self._path
@@ -152,13 +142,14 @@ class Pager(Generic[T]):
         elif cursor is not None:
             params[assumptions.cursor_param] = cursor
         page: _RawPage = await self._call(
-            Operation(self._name, "GET", path, Repeat.READ, decode=self._read_page, params=params)
+            Operation(self._name, "GET", path, Safety.READ, decode=self._read_page, params=params)
         )
         return page
 
-    def _read_page(self, data: Any, response: wire.Response) -> _RawPage:
+    def _read_page(self, response: Response) -> _RawPage:
         """Find the items and the next cursor. The items are decoded later, while the next page is fetched."""
         assumptions = self._transport.options.assumptions
+        data = parse(response.bytes)
         items, path = _items(data, assumptions)
         last_id = items[-1].get("id") if items and isinstance(items[-1], dict) else None
         cursor = _next_cursor(data, response.headers, last_id, assumptions)
@@ -168,15 +159,15 @@ class Pager(Generic[T]):
             raise Unreadable(f"the next cursor has {len(cursor)} characters: no request can carry it")
         if cursor is not None and self._is_url(cursor) and self._resolve(cursor) is None:
             raise Unreadable("the URL of the next page is not on the tenant's origin, and is not followed")
-        return _RawPage(items, path, cursor, response.status, request_id(response.headers, data, assumptions))
+        return _RawPage(items, path, cursor, response)
 
     def _decode(self, page: _RawPage) -> Page[T]:
         try:
-            return Page(decode_each(page.items, self._model), page.next_cursor)
+            items = decode_each(page.items, self._model)
+            return Page(items if self._finish is None else tuple(map(self._finish, items)), page.next_cursor)
         except Unreadable as error:
             problem = str(error.under(page.path))
-        identity = None if page.request_id is None else self._transport.redacted(page.request_id)
-        raise self._transport.shared.decode_error(self._name, problem, page.status, identity)
+        raise page.response.decode_error(problem)
 
     def _is_url(self, cursor: str) -> bool:
         return _URL.match(cursor) is not None or cursor.startswith(self._path.partition("?")[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, overload
 
 import attrs
@@ -13,14 +14,13 @@ from . import _checks
 from .errors import InvalidRequest, SigningError
 from .models import NewRecipient, Recipient, Signing, SigningMethod
 from .pagination import Pager
-from .reconcile import Creation, Read, Tracker
-from .record_matching import RecipientMatch
+from .reconcile import Creation, Ledger, Read, RecipientMatch
 from .signings import signing_path
 from .transport import urls, wire
-from .transport.call import Operation, Transport
-from .transport.lookup import record_decoder
-from .transport.retry import Repeat
-from .worker_pool import copy_unsent
+from .transport.call import Transport
+from .transport.decode import Unreadable, record_decoder, timestamp
+from .transport.operation import Operation
+from .transport.retry import Safety
 
 __all__ = ["Recipients", "RemindResult", "check_recipient"]
 
@@ -39,9 +39,9 @@ class RemindResult:
 class Recipients:
     """``client.recipients``."""
 
-    def __init__(self, transport: Transport, tracker: Tracker) -> None:
+    def __init__(self, transport: Transport, ledger: Ledger) -> None:
         self._transport = transport
-        self._tracker = tracker
+        self._ledger = ledger
 
     @overload
     async def add(self, signing_id: str | Signing, recipient: NewRecipient) -> Recipient: ...
@@ -86,26 +86,26 @@ class Recipients:
         if recipient is None:
             recipient = NewRecipient(*fields)
         elif not isinstance(recipient, NewRecipient):
-            raise InvalidRequest(f"recipient: must be a NewRecipient, got {type(recipient).__name__}")
+            raise InvalidRequest(f"recipient: must be a NewRecipient, got {_describe_kind(recipient)}")
         elif email is not None or NewRecipient("", *fields[1:]) != NewRecipient(""):
             raise InvalidRequest("recipient: pass a NewRecipient or its fields, not both")
         named = {name: getattr(recipient, name) for name in _FIELDS}
         extra = recipient.extra
         check_recipient(named, extra)
         content = _encode({name: value for name, value in named.items() if value is not None} | dict(extra))
-        signing = self._tracker.signing(signing_path(signing_id))
+        signing = self._ledger.signing(signing_path(signing_id))
 
         async def list_all(read: Read) -> tuple[Recipient, ...]:
             return tuple([recipient async for recipient in self.list(signing_id).through(read)])
 
         match = RecipientMatch(named, extra)
         deadline = self._transport.deadline()
-        creation = Creation(_ADD, _LIST, deadline, signing.ambiguities, signing.recipients, match, list_all)
+        creation = Creation(_ADD, deadline, signing.additions, signing.recipients, match, list_all)
         operation = Operation(
             _ADD,
             "POST",
             _folder(signing_id),
-            Repeat.RECONCILED,
+            Safety.RECONCILED,
             decode=record_decoder(Recipient, self._transport.options.assumptions),
             effect=creation,
             body=lambda: wire.bytes_body(content, "application/json"),
@@ -113,7 +113,7 @@ class Recipients:
         async with creation:
             added = await self._transport.call(operation, deadline)
             creation.note_created(added)
-            return added
+            return self._finish(added)
 
     async def remind(self, signing_id: str | Signing, recipient_id: str | Recipient) -> None:
         """Send a reminder.
@@ -122,7 +122,7 @@ class Recipients:
         raised instead: a repeated request could remind a person twice.
         """
         path = f"{_folder(signing_id)}/{urls.segment('recipient_id', recipient_id)}/remind"
-        await self._transport.call(Operation("recipients.remind", "POST", path, Repeat.REMIND, body=wire.bytes_body))
+        await self._transport.call(Operation("recipients.remind", "POST", path, Safety.REMIND, body=wire.bytes_body))
 
     async def remind_pending(
         self, signing_id: str | Signing, pending: Iterable[Recipient] | None = None
@@ -133,6 +133,8 @@ class Recipients:
         recipient gets that error and nothing is sent. If the recipients cannot be listed, no reminder is sent. With
         ``pending``, the result of `pending`, the recipients are not listed again.
         """
+        from .bulk import copy_unsent
+
         results = []
         fatal: SigningError | None = None
         for recipient in await self.pending(signing_id) if pending is None else pending:
@@ -149,18 +151,33 @@ class Recipients:
 
     async def pending(self, signing_id: str | Signing) -> builtins.list[Recipient]:
         """Return the recipients who have not finished."""
-        return [recipient async for recipient in self.list(signing_id) if not self._is_done(recipient)]
+        return [recipient async for recipient in self.list(signing_id) if not self._done(recipient)]
 
     def list(self, signing_id: str | Signing, *, prefetch: bool = True) -> Pager[Recipient]:
         """List the recipients of a signing; see `Pager`."""
-        return Pager(self._transport, _LIST, _folder(signing_id), Recipient, prefetch=prefetch)
+        return Pager(self._transport, _LIST, _folder(signing_id), Recipient, prefetch=prefetch, finish=self._finish)
 
-    def _is_done(self, recipient: Recipient) -> bool:
-        return any(recipient.extra.get(field) for field in self._transport.options.assumptions.recipient_done_fields)
+    def _done(self, recipient: Recipient) -> Any:
+        """Return the first field that marks the recipient as finished, or None."""
+        fields = self._transport.options.assumptions.recipient_done_fields
+        return next((value for value in map(recipient.extra.get, fields) if value), None)
+
+    def _finish(self, recipient: Recipient) -> Recipient:
+        """Return the recipient with ``completed_at``."""
+        with suppress(Unreadable):
+            if (completed_at := timestamp(self._done(recipient))) is not None:
+                return attrs.evolve(recipient, completed_at=completed_at)
+        return recipient
 
 
 def _folder(signing_id: str | Signing) -> str:
     return f"{signing_path(signing_id)}/recipients"
+
+
+def _describe_kind(value: object) -> str:
+    """Return the type of an argument, and for an e-mail address where it belongs."""
+    hint = f"; did you mean email={value!r}?" if isinstance(value, str) and "@" in value else ""
+    return f"{type(value).__name__}{hint}"
 
 
 def _encode(fields: Mapping[str, Any]) -> bytes:

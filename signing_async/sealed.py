@@ -88,7 +88,10 @@ class Report:
 
     @property
     def sound(self) -> bool:
-        """Whether the file is signed, all signatures are valid, and only allowed changes follow them."""
+        """Whether the file is signed, all signatures are valid, and only allowed changes follow them.
+
+        A document timestamp alone is no signature.
+        """
         return not self.problems
 
     @property
@@ -135,7 +138,8 @@ def inspect_sealed(
     Raises `InvalidRequest` if the file cannot be read or is larger than ``max_bytes``, and `PdfRejected` if it is not
     a PDF. A file that takes more than ``timeout`` seconds, or too much memory, is not sound. If the worker process is
     killed or cannot be started, for example because the machine runs out of memory, a transient `SigningError` is
-    raised: nothing is known about the file. In a coroutine, call ``await asyncio.to_thread(inspect_sealed, path)``. ::
+    raised: nothing is known about the file. A frozen application has no Python to start: `ConfigurationError`. In a
+    coroutine, call ``await asyncio.to_thread(inspect_sealed, path)``. ::
 
         report = inspect_sealed("archive/contract.pdf", trust="roots.pem")
         if not (report.sound and report.trusted):

@@ -13,20 +13,21 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypedDict, TypeVar
 from urllib.parse import urlsplit
 
 import attrs
 
 from . import _checks
+from ._files import expand_user
 from ._toml import did_you_mean, read_toml
 from .assumptions import Assumptions
 from .auth.oauth import OAuth
 from .auth.token_stores import FileTokenStore
 from .errors import ConfigurationError
-from .telemetry.switch import parse as parse_switch
+from .telemetry import parse as parse_switch
 from .transport import urls
-from .transport.call import Timeouts
+from .transport.operation import Timeouts
 from .transport.retry import RetryPolicy
 
 __all__ = ["Settings", "config_folder", "holds_password"]
@@ -34,11 +35,30 @@ __all__ = ["Settings", "config_folder", "holds_password"]
 T = TypeVar("T")
 
 _SECRETS = frozenset({"access_token", "client_secret", "inbox_key", "webhook_secret"})
-_URLS = ("broker", "inbox", "journal")
+_URLS = ("broker", "inbox", "journal", "proxy")
 _PASSWORD = re.compile(r"://[^@]*:[^@]*@|[?&](?:ssl)?password=", re.IGNORECASE)
 _CREDENTIALS = ("access_token", "client_id", "client_secret", "redirect_uri", "token_file")
-_RETRY = ("max_attempts", "base_delay", "max_delay", "max_retry_after", "settle")
-_TIMEOUTS = {"timeout": "call", "transfer_timeout": "transfer", "connect_timeout": "connect"}
+_OPTIONS = {
+    "timeout": ("timeouts", "call"),
+    "transfer_timeout": ("timeouts", "transfer"),
+    "connect_timeout": ("timeouts", "connect"),
+    **{name: ("retry", name) for name in ("max_attempts", "base_delay", "max_delay", "max_retry_after", "settle")},
+}
+"""The settings that are fields of `Timeouts` or `RetryPolicy`."""
+
+
+def _hide_url(place: Path | str | None) -> str:
+    return "'...'" if isinstance(place, str) else repr(place)
+
+
+class ClientOptions(TypedDict):
+    """The arguments of `SigningClient` that come from the settings, besides the tenant and the login."""
+
+    proxy: str | None
+    retry: RetryPolicy
+    timeout: Timeouts
+    assumptions: Assumptions
+    telemetry: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -56,18 +76,16 @@ class Settings:
     redirect_uri: str | None = None
     token_file: Path | None = None
     webhook_secret: str | None = attrs.field(default=None, repr=False)
-    journal: Path | str | None = attrs.field(
-        default=None, repr=lambda journal: "'...'" if isinstance(journal, str) else repr(journal)
-    )
+    journal: Path | str | None = attrs.field(default=None, repr=_hide_url)
     """A file, or a database URL, which may contain a password."""
-    inbox: Path | str | None = attrs.field(
-        default=None, repr=lambda inbox: "'...'" if isinstance(inbox, str) else repr(inbox)
-    )
+    inbox: Path | str | None = attrs.field(default=None, repr=_hide_url)
     """A file, or a database URL, which may contain a password."""
     inbox_key: str | None = attrs.field(default=None, repr=False)
     """The key that decrypts the inbox."""
     broker: str | None = attrs.field(default=None, repr=False)
     """A broker URL, which may contain a password."""
+    proxy: str | None = attrs.field(default=None, repr=False)
+    """The URL of an HTTP proxy, which may contain a password; by default the environment's proxies are used."""
     timeouts: Timeouts = attrs.field(factory=Timeouts)
     retry: RetryPolicy = attrs.field(factory=RetryPolicy)
     assumptions: Assumptions = attrs.field(factory=Assumptions)
@@ -85,16 +103,14 @@ class Settings:
         Raise a `ConfigurationError` for an invalid setting. Its text names the source, and contains no secret.
         """
         path = _config_file(config)
-        content = {} if path is None else read_toml(path, secrets_in=_secrets_in)
-        _check_names(content, path)
         layers = [
             {name: _Given(name, text, f"--{name.replace('_', '-')}") for name, text in (given or {}).items()},
             {
-                name: _Given(name, text, _variable(name))
+                name: _Given(name, os.environ[_variable(name)], _variable(name))
                 for name in _CONVERTERS
-                if (text := os.environ.get(_variable(name)))
+                if os.environ.get(_variable(name))
             },
-            {name: _Given(name, value, f"{name} in {path}", path) for name, value in content.items()},
+            {} if path is None else _read_file(path),
         ]
         note = _drop_foreign_credentials(layers, path)
         chosen = {name: value for layer in reversed(layers) for name, value in layer.items()}
@@ -123,6 +139,16 @@ class Settings:
             raise ConfigurationError(f"SIGNING_TOKEN_FILE is not set, and there is no login at {origin}{self.note}")
         return self.oauth()
 
+    def client_options(self) -> ClientOptions:
+        """Return the other arguments of `SigningClient`."""
+        return {
+            "proxy": self.proxy,
+            "retry": self.retry,
+            "timeout": self.timeouts,
+            "assumptions": self.assumptions,
+            "telemetry": self.telemetry,
+        }
+
     def oauth(self, redirect_uri: str | None = None) -> OAuth:
         """Return an `OAuth` for the registered app; ``redirect_uri`` overrides the setting."""
         return OAuth(
@@ -131,6 +157,7 @@ class Settings:
             client_secret=self._required("client_secret"),
             redirect_uri=redirect_uri or self._required("redirect_uri"),
             store=self.store,
+            proxy=self.proxy,
             retry=self.retry,
             assumptions=self.assumptions,
         )
@@ -158,7 +185,7 @@ class _Given:
         return self.value
 
     def path(self) -> Path:
-        path = os.path.expanduser(self.text())  # noqa: PTH111  # pathlib's raises for an unknown user
+        path = expand_user(self.text())
         return Path(path) if self.file is None else self.file.parent / path
 
     def number(self) -> float:
@@ -189,14 +216,14 @@ class _Given:
 
 _CONVERTERS: dict[str, Callable[[_Given], Any]] = {
     **dict.fromkeys(
-        ("base_url", "access_token", "client_id", "client_secret", "redirect_uri", "webhook_secret", "broker"),
+        ("base_url", "access_token", "client_id", "client_secret", "redirect_uri", "webhook_secret", "broker", "proxy"),
         _Given.text,
     ),
     "inbox": _Given.path_or_url,
     "inbox_key": _Given.text,
     "token_file": _Given.path,
     "journal": _Given.path_or_url,
-    **dict.fromkeys((*_TIMEOUTS, *_RETRY), _Given.number),
+    **dict.fromkeys(_OPTIONS, _Given.number),
     "assumptions": _Given.assumptions,
     "telemetry": _Given.switch,
 }
@@ -251,9 +278,7 @@ def _exists(path: Path) -> bool:
 
 def _secrets_in(content: Mapping[str, Any]) -> list[str]:
     """Return the names of the secrets in the file, including URLs with a password."""
-    return [
-        name for name, value in content.items() if name in _SECRETS or (name in _URLS and holds_password(str(value)))
-    ]
+    return [name for name in content if name in _SECRETS or (name in _URLS and holds_password(str(content[name])))]
 
 
 def holds_password(url: str) -> bool:
@@ -261,10 +286,15 @@ def holds_password(url: str) -> bool:
     return _PASSWORD.search(url) is not None and "://" in url
 
 
-def _check_names(content: Mapping[str, object], path: Path | None) -> None:
-    for name in content:
+def _read_file(path: Path) -> dict[str, _Given]:
+    given = {
+        name: _Given(name, value, f"{name} in {path}", path)
+        for name, value in read_toml(path, secrets_in=_secrets_in).items()
+    }
+    for name in given:
         if name not in _CONVERTERS:
             raise ConfigurationError(f"{path}: unknown setting {name!r}{did_you_mean(name, _CONVERTERS)}")
+    return given
 
 
 def _drop_foreign_credentials(layers: list[dict[str, _Given]], path: Path | None) -> str:
@@ -296,24 +326,21 @@ def _origin(given: _Given) -> str:
     return _name_source(partial(urls.check_origin, given.text()), given)
 
 
-def _convert(chosen: Mapping[str, _Given]) -> dict[str, Any]:
-    values = {name: _CONVERTERS[name](given) for name, given in chosen.items()}
-    if "base_url" in chosen:
-        values["base_url"] = _origin(chosen["base_url"])
-    # A plain timeout also limits transfers, as the client's argument does.
-    if "timeout" in values and "transfer_timeout" not in values:
-        chosen = {**chosen, "transfer_timeout": chosen["timeout"]}
-        values["transfer_timeout"] = values["timeout"]
-    timeouts, retry = Timeouts(), RetryPolicy()
-    for name, field in _TIMEOUTS.items():
-        if name in values:
-            change = {field: values.pop(name)}
-            timeouts = _name_source(partial(attrs.evolve, timeouts, **change), chosen[name])
-    for name in _RETRY:
-        if name in values:
-            change = {name: values.pop(name)}
-            retry = _name_source(partial(attrs.evolve, retry, **change), chosen[name])
-    return {**values, "timeouts": timeouts, "retry": retry}
+def _convert(chosen: dict[str, _Given]) -> dict[str, Any]:
+    values: dict[str, Any] = {"timeouts": Timeouts(), "retry": RetryPolicy()}
+    if "timeout" in chosen:
+        # A plain timeout also limits transfers, as the client's argument does.
+        chosen = {"transfer_timeout": chosen["timeout"], **chosen}
+    hidden = [name for name in chosen if name in _SECRETS or name in _URLS]
+    for name in (name for name in chosen if name not in hidden):
+        given, value = chosen[name], _CONVERTERS[name](chosen[name])
+        if name in _OPTIONS:
+            record, field = _OPTIONS[name]
+            values[record] = _name_source(partial(attrs.evolve, values[record], **{field: value}), given)
+        else:
+            values[name] = _origin(given) if name == "base_url" else value
+    # The secrets last: they are in no variable when an error is raised.
+    return {**values, **{name: _CONVERTERS[name](chosen[name]) for name in hidden}}
 
 
 def _name_source(make: Callable[[], T], given: _Given) -> T:

@@ -10,21 +10,23 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from . import _checks
+from .assumptions import Assumptions
 from .errors import InvalidRequest, SigningCancelled, SigningError, WaitTimeout
 from .models import Language, Signing, SigningOrder, SigningState
 from .pagination import Pager
-from .reconcile import Read, Sent, Tracker
+from .reconcile import Ledger, Read, Sent
 from .transport import urls, wire
-from .transport.call import Operation, Transport, log
-from .transport.decode import Unreadable, decode_record
-from .transport.error_response import one_line
-from .transport.lookup import record
-from .transport.retry import Repeat
+from .transport.call import Transport
+from .transport.decode import Unreadable, decode_record, parse, record
+from .transport.operation import Operation, log
+from .transport.problems import one_line
+from .transport.response import Response
+from .transport.retry import Safety
 
 if TYPE_CHECKING:
     from .webhooks import Wakeups
 
-__all__ = ["Signings", "check_signing", "id_of", "reading", "signing_path"]
+__all__ = ["Signings", "check_signing", "id_of", "reading", "sending", "signing_path"]
 
 T = TypeVar("T")
 
@@ -38,17 +40,48 @@ def signing_path(signing_id: str | Signing) -> str:
     return f"{_PATH}/{urls.segment('signing_id', signing_id)}"
 
 
-def reading(path: str, decode: Callable[[Any, wire.Response], T]) -> Operation[T]:
+def reading(path: str, decode: Callable[[Response], T]) -> Operation[T]:
     """Return the operation that reads a signing and decodes what the caller needs from it."""
-    return Operation("signings.get", "GET", path, Repeat.READ, decode=decode)
+    return Operation("signings.get", "GET", path, Safety.READ, decode=decode)
+
+
+def sending(
+    signing_id: str | Signing, ledger: Ledger, assumptions: Assumptions, *, is_own: bool = False
+) -> Operation[Signing | None]:
+    """Return the operation that sends a draft; see `Sent` for ``is_own``. Its result is the signing, if it was read."""
+    path = signing_path(signing_id)
+
+    def get(read: Read) -> Awaitable[Signing]:
+        return read(reading(path, _decoder(assumptions)))
+
+    return Operation(
+        "signings.send",
+        "POST",
+        f"{path}/send",
+        Safety.RECONCILED,
+        effect=Sent(ledger.signing(path), get, is_own=is_own),
+        body=wire.bytes_body,
+    )
+
+
+def _decoder(assumptions: Assumptions) -> Callable[[Response], Signing]:
+    def decode(response: Response) -> Signing:
+        signing = decode_record(record(parse(response.bytes), assumptions), Signing)
+        with suppress(InvalidRequest):
+            signing_path(signing)
+            return signing
+        raise Unreadable(f"expected an id, got {signing.id!r}", "id")
+
+    return decode
 
 
 class Signings:
     """``client.signings``."""
 
-    def __init__(self, transport: Transport, tracker: Tracker) -> None:
+    def __init__(self, transport: Transport, ledger: Ledger) -> None:
         self._transport = transport
-        self._tracker = tracker
+        self._ledger = ledger
+        self._decode = _decoder(transport.options.assumptions)
 
     async def create(
         self,
@@ -69,15 +102,17 @@ class Signings:
         def body() -> wire.Body:
             return wire.bytes_body(json.dumps(sent).encode(), "application/json")
 
-        operation = Operation("signings.create", "POST", _PATH, Repeat.CREATE, decode=self._decode, body=body)
+        operation: Operation[Signing] = Operation(
+            "signings.create", "POST", _PATH, Safety.CREATE, decode=self._decode, body=body
+        )
         signing = await self._transport.call(operation)
-        self._tracker.note_created(signing_path(signing))
+        self._ledger.note_created(signing_path(signing))
         return signing
 
     async def get(self, signing_id: str | Signing) -> Signing:
         """Return a signing with its documents."""
         path = signing_path(signing_id)
-        note = self._tracker.observe(path)
+        note = self._ledger.observe(path)
         signing = await self._transport.call(reading(path, self._decode))
         note(signing.documents)
         return signing
@@ -88,7 +123,6 @@ class Signings:
         limit: int | None = None,
         *,
         prefetch: bool = True,
-        read_ahead: bool | None = None,
     ) -> Pager[Signing]:
         """List the signings, from ``cursor`` on; see `Pager`. ``limit`` is the size of a page."""
         return Pager(
@@ -99,7 +133,6 @@ class Signings:
             cursor=cursor,
             limit=limit,
             prefetch=prefetch,
-            read_ahead=read_ahead,
         )
 
     async def send(self, signing_id: str | Signing) -> None:
@@ -107,38 +140,7 @@ class Signings:
 
         Raises `CannotBeSent` if the signing has no documents or no recipients, or was sent before.
         """
-        await self._transport.call(self._sending(signing_id))
-
-    async def send_own(self, signing_id: str | Signing) -> Signing | None:
-        """Send a draft that only the caller sends; see `Sent`. Return the signing if it was read."""
-        return await self._transport.call(self._sending(signing_id, is_own=True))
-
-    async def verify_sent(self, signing_id: str | Signing) -> Signing | None:
-        """After a successful `send`, read until the signing is not a draft; raise `OutcomeUnknown` if it stays one."""
-        return await self._transport.verify_effect(self._sending(signing_id), None)
-
-    async def find_sent(self, signing_id: str | Signing) -> Signing | None:
-        """Read until the signing is no longer a draft; None if it still is one after a lost `send`'s settle time.
-
-        Raises `OutcomeUnknown` if the service does not tell, or cannot be read.
-        """
-        found = await self._transport.find_effect(self._sending(signing_id))
-        return None if found is None else found.value
-
-    def _sending(self, signing_id: str | Signing, *, is_own: bool = False) -> Operation[Signing | None]:
-        path = signing_path(signing_id)
-
-        def get(read: Read) -> Awaitable[Signing]:
-            return read(reading(path, self._decode))
-
-        return Operation(
-            "signings.send",
-            "POST",
-            f"{path}/send",
-            Repeat.RECONCILED,
-            effect=Sent(self._tracker.signing(path), get, is_own=is_own),
-            body=wire.bytes_body,
-        )
+        await self._transport.call(sending(signing_id, self._ledger, self._transport.options.assumptions))
 
     async def wait_until_completed(
         self,
@@ -191,13 +193,6 @@ class Signings:
                 raise
             log.warning("polling of signing %s continues after: %s", _id_on_one_line(signing_id), error)
             return last
-
-    def _decode(self, data: Any, response: wire.Response) -> Signing:
-        signing = decode_record(record(data, self._transport.options.assumptions), Signing)
-        with suppress(InvalidRequest):
-            signing_path(signing)
-            return signing
-        raise Unreadable(f"expected an id, got {signing.id!r}", "id")
 
 
 @contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import inspect
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,8 +19,8 @@ from .auth.oauth import OAuth
 from .auth.token_stores import TokenStore
 from .client import SigningClient
 from .errors import AuthError, ClientClosed, ConfigurationError, InvalidRequest
-from .transport.call import Attempt, Timeouts
-from .transport.rate_limit import Gate
+from .transport.operation import Attempt, Timeouts
+from .transport.rate_limit import RateLimiter
 from .transport.retry import RetryPolicy
 
 __all__ = ["TenantApp", "Tenants"]
@@ -46,21 +45,22 @@ class TenantApp:
 class Tenants:
     """A cache of clients, one for each tenant. ::
 
-        async with aiohttp.ClientSession() as session, Tenants(store_of, app_of, session) as tenants:
+        session = aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar())
+        async with session, Tenants(store_of, app_of, session) as tenants:
             async with tenants.client("acme") as client:
                 await client.signings.send(signing_id)
 
-    ``app_factory`` returns a tenant's `TenantApp`, ``store_factory`` its `TokenStore`, and ``gate_factory`` its `Gate`
-    (by default each client has its own). Each is called with the tenant's id and may be ``async``. A store must outlive
-    its client: return the same `MemoryTokenStore` each time.
+    ``app_factory`` returns a tenant's `TenantApp`, ``store_factory`` its `TokenStore`, and ``rate_limiter_factory`` its
+    `RateLimiter` (by default each client has its own). Each is called with the tenant's id and may be ``async``. A
+    store must outlive its client: return the same `MemoryTokenStore` each time.
 
     At most ``max_clients`` are kept, or more while more are in use. The least recently used client is closed first,
     never while it is in use, and only after a token refresh in progress has ended. A closed client is created again
     when it is needed.
 
     Tenants share ``session``: its connections and its settings, such as a proxy. They do not share tokens, rate limits,
-    retry budgets or what their clients know of signings. No cookies are kept, whatever the session's cookie jar. The
-    session is never closed here. The other options are those of `SigningClient`.
+    retry budgets or what their clients know of signings. The session must keep no cookies, and is never closed here.
+    The other options are those of `SigningClient`.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Tenants:
         session: aiohttp.ClientSession,
         *,
         max_clients: int = 1000,
-        gate_factory: Callable[[str], Gate | Awaitable[Gate]] | None = None,
+        rate_limiter_factory: Callable[[str], RateLimiter | Awaitable[RateLimiter]] | None = None,
         retry: RetryPolicy = _DEFAULT_RETRY,
         timeout: float | Timeouts = _DEFAULT_TIMEOUTS,
         assumptions: Assumptions = _DEFAULT_ASSUMPTIONS,
@@ -78,15 +78,19 @@ class Tenants:
     ) -> None:
         self._store_factory = store_factory
         self._app_factory = app_factory
-        self._gate_factory = _no_gate if gate_factory is None else gate_factory
-        for name in ("store_factory", "app_factory", "gate_factory"):
+        self._rate_limiter_factory: Callable[[str], RateLimiter | Awaitable[RateLimiter] | None]
+        self._rate_limiter_factory = (lambda tenant_id: None) if rate_limiter_factory is None else rate_limiter_factory
+        for name in ("store_factory", "app_factory", "rate_limiter_factory"):
             factory = getattr(self, f"_{name}")
             if not callable(factory):
                 raise ConfigurationError(f"{name}: must be callable with a tenant's id, got {factory!r}")
         if not isinstance(session, aiohttp.ClientSession):
             raise ConfigurationError(f"session: must be an aiohttp.ClientSession, got {type(session).__name__}")
-        self._given = session
-        self._session: aiohttp.ClientSession | None = None
+        if not isinstance(session.cookie_jar, aiohttp.DummyCookieJar):
+            raise ConfigurationError(
+                "session: tenants would share its cookies: make it with cookie_jar=aiohttp.DummyCookieJar()"
+            )
+        self._session = session
         self._max_clients = _checks.integer("max_clients", max_clients)
         self._options: dict[str, Any] = {
             "retry": retry,
@@ -97,11 +101,12 @@ class Tenants:
         self._in_use: dict[str, _Tenant] = {}
         self._idle: OrderedDict[str, _Tenant] = OrderedDict()
         self._closing: dict[str, asyncio.Task[None]] = {}
-        self._users = 0
         self._closed = False
 
     def __repr__(self) -> str:
-        return f"<Tenants: {len(self._in_use)} clients in use, {len(self._idle)} kept>"
+        # Some tracebacks show an object whose constructor raised.
+        in_use, idle = (len(getattr(self, name, ())) for name in ("_in_use", "_idle"))
+        return f"<Tenants: {in_use} clients in use, {idle} kept>"
 
     @asynccontextmanager
     async def client(self, tenant_id: str) -> AsyncIterator[SigningClient]:
@@ -128,8 +133,6 @@ class Tenants:
         self._idle.clear()
         while self._closing:
             await asyncio.wait(tuple(self._closing.values()))
-        if not self._users:
-            self._detach()
 
     async def __aenter__(self) -> Self:
         return self
@@ -142,12 +145,13 @@ class Tenants:
         _checks.string("tenant_id", tenant_id, error=InvalidRequest)
         if self._closed:
             raise ClientClosed("the tenants' clients are closed")
+        if self._session.closed:
+            raise ClientClosed("the session of the tenants is closed")
         tenant = self._in_use.get(tenant_id) or self._idle.pop(tenant_id, None)
         if tenant is None or tenant.is_unusable:
             tenant = _Tenant(tenant_id, asyncio.create_task(self._create(tenant_id), name="signing_async tenant"))
         self._in_use[tenant_id] = tenant
         tenant.users += 1
-        self._users += 1
         self._trim()
         try:
             yield await tenant.ready()
@@ -156,9 +160,6 @@ class Tenants:
 
     def _return(self, tenant: _Tenant) -> None:
         tenant.users -= 1
-        self._users -= 1
-        if self._closed and not self._users:
-            self._detach()
         # The tenant was replaced because a user closed its client, or all clients were closed.
         if tenant.users or self._in_use.get(tenant.id) is not tenant:
             return
@@ -167,25 +168,19 @@ class Tenants:
             self._idle[tenant.id] = tenant
             self._trim()
 
-    def _detach(self) -> None:
-        """Detach the copied session, only without users: a request that waits for a connection would fail."""
-        if self._session is not None and self._session is not self._given:
-            self._session.detach()
-
     def _trim(self) -> None:
         while self._idle and len(self._in_use) + len(self._idle) > self._max_clients:
             _, tenant = self._idle.popitem(last=False)
             self._retire(tenant)
 
     def _retire(self, tenant: _Tenant) -> None:
-        task = asyncio.create_task(tenant.close(), name="signing_async tenant closing")
-        self._closing[tenant.id] = task
-        task.add_done_callback(lambda task: self._forget(tenant.id, task))
+        def forget(task: asyncio.Task[None]) -> None:
+            # The tenant's next client may be closing by now.
+            if self._closing.get(tenant.id) is task:
+                del self._closing[tenant.id]
 
-    def _forget(self, tenant_id: str, task: asyncio.Task[None]) -> None:
-        # The tenant's next client may be closing by now.
-        if self._closing.get(tenant_id) is task:
-            del self._closing[tenant_id]
+        task = self._closing[tenant.id] = asyncio.create_task(tenant.close(), name="signing_async tenant closing")
+        task.add_done_callback(forget)
 
     async def _create(self, tenant_id: str) -> tuple[SigningClient, OAuth]:
         closing = self._closing.get(tenant_id)
@@ -196,32 +191,18 @@ class Tenants:
         if not isinstance(app, TenantApp):
             raise ConfigurationError(f"app_factory: must return a TenantApp, got {type(app).__name__}")
         store = await _awaited(self._store_factory(tenant_id))
-        gate = await _awaited(self._gate_factory(tenant_id))
-        session = self._shared_session()
+        rate_limiter = await _awaited(self._rate_limiter_factory(tenant_id))
         oauth = OAuth(
             app.base_url,
             client_id=app.client_id,
             client_secret=app.client_secret,
             redirect_uri=app.redirect_uri,
             store=store,
-            session=session,
+            session=self._session,
             assumptions=self._options["assumptions"],
         )
-        return SigningClient(app.base_url, oauth, session=session, gate=gate, **self._options), oauth
-
-    def _shared_session(self) -> aiohttp.ClientSession:
-        """Return a session with the given one's connections and without its cookies, which tenants must not share."""
-        if self._session is None:
-            given = self._given
-            if given.closed:
-                raise ClientClosed("the session of the tenants is closed")
-            self._session = given
-            if not isinstance(given.cookie_jar, aiohttp.DummyCookieJar):
-                # A copy keeps all other settings; aiohttp has no accessors for the proxy, middlewares and limits.
-                self._session = copy.copy(given)
-                self._session._cookie_jar = aiohttp.DummyCookieJar()
-                self._session._connector_owner = False
-        return self._session
+        client = SigningClient(app.base_url, oauth, session=self._session, rate_limiter=rate_limiter, **self._options)
+        return client, oauth
 
 
 class _Tenant:
@@ -252,10 +233,6 @@ class _Tenant:
             # The loss of a token is already logged.
             with contextlib.suppress(AuthError):
                 await client.aclose()
-
-
-def _no_gate(tenant_id: str) -> None:
-    """Return no gate: each client then has its own rate limiter."""
 
 
 async def _awaited(value: T | Awaitable[T]) -> T:

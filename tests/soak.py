@@ -225,7 +225,7 @@ class Traffic:
             for client in (plain, shared, renewing):
                 await stack.enter_async_context(client)
                 # A full tracker is no leak; a small one is soon full.
-                client._tracker._max_signings = 50
+                client._ledger._max_signings = 50
             self.oauth = oauth
             self.clients = [plain, shared, renewing, plain.with_options(on_attempt=lambda attempt: None)]
             yield

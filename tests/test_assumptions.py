@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -34,15 +35,14 @@ _NAME = ("cursor_param", "limit_param", "download_accept")
 _NAMES = (
     *("item_paths", "next_paths", "has_more_paths", "record_paths", "recipient_done_fields", "request_id_headers"),
     *("document_size_fields", "document_sha256_fields", "request_id_paths"),
-    *("error_code_paths", "error_message_paths", "error_list_paths"),
-    *("error_field_keys", "error_path_keys", "error_text_keys", "refresh_rejected_codes"),
+    "refresh_rejected_codes",
 )
 _NUMBERS = ("expires_in_seconds", "refresh_margin")
 _COUNTS = ("max_pdf_bytes", "max_sealed_bytes", "max_answer_bytes")
 
 
 def test_every_field_is_covered_by_the_lists_above() -> None:
-    named = {*_NAME, *_NAMES, *_NUMBERS, *_COUNTS, "expired_token_statuses", "pkce"}
+    named = {*_NAME, *_NAMES, *_NUMBERS, *_COUNTS, "expired_token_statuses", "pkce", "error_paths"}
     assert named == {field.name for field in attrs.fields(Assumptions)}
 
 
@@ -53,6 +53,7 @@ def test_every_field_is_covered_by_the_lists_above() -> None:
         *((name, value) for name in _NAMES for value in ("", None, 5, [""], ["a", 5], [["a"]])),
         *((name, value) for name in _NUMBERS for value in (0, -1, True, "1", None, math.nan, math.inf)),
         *((name, value) for name in _COUNTS for value in (0, -1, True, "1", None, 1.5)),
+        *(("error_paths", value) for value in ("code", None, ["code"], {"text": "a"}, {"code": ""}, {"code": ["a"]})),
         *(("pkce", value) for value in (1, 0, "true", None)),
         *(("expired_token_statuses", value) for value in (399, 500, True, "401", ["401"], None, [[401]], [401, 200])),
     ],
@@ -61,6 +62,12 @@ def test_invalid_value_is_refused_with_field_and_value(name: str, value: Any) ->
     with pytest.raises(ConfigurationError, match=rf"^{name}: must be .*, got ") as caught:
         Assumptions(**{name: value})
     assert isinstance(caught.value, ValueError)
+
+
+def test_error_paths_may_be_a_table_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "assumptions.toml"
+    path.write_text('[error_paths]\ncode = "fault.ref"\n')
+    assert Assumptions.from_file(path).error_paths == {"code": "fault.ref"}
 
 
 def test_unknown_field_is_refused() -> None:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from signing_async import (
     Assumptions,
+    Attempt,
     ClientClosed,
     ConfigurationError,
     RetryPolicy,
@@ -145,6 +146,22 @@ async def test_view_shares_all_but_its_options(sandbox: Sandbox, client: Signing
         await client.me()
 
 
+class _Named(SigningClient):
+    def __init__(self, base_url: str, token: str, name: str) -> None:
+        super().__init__(base_url, token)
+        self.name = name
+
+
+async def test_view_of_a_subclass_keeps_its_attributes(sandbox: Sandbox) -> None:
+    async with _Named(sandbox.base_url, sandbox.access_token(), "acme") as client:
+        view = client.with_options(timeout=5)
+        assert (type(view), view.name, view._transport.options.timeouts.call) == (_Named, "acme", 5)
+        view.name = "other"
+        assert (client.name, client._transport.options.timeouts) == ("acme", Timeouts())
+        assert (await view.me()).email
+        assert repr(view) == f"_Named({sandbox.base_url!r})"
+
+
 async def test_operations_after_aclose_raise_client_closed(sandbox: Sandbox, client: SigningClient) -> None:
     """On a view too. Closing again is allowed."""
     view = client.with_options(timeout=5)
@@ -175,3 +192,20 @@ async def test_clients_of_two_tenants_keep_their_connections_in_a_shared_session
             assert (await client.me()).id == server.origin.removeprefix("http://")
     assert len(ports) == 6
     assert len(set(ports)) == 2
+
+
+def test_session_of_another_event_loop_is_one_clear_error() -> None:
+    attempts: list[Attempt] = []
+
+    async def make() -> aiohttp.ClientSession:
+        return aiohttp.ClientSession()
+
+    async def use(session: aiohttp.ClientSession) -> None:
+        client = SigningClient("http://127.0.0.1:9", "token", session=session, on_attempt=attempts.append)
+        with pytest.raises(ConfigurationError, match="the session belongs to another event loop"):
+            await client.me()
+
+    session = asyncio.run(make())
+    asyncio.run(use(session))
+    assert len(attempts) == 1
+    session.detach()  # its loop is closed, and it has no connections

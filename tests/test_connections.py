@@ -25,12 +25,13 @@ from cryptography.hazmat.primitives.serialization import (
 from taskiq import InMemoryBroker
 
 from signing_async import ConfigurationError, MemoryTokenStore, OAuth, RetryPolicy, SigningClient, SigningError, Token
+from signing_async import taskiq as taskiq_module
 from signing_async.archive import S3Store
-from signing_async.cli.probing import Probe
+from signing_async.cli.doctor import Examination
 from signing_async.errors import ArchiveError
 from signing_async.postgres import PostgresJournal
 from signing_async.redis import RedisSeenEvents, RedisTokenStore
-from signing_async.taskiq import enqueuing, redis_streams, streams
+from signing_async.taskiq import enqueuing, redis_streams
 from signing_async.webhooks.check import check_receiver
 from tests.archive.s3_server import CREDENTIALS
 from tests.servers import talking
@@ -52,7 +53,10 @@ async def _refresh(place: str) -> None:
 
 
 async def _diagnose(place: str) -> None:
-    async with SigningClient(f"https://{place}", "token") as client, aclosing(Probe(client).findings()) as findings:
+    async with (
+        SigningClient(f"https://{place}", "token") as client,
+        aclosing(Examination(client).findings()) as findings,
+    ):
         await anext(findings)
 
 
@@ -134,7 +138,7 @@ async def _untrusted(connect: Callable[[str], Awaitable[None]]) -> AsyncIterator
 @pytest.fixture(autouse=True)
 def surroundings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Roots for asyncpg, time for the broker; credentials, and a single attempt, for S3."""
-    monkeypatch.setattr(streams, "_TIMEOUT", PATIENCE)
+    monkeypatch.setattr(taskiq_module, "_TIMEOUT", PATIENCE)
     monkeypatch.chdir(tmp_path)
     trustme.CA().cert_pem.write_to_path("roots.pem")
     for name, value in {**CREDENTIALS, "AWS_MAX_ATTEMPTS": "1"}.items():

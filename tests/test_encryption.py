@@ -44,7 +44,7 @@ def test_first_key_encrypts_and_every_key_decrypts() -> None:
 def test_data_that_was_moved_changed_or_cut_does_not_decrypt(size: int) -> None:
     sealer = Sealer(KEY, owner="Store")
     kept = sealer.seal(SECRET, "anna")
-    for wrong, place in ((kept, "bert"), (kept[:-1] + b"\0", "anna"), (kept[:size], "anna")):
+    for wrong, place in ((kept, "bert"), (kept[:-1] + bytes([kept[-1] ^ 1]), "anna"), (kept[:size], "anna")):
         with pytest.raises(ValueError, match="none of the given keys decrypts it"):
             sealer.unseal(wrong, place)
 

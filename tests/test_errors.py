@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import copy
 import inspect
 import pickle
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from signing_async import APIError, InvalidRequest, Signing, SigningError, errors
+import signing_async
+from signing_async import APIError, InvalidRequest, OutcomeUnknown, Signing, SigningError, TransportError, errors
+from signing_async.errors import amended
 
 _VALUES: dict[str, Any] = {
     "operation": "signings.send",
@@ -24,8 +28,8 @@ _VALUES: dict[str, Any] = {
     "body": b'{"code": "teapot", "token": "secret"}',
     "redacted_body": b'{"code": "teapot", "token": "[redacted]"}',
     "retry_after": 2.5,
-    "transient": True,
     "may_clear": True,
+    "after_transient": False,
     "problems": ("name: too short", "name: too plain"),
     "reason": "too_large",
     "filename": "lease.pdf",
@@ -37,7 +41,7 @@ _VALUES: dict[str, Any] = {
 def _tree(cls: type[SigningError] = SigningError) -> Iterator[type[SigningError]]:
     """The class and all public ones below it that this package makes."""
     yield cls
-    for below in cls.__subclasses__():
+    for below in (each for each in cls.__subclasses__() if each.__module__ == errors.__name__):
         if below.__module__.startswith("signing_async.") and not below.__name__.startswith("_"):
             yield from _tree(below)
 
@@ -47,9 +51,10 @@ _ALL = sorted(set(_tree()), key=lambda cls: cls.__name__)
 
 def _made(cls: type[SigningError]) -> SigningError:
     """One with every argument given."""
-    parameters = list(inspect.signature(cls).parameters)
-    assert parameters[0] == "message"
-    return cls("It went wrong.", **{name: _VALUES[name] for name in parameters[1:]})
+    first, *parameters, last = inspect.signature(cls).parameters
+    assert (first, last) == ("message", "flags")
+    flags: errors.Flags = {"transient": True, "effect": "unknown", "client_wide": True}
+    return cls("It went wrong.", **{name: _VALUES[name] for name in parameters}, **flags)
 
 
 def _attributes(error: SigningError) -> dict[str, Any]:
@@ -71,9 +76,7 @@ def test_errors_that_every_call_of_the_client_would_meet_say_so() -> None:
 def test_only_a_permanent_client_wide_error_is_fatal(transient: bool, fatal: bool) -> None:
     assert errors.AuthError("It went wrong.", transient=transient).fatal is fatal
     assert errors.JournalError("It went wrong.", transient=transient).fatal is fatal
-    error = SigningError("It went wrong.")
-    error.transient = transient
-    assert not error.fatal
+    assert not SigningError("It went wrong.", transient=transient).fatal
 
 
 @pytest.mark.parametrize("cls", _ALL)
@@ -112,7 +115,7 @@ def test_text_and_repr_of_every_error_hold_its_message(cls: type[SigningError]) 
     needed = [
         parameter.name
         for parameter in inspect.signature(cls).parameters.values()
-        if parameter.default is inspect.Parameter.empty
+        if parameter.default is inspect.Parameter.empty and parameter.name != "flags"
     ]
     plain = cls("It went wrong.", **{name: _VALUES[name] for name in needed[1:]})
     assert "It went wrong" in str(plain)
@@ -185,3 +188,53 @@ def test_messages_of_an_error_are_a_copy() -> None:
 def test_invalid_request_lists_its_problems() -> None:
     assert InvalidRequest("a; b", problems=["a", "b"]).problems == ("a", "b")
     assert InvalidRequest("a").problems == ("a",)
+
+
+def test_flags_of_an_error_differ_from_its_class_only_where_given() -> None:
+    """A status of 408 is transient, whatever the class."""
+    assert vars(SigningError("No.", transient=True)) == {"message": "No.", "transient": True}
+    assert not errors.JournalError("No.", transient=False).transient
+    assert (APIError("No.", status=408).transient, APIError("No.", status=418).transient) == (True, False)
+    assert not APIError("No.", status=408, transient=False).transient
+
+
+def test_amended_error_is_a_copy_with_cause_and_notes() -> None:
+    error = OutcomeUnknown("Lost.", known=["s1"])
+    error.add_note("while testing")
+    with pytest.raises(OutcomeUnknown):
+        raise error from OSError("x")
+    amended = errors.amended(error, transient=True)
+    assert (error.transient, amended.transient, amended.effect) == (False, True, "unknown")
+    assert (str(amended), amended.known, amended.__notes__) == ("Lost.", ("s1",), ["while testing"])
+    assert amended.__cause__ is error.__cause__
+
+
+def test_errors_are_complete_when_they_are_made() -> None:
+    """No code of the package assigns to a flag of an error: `errors.amended` returns a copy."""
+    flags = {*errors.Flags.__annotations__, "may_clear", "after_transient"}
+    written = [
+        f"{path.name}:{target.lineno}: {ast.unparse(target)}"
+        for path in sorted(Path(signing_async.__file__).parent.rglob("*.py"))
+        if path.name != "errors.py"
+        for target in _written(ast.parse(path.read_text("utf-8")))
+        if target.attr in flags
+        # Attributes of other objects: a constructor's own, and the effect of an operation.
+        and ast.unparse(target.value) not in ("self", "operation")
+    ]
+    assert not written
+
+
+def _written(tree: ast.AST) -> Iterator[ast.Attribute]:
+    """The attributes that any code of the tree assigns."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node
+
+
+def test_amended_copy_has_notes_of_its_own() -> None:
+    """A bulk operation reports one error for many items."""
+    error = TransportError("no connection")
+    error.add_note("package A")
+    copies = [amended(error, effect="none") for _ in range(2)]
+    copies[0].add_note("package B")
+    assert [each.__notes__ for each in (error, *copies)] == [["package A"], ["package A", "package B"], ["package A"]]

@@ -509,12 +509,10 @@ async def test_one_page_is_prefetched_while_the_caller_works() -> None:
                 await anext(pages)
 
 
-@pytest.mark.parametrize("argument", ["prefetch", "read_ahead"])
-async def test_page_is_fetched_when_needed_without_prefetch(argument: str) -> None:
-    """``read_ahead=False`` is the old form."""
+async def test_page_is_fetched_when_needed_without_prefetch() -> None:
     async with _slow() as (slow, client, _):
         slow.open(0, 1, 2, 3)
-        async with aclosing(client.signings.list(**{argument: False}).pages()) as pages:
+        async with aclosing(client.signings.list(prefetch=False).pages()) as pages:
             for number in range(4):
                 await anext(pages)
                 await asyncio.sleep(0.02)

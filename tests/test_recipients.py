@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from aiohttp import web
 
-from signing_async import InvalidRequest, NewRecipient, SigningClient, Unauthorized
+from signing_async import Assumptions, InvalidRequest, NewRecipient, SigningClient, Unauthorized
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
+from tests.servers import serving
 
 
 async def test_add_takes_a_new_recipient(client: SigningClient) -> None:
@@ -38,7 +41,8 @@ async def test_add_refuses_a_new_recipient_with_fields_beside_it(
 
 async def test_add_refuses_a_positional_address(sandbox: Sandbox, client: SigningClient) -> None:
     add: Any = client.recipients.add
-    with pytest.raises(InvalidRequest, match=r"^recipient: must be a NewRecipient, got str$"):
+    hint = r"did you mean email='anna@example\.com'\?"
+    with pytest.raises(InvalidRequest, match=rf"^recipient: must be a NewRecipient, got str; {hint}$"):
         await add("s1", "anna@example.com")
     assert sandbox.requests == []
 
@@ -58,3 +62,28 @@ async def test_recipients_after_a_fatal_error_are_not_reminded_and_their_errors_
     assert [type(error) for error in errors] == [Unauthorized] * 3
     assert [(error.effect, error.exit_code) for error in errors if error] == [("unknown", 3), ("none", 4), ("none", 4)]
     assert len(sandbox.requests_of("recipients.remind")) == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("completed_at", "2026-01-31T12:30:15Z", datetime(2026, 1, 31, 12, 30, 15, tzinfo=UTC)),
+        ("signed_at", "2026-01-31T12:30:15Z", datetime(2026, 1, 31, 12, 30, 15, tzinfo=UTC)),
+        ("done_on", 1769862615, datetime(2026, 1, 31, 12, 30, 15, tzinfo=UTC)),
+        ("completed_at", None, None),
+        ("completed_at", True, None),
+        ("other", "2026-01-31T12:30:15Z", None),
+    ],
+)
+async def test_completed_at_is_the_field_that_the_service_uses(field: str, value: object, expected: object) -> None:
+    async def handle(request: web.Request) -> web.Response:
+        record = {"id": "r", "email": "anna@example.com", field: value}
+        return web.json_response([record] if request.method == "GET" else record)
+
+    assumptions = Assumptions(recipient_done_fields=("completed_at", "signed_at", "done_on"))
+    async with serving(handle) as server, SigningClient(server.origin, "token", assumptions=assumptions) as client:
+        (listed,) = (await client.recipients.list("s")).items
+        assert listed.completed_at == expected
+        assert listed.extra == {field: value}
+        assert await client.recipients.add("s", email="anna@example.com") == listed
+        assert (await client.recipients.pending("s") == []) == bool(value and field != "other")

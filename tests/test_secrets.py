@@ -40,7 +40,13 @@ from signing_async import (
     TransportError,
     User,
 )
+from signing_async._secret import Secret
+from signing_async.postgres import PostgresInbox, PostgresJournal, PostgresTokenStore
+from signing_async.redis import RedisRateLimiter, RedisSeenEvents, RedisTokenStore
 from signing_async.sandbox import Sandbox
+from signing_async.settings import Settings
+from signing_async.transport.operation import Observer
+from signing_async.webhooks import Inbox
 from tests.auth.oauth_servers import REDIRECT, Received, Scripted, oauth_for, says
 
 # Every secret starts with this, so that a part of one is found too.
@@ -431,7 +437,7 @@ async def test_no_part_of_a_token_response_stays_in_a_frame_or_a_field(response:
     ):
         # Not by exchange(): it copies the error of its task, which leaves these frames out.
         with pytest.raises(AuthError) as caught:
-            await oauth._endpoint.request("oauth.exchange", oauth._endpoint.form(code="code"))
+            await oauth.current.endpoint.request("oauth.exchange", {"code": Secret("code")}, Observer())
     for frame, _ in traceback.walk_tb(caught.value.__traceback__):
         if not frame.f_code.co_filename.startswith(HERE):
             for name, value in reachable(frame.f_locals):
@@ -507,6 +513,38 @@ def test_invalid_setting_does_not_show_the_client_secret(settings: dict[str, Any
     check(caught.value)
 
 
+@pytest.mark.parametrize(
+    "construct",
+    [
+        lambda: RedisTokenStore(f"redis://:{MARK}@h", "a", key=MARK.encode() * 4, lease=-1),
+        lambda: RedisTokenStore("redis://h", "a", key=[MARK]),
+        lambda: RedisSeenEvents(f"redis://:{MARK}@h", ttl=-1),
+        lambda: RedisRateLimiter(f"redis://:{MARK}@h:port"),
+        lambda: PostgresTokenStore(f"postgresql://u:{MARK}@h/d", "a", grace=-1),
+        lambda: PostgresJournal(f"postgresql://u:{MARK}@h/d#x"),
+        lambda: PostgresInbox(f"postgresql://u:{MARK}@h/d", key=MARK, lease=-1),
+        lambda: Inbox("inbox", key=[MARK]),
+        lambda: Settings.load(given={"timeout": "-1"}),
+    ],
+    ids=range(9),
+)
+def test_invalid_argument_or_setting_shows_no_secret_of_the_others(
+    construct: Callable[[], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.toml").write_text(f'client_secret = "{MARK}"\njournal = "postgresql://u:{MARK}@h/d"\n')
+    (tmp_path / "config.toml").chmod(0o600)
+    monkeypatch.setenv("SIGNING_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", MARK)
+    with pytest.raises(ConfigurationError) as caught:
+        construct()
+    for one in chain(caught.value):
+        hidden("str", str(one))
+        for frame, _ in traceback.walk_tb(one.__traceback__):
+            if not frame.f_code.co_filename.startswith(HERE):
+                # An object that is half made may have no repr yet.
+                hidden("a frame", repr({name: value for name, value in frame.f_locals.items() if name != "self"}))
+
+
 async def test_corrupt_token_file_shows_none_of_its_content(watch: Watch, tmp_path: Path) -> None:
     """json's own error would hold all of it."""
     logging.getLogger("test").debug("began")
@@ -534,7 +572,7 @@ async def test_failed_early_refresh_is_logged_without_secrets(watch: Watch) -> N
     token = Token(OLD.access_token, OLD.refresh_token, datetime.now(UTC) + timedelta(seconds=50))
     async with Scripted(ANSWERS["message"]) as server, secret_oauth(server.base_url, token) as oauth:
         await oauth.token()
-        oauth._current._fresh_until = 0.0
+        oauth.current._fresh_until = 0.0
         assert (await oauth.token()).access_token == OLD.access_token
     assert "early token refresh" in watch.log.getvalue()
 

@@ -383,10 +383,9 @@ async def test_token_file_of_another_tenant_is_neither_sent_nor_overwritten(
                 AuthError, match=f"the stored token is for {sandbox.base_url}, not for {other.base_url}"
             ):
                 await client.me()
-            auth = client._shared.auth
-            assert isinstance(auth, OAuth)
+        async with Settings.load().oauth() as oauth:
             with pytest.raises(AuthError, match="the stored token is for"):
-                await auth.refresh(rejected="another")
+                await oauth.refresh(rejected="another")
         assert other.requests_of("me") == other.requests_of("oauth.token") == []
     assert (tmp_path / "token.json").read_bytes() == kept
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import gc
 import json
 import os
 import signal
@@ -32,11 +31,11 @@ from signing_async import (
     TransportError,
     WaitTimeout,
 )
+from signing_async import taskiq as module
 from signing_async.postgres import PostgresJournal
 from signing_async.sandbox import Sandbox
-from signing_async.taskiq import Enqueued, Outcome, add_dispatch, enqueuing, redis_streams, streams
+from signing_async.taskiq import Enqueued, Outcome, add_dispatch, enqueuing, redis_streams
 from signing_async.taskiq import broker as broker_by_environment
-from signing_async.taskiq import dispatch as module
 from tests.pdfs import make_pdf
 from tests.postgres.server import PostgresServer
 from tests.redis.server import RedisServer, running_redis, slow_way
@@ -237,7 +236,7 @@ class Workplace:
     def __init__(self, redis: RedisServer, dsn: str, sandbox: Sandbox) -> None:
         self.url = f"{redis.url}/0"
         self.queue = dsn.rpartition("=")[2]
-        self._dsn = dsn
+        self.dsn = dsn
         self._sandbox = sandbox
 
     def streams(self) -> Any:
@@ -254,7 +253,7 @@ class Workplace:
 
     def journal(self) -> PostgresJournal:
         """Return a journal in PostgreSQL."""
-        return PostgresJournal(self._dsn, lease=1.5, timeout=0.5)
+        return PostgresJournal(self.dsn, lease=1.5, timeout=0.5)
 
     async def emptied(self) -> None:
         """Wait until all messages are acknowledged."""
@@ -347,15 +346,15 @@ async def test_long_running_package_occupies_one_task(
 ) -> None:
     """Its worker keeps the message, so no other task, here or elsewhere, waits for the same package."""
     long, *others = packages(tmp_path, 3)
-    slots, done, attempt = [], asyncio.Event(), module._attempt
+    slots, done, dispatch = [], asyncio.Event(), SigningClient.dispatch
 
-    async def attempt_for_long(message: dict[str, Any], state: Any) -> Any:
-        if message["key"] == long.key:
+    async def wait_for_long(client: SigningClient, package: SigningPackage, journal: Any) -> Any:
+        if package.key == long.key:
             slots.append(asyncio.current_task())
             await done.wait()
-        return await attempt(message, state)
+        return await dispatch(client, package, journal)
 
-    monkeypatch.setattr(module, "_attempt", attempt_for_long)
+    monkeypatch.setattr(SigningClient, "dispatch", wait_for_long)
     async with enqueuing(place.streams()) as enqueue, working(place.worker()), working(place.worker()):
         enqueued = [await enqueue(long)]
         async with asyncio.timeout(60):
@@ -369,30 +368,6 @@ async def test_long_running_package_occupies_one_task(
             assert (await enqueued[0].wait(0.02)).error is None
             await place.emptied()
     assert sendings(sandbox) == ["Lease 0", "Lease 1", "Lease 2"]
-
-
-async def test_idle_consumers_without_messages_are_deleted(place: Workplace, sandbox: Sandbox, tmp_path: Path) -> None:
-    """A consumer with a pending message stays: deleting it would delete the message."""
-    (package,) = packages(tmp_path, 1)
-
-    async def names() -> set[str]:
-        return {one["name"].decode() for one in await redis.xinfo_consumers(place.queue, place.queue)}
-
-    async with enqueuing(place.streams()) as enqueue, Redis.from_url(place.url) as redis:
-        for number in range(3):
-            await redis.xgroup_createconsumer(place.queue, place.queue, f"gone:{number}")
-        await enqueue(package)
-        await redis.xreadgroup(place.queue, "died", {place.queue: ">"}, count=1)
-        left = await names()
-        await asyncio.sleep(0.5)  # idle for longer than until redelivery
-        async with working(place.worker()):
-            await place.emptied()
-            left |= await names()
-        async with working(place.worker()), asyncio.timeout(60):
-            while left & await names():
-                await asyncio.sleep(0.02)
-    assert {"gone:0", "gone:1", "gone:2", "died"} < left
-    assert sendings(sandbox) == ["Lease 0"]
 
 
 @pytest.mark.parametrize("change", ["other content", "gone", "not a PDF"])
@@ -516,7 +491,7 @@ async def test_workers_survive_an_outage_of_redis(
     """With or without its data; they log the outage once."""
     caplog.set_level("INFO", "signing_async")
     if how == "stopped":
-        monkeypatch.setattr(streams, "_TIMEOUT", 1.0)
+        monkeypatch.setattr(module, "_TIMEOUT", 1.0)
     first, second = packages(tmp_path, 2)
 
     worker, tries = place.worker(), [True]
@@ -601,19 +576,6 @@ async def test_worker_that_redis_refuses_logs_one_error_and_continues_when_it_is
     ]
 
 
-async def test_dispatch_works_with_slow_redis(
-    redis: RedisServer, place: Workplace, sandbox: Sandbox, tmp_path: Path
-) -> None:
-    async with slow_way(redis.port, 0.05) as way:
-        place.url = f"{way.url}/0"
-        async with enqueuing(place.streams()) as enqueue, working(place.worker()):
-            enqueued = [await enqueue(package) for package in packages(tmp_path, 3)]
-            outcomes = await asyncio.gather(*(each.wait(0.02, timeout=60) for each in enqueued))
-            await place.emptied()
-    assert [outcome.error for outcome in outcomes] == [None] * 3
-    assert sendings(sandbox) == ["Lease 0", "Lease 1", "Lease 2"]
-
-
 async def test_package_is_not_sent_again_if_its_outcome_cannot_be_reported(
     redis: RedisServer,
     place: Workplace,
@@ -622,7 +584,7 @@ async def test_package_is_not_sent_again_if_its_outcome_cannot_be_reported(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(streams, "_TIMEOUT", 0.5)
+    monkeypatch.setattr(module, "_TIMEOUT", 0.5)
     sandbox.faults.add("signings.send", "slow", seconds=0.5)
     async with slow_way(redis.port) as way, enqueuing(place.streams()) as enqueue:
         place.url = f"{way.url}/0"
@@ -727,50 +689,6 @@ async def test_wait_continues_through_an_outage_of_the_broker(
         assert (await waiting).error is None
 
 
-async def test_wait_ends_in_time_though_the_brokers_client_swallows_the_cancellation() -> None:
-    """As redis-py does before Python 3.12 if a cancellation comes just as a request was written."""
-
-    class Task:
-        has_swallowed = False
-
-        async def is_ready(self) -> bool:
-            with contextlib.suppress(asyncio.CancelledError):
-                if not self.has_swallowed:
-                    self.has_swallowed = True
-                    await asyncio.Event().wait()
-            return False
-
-    async with asyncio.timeout(20):
-        with pytest.raises(WaitTimeout):
-            await Enqueued("lease", Task()).wait(0.01, timeout=0.05)
-
-
-async def test_failure_of_a_client_that_swallowed_a_cancellation_is_not_logged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Its text may show the broker's URL, with a password."""
-    ended = asyncio.Event()
-
-    async def fail_when_cancelled() -> None:
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            asyncio.get_running_loop().call_soon(ended.set)
-            raise ConnectionError("redis://:geheim@127.0.0.1") from None
-
-    waiting = asyncio.create_task(streams.call_broker(fail_when_cancelled()))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0)
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    async with asyncio.timeout(20):
-        await ended.wait()
-    del waiting
-    gc.collect()
-    assert not caplog.records
-
-
 async def test_wait_ends_if_the_broker_refuses_its_login(place: Workplace, tmp_path: Path) -> None:
     with running_redis() as server:
         async with Redis.from_url(server.url) as direct, enqueuing(redis_streams(server.url)) as enqueue:
@@ -791,23 +709,6 @@ async def test_refused_login_to_the_broker_is_a_permanent_failure() -> None:
             with pytest.raises(TransportError, match=r"^the broker is unavailable \(\w+\)$") as caught:
                 await enqueuing(redis_streams(url)).__aenter__()
             assert not caught.value.transient
-
-
-async def test_refusal_of_the_broker_is_permanent_unless_it_is_a_replica_for_now(
-    place: Workplace, tmp_path: Path
-) -> None:
-    (package,) = packages(tmp_path, 1)
-    with running_redis() as server:
-        async with Redis.from_url(server.url) as direct, enqueuing(redis_streams(server.url)) as enqueue:
-            for command, transient in (
-                (["REPLICAOF", "127.0.0.1", "1"], True),
-                (["ACL", "SETUSER", "default", "-xadd"], False),
-            ):
-                await direct.execute_command(*command)
-                with pytest.raises(TransportError, match=r"^the broker is unavailable \(\w+\)$") as caught:
-                    await enqueue(package)
-                assert caught.value.transient is transient, caught.value
-                assert transient or caught.value.effect == "none"
 
 
 async def test_broker_that_cannot_be_closed_is_logged_without_its_url(
@@ -919,25 +820,22 @@ def test_missing_environment_variable_is_named(name: str, monkeypatch: pytest.Mo
         broker_by_environment()
 
 
-async def test_journal_of_a_single_machine_may_be_a_file(
-    place: Workplace, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["file", "PostgreSQL"])
+async def test_settings_select_the_journal(
+    kind: str, place: Workplace, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = {
         "SIGNING_BASE_URL": sandbox.base_url,
         "SIGNING_ACCESS_TOKEN": sandbox.access_token(),
         "SIGNING_BROKER": place.url,
-        "SIGNING_JOURNAL": str(tmp_path / "leases.journal"),
+        "SIGNING_JOURNAL": str(tmp_path / "leases.journal") if kind == "file" else place.dsn,
     }
     for name, value in known.items():
         monkeypatch.setenv(name, value)
     async with working(broker_by_environment()), enqueuing(redis_streams(place.url)) as enqueue:
         outcome = await asyncio.wait_for((await enqueue(packages(tmp_path, 1)[0])).wait(0.02), 60)
     assert outcome.signing == sandbox.signings[0].id
-    assert (tmp_path / "leases.journal").exists()
-
-
-def test_journal_url_selects_postgresql() -> None:
-    assert repr(module._journal("postgresql://app:geheim@db/app")) == "PostgresJournal('db/app')"
+    assert (tmp_path / "leases.journal").exists() is (kind == "file")
 
 
 def test_missing_package_names_the_extra() -> None:

@@ -20,11 +20,9 @@ from taskiq import InMemoryBroker, TaskiqResult
 from signing_async.errors import Unauthorized
 from signing_async.postgres import PostgresInbox
 from signing_async.taskiq import event_task, redis_streams
-from signing_async.testing.event_stores import delivery
 from signing_async.webhooks import (
     Drop,
     Event,
-    EventFilter,
     EventStatus,
     HandlerRetryPolicy,
     Inbox,
@@ -35,6 +33,7 @@ from signing_async.webhooks import inbox as inbox_module
 from signing_async.webhooks.event_store import event_error
 from tests.postgres.server import PostgresServer
 from tests.redis.server import RedisServer, running_redis
+from tests.storage.event_stores import delivery
 from tests.test_taskiq import ROOT, workers, working
 
 EVENTS = "tests.taskiq_workers:events"
@@ -237,30 +236,6 @@ async def test_handler_whose_client_fails_in_its_worker_uses_up_no_attempt(
     assert (stored.status, stored.attempts, calls) == (EventStatus.HANDLED, 1, 6)
 
 
-async def test_failure_reported_by_a_worker_of_an_older_version_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its report does not say whether the error is client-wide."""
-    broker = InMemoryBroker()
-    save = broker.result_backend.set_result
-
-    async def save_older(task_id: str, result: TaskiqResult[Any]) -> None:
-        del result.return_value["client_wide"]
-        await save(task_id, result)
-
-    monkeypatch.setattr(broker.result_backend, "set_result", save_older)
-    async with opened(tmp_path, broker) as inbox:
-
-        @event_task(broker, inbox, "*")
-        async def handle(event: Event) -> None:
-            raise Unauthorized("the token is rejected", status=401)
-
-        await inbox.add(*delivery("a"))
-        async with inbox.running():
-            stored = await until_settled(inbox)
-    assert (stored.status, stored.attempts) == (EventStatus.DEAD, 3)
-
-
 async def test_message_of_an_attempt_that_is_over_is_dropped(redis: RedisServer, tmp_path: Path) -> None:
     """While no worker runs, attempts time out. Their messages do not call the handler later."""
     calls: list[str] = []
@@ -403,40 +378,19 @@ async def test_no_attempt_is_counted_by_a_worker_that_can_never_read_the_inbox_a
     assert (stored.status, stored.attempts, calls) == (EventStatus.HANDLED, 1, ["a"])
 
 
-async def test_message_of_an_attempt_that_is_over_is_dropped_by_a_worker_without_the_key(
-    redis: RedisServer, tmp_path: Path
-) -> None:
-    broker, worker = (redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4) for _ in range(2))
-    once = HandlerRetryPolicy(max_attempts=1)
-    async with (
-        opened(tmp_path, broker, key=KEY, handler_timeout=0.2, retry=once) as inbox,
-        Inbox(tmp_path / "inbox.db", key=bytes(32)) as of_worker,
-        Redis.from_url(redis.url) as direct,
-    ):
-        event_task(broker, inbox, "*")(lambda event: None)
-        event_task(worker, of_worker, "*")(lambda event: None)
-        await inbox.add(*delivery("a"))
-        async with inbox.running():
-            assert (await until_settled(inbox)).status is EventStatus.DEAD
-        assert await direct.xlen(tmp_path.name) == 1
-        async with working(worker), asyncio.timeout(60):
-            while await direct.xlen(tmp_path.name):
-                await asyncio.sleep(0.02)
-
-
 async def test_event_that_no_worker_can_ever_read_fails_its_attempt(
     redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker, worker = (redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4) for _ in range(2))
 
-    def fail(selection: EventFilter) -> AsyncIterator[StoredEvent]:
+    async def fail(event_id: str) -> StoredEvent:
         raise event_error("event a is damaged")
 
     once = HandlerRetryPolicy(max_attempts=1)
     async with opened(tmp_path, broker, retry=once) as inbox, Inbox(tmp_path / "inbox.db") as of_worker:
         event_task(broker, inbox, "*")(lambda event: None)
         event_task(worker, of_worker, "*")(lambda event: None)
-        monkeypatch.setattr(of_worker.store, "select", fail)
+        monkeypatch.setattr(of_worker, "get", fail)
         await inbox.add(*delivery("a"))
         async with inbox.running(), working(worker):
             stored = await until_settled(inbox)
@@ -478,30 +432,6 @@ async def test_no_attempt_is_counted_by_a_worker_that_cannot_read_the_inbox_for_
             await receiving.aclose()
         await broker.shutdown()
     assert (stored.status, stored.attempts, calls) == (EventStatus.HANDLED, 1, ["a"])
-
-
-async def test_event_is_handled_when_the_mistake_in_its_workers_store_is_gone(
-    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The task breaks off, and its message is delivered again."""
-    broker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
-    worker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
-    calls: list[str] = []
-    async with opened(tmp_path, broker) as inbox, Inbox(tmp_path / "inbox.db") as of_worker:
-        event_task(broker, inbox, "*")(lambda event: None)
-        event_task(worker, of_worker, "*")(lambda event: calls.append(event.id))
-        select, mistakes = of_worker.store.select, [ZeroDivisionError("a mistake")]
-
-        def fail_first(selection: EventFilter) -> AsyncIterator[StoredEvent]:
-            if mistakes:
-                raise mistakes.pop()
-            return select(selection)
-
-        monkeypatch.setattr(of_worker.store, "select", fail_first)
-        await inbox.add(*delivery("a"))
-        async with inbox.running(), working(worker):
-            stored = await until_settled(inbox)
-    assert (stored.status, stored.attempts, calls, mistakes) == (EventStatus.HANDLED, 1, ["a"], [])
 
 
 async def test_event_is_handled_again_if_its_task_broke_off_and_its_end_could_not_be_reported(

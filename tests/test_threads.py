@@ -24,8 +24,7 @@ from signing_async import (
     SqliteJournal,
     TokenStore,
 )
-from signing_async._sqlite import SharedDatabase
-from signing_async.transport.deadlines import Deadline
+from signing_async.storage.sqlite_file import SharedDatabase
 from signing_async.webhooks import MemorySeenEvents, SQLiteSeenEvents
 from signing_async.webhooks.seen import Claim
 from tests.cli.service import Service, running
@@ -141,39 +140,3 @@ def test_seen_events_file_may_be_closed_by_another_thread_during_a_claim(
 
     monkeypatch.setattr(SharedDatabase, "connected", closed_afterwards)
     assert seen.claim("evt_1") is Claim.PENDING
-
-
-def test_deadlines_end_blocks_in_the_loops_of_several_threads() -> None:
-    async def wait(number: int) -> int:
-        ended = 0
-        for _ in range(20):
-            with pytest.raises(TimeoutError), Deadline(asyncio.get_running_loop().time() + 0.01):
-                await asyncio.sleep(60)
-            ended += 1
-        return ended
-
-    assert in_loops(wait) == [20] * THREADS
-
-
-def test_deadline_of_a_loop_that_rests_while_another_runs_in_its_thread() -> None:
-    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
-
-    async def wait() -> None:
-        with Deadline(asyncio.get_running_loop().time() + 0.05):
-            await asyncio.sleep(60)
-
-    async def begin() -> asyncio.Task[None]:
-        task = asyncio.create_task(wait())
-        await asyncio.sleep(0)
-        return task
-
-    try:
-        task = first.run_until_complete(begin())
-        for loop in (second, first):
-            with pytest.raises(TimeoutError):
-                loop.run_until_complete(wait())
-        with pytest.raises(TimeoutError):
-            first.run_until_complete(task)
-    finally:
-        first.close()
-        second.close()

@@ -70,7 +70,9 @@ class _Judge:
         if not signatures:
             rights = entry(self._reader.root, "/Perms", {}).keys() & {"/UR", "/UR3"}
             problems.append("it has usage rights but no signature" if rights else "it is not signed")
-        elif trailing := self._bytes_after(signatures):
+        elif all(each.kind == "timestamp" for each in signatures):
+            problems.append("it is timestamped, not signed")
+        if signatures and (trailing := self._bytes_after(signatures)):
             problems.append(f"{byte_count(trailing)} after its last revision, not covered by any signature")
         return {
             "revisions": self._reader.xrefs.total_revisions,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -30,12 +31,12 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
     """Return the fields of a `sealed.Report` from a worker process. A file that exceeds the limits is not sound.
 
     Raises a transient `SigningError` if the worker process is killed from outside or temporarily cannot be started,
-    `ConfigurationError` if it can never be started.
+    `ConfigurationError` if it can never be started, as in a frozen application.
     """
     memory = MEMORY + MEMORY_PER_BYTE * len(content)
     head = json.dumps({**settings, "roots": roots, "seconds": int(timeout) + 1, "memory": memory}).encode() + b"\n"
     path = json.dumps([str(Path(each).absolute()) for each in sys.path])  # an empty entry is the current folder
-    command = [sys.executable, "-P", "-W", "ignore", "-c", _START, path]
+    command = [_interpreter(), "-P", "-W", "ignore", "-c", _START, path]
     try:
         done = subprocess.run(command, input=head + content, capture_output=True, timeout=timeout, check=False)  # noqa: S603  # sys.executable with fixed arguments
     except subprocess.TimeoutExpired:
@@ -59,10 +60,16 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
     raise RuntimeError(f"signing_async.sealed: worker process failed: {lines[-1] if lines else done.returncode}")
 
 
+def _interpreter() -> str:
+    """Return the Python that runs this program. Another executable is the application: it would start itself again."""
+    if getattr(sys, "frozen", False) or not re.match("python|pypy|graalpy", Path(sys.executable or "").name.lower()):
+        problem = "this application is frozen or embeds Python, and a worker process needs a Python to start"
+        raise ConfigurationError(f"signing_async.sealed: could not verify: {problem}; run signing-async verify-sealed")
+    return sys.executable
+
+
 def _not_run(problem: str) -> SigningError:
-    error = SigningError(f"signing_async.sealed: could not verify: {problem}")
-    error.transient = True
-    return error
+    return SigningError(f"signing_async.sealed: could not verify: {problem}", transient=True)
 
 
 def _not_verified(problem: str) -> dict[str, Any]:

@@ -4,13 +4,14 @@ Example::
 
     async with SigningClient(base_url, token) as client, Archive(client, "archive/", journal="archive.db") as archive:
         async for result in archive.sweep():
-            print(result.error or result.entry.path)
+            print(result.entry.path if result.error is None else result.error)
 
-All names are loaded when they are first used.
+All names are loaded when they are first used. ``__all__`` has `S3Store` only with the extra ``s3``.
 """
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from .._lazy import attach
@@ -44,3 +45,5 @@ else:
             ".verify": ("ArchiveReport", "Finding", "verify_archive"),
         },
     )
+    if find_spec("aiobotocore") is None:
+        __all__.remove("S3Store")

@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
 from .. import _checks
+from .._api import Client
 from .._files import is_transient
+from ..bulk import Deferrals, Progress, ProgressReporter, Results, log
 from ..dispatch.entry import NoJournal, open_journal
-from ..dispatch.journal import Journal, SqliteJournal
+from ..dispatch.journal import Journal
 from ..errors import ArchiveError, ConfigurationError, InvalidRequest, SigningError
 from ..models import Signing
 from ..signings import id_of, signing_path
-from ..transport.error_response import one_line
-from ..worker_pool import Deferrals, Progress, ProgressReporter, Results, log
+from ..storage.journal import SqliteJournal
+from ..transport.problems import one_line
 from .collector import ArchiveResult, Collector, Judgement
 from .folder import FolderStore, make_folders
 from .manifest import MANIFEST, ArchivedDocument, decode_line, split_lines
@@ -30,7 +32,6 @@ from .sweep import Sweep
 from .verify import as_store
 
 if TYPE_CHECKING:
-    from ..client import SigningClient
     from ..sealed import Trust
     from ..webhooks import Wakeups
     from ..webhooks.wakeups import Subscription
@@ -51,12 +52,12 @@ class Archive:
 
         async with Archive(client, "archive/", journal="archive.db") as archive:
             async for result in archive.sweep():
-                print(result.error or result.entry.path)
+                print(result.entry.path if result.error is None else result.error)
     """
 
     def __init__(
         self,
-        client: SigningClient,
+        client: Client,
         to: ArchiveStore | str | os.PathLike[str],
         *,
         journal: Journal | str | os.PathLike[str],
@@ -77,7 +78,7 @@ class Archive:
         opened = open_journal(journal)
         self._own_journal = opened if opened is not journal else None
         _check_place(opened, self.store)
-        self._collector = Collector(client, self.store, opened, named, judgement)
+        self._collector = Collector(client._api, self.store, opened, named, judgement)
         self._sweeps: WeakSet[Results[ArchiveResult]] = WeakSet()
         self._sweeping: set[asyncio.Task[Any]] = set()
         """The tasks of sweeps. The task of a dropped `Results` may still be running."""
@@ -96,7 +97,7 @@ class Archive:
         """
         sweep = Sweep(self._collector, self._matches, ProgressReporter(on_progress))
         results: Results[ArchiveResult] = Results(
-            sweep.jobs, sweep.work, self._concurrency, around=self._tracked(sweep)
+            sweep.jobs, sweep.work, self._concurrency, around=self._tracked(sweep), flat=True
         )
         self._sweeps.add(results)
         return results
@@ -109,10 +110,9 @@ class Archive:
         again. If another run is working on the signing, the call waits for that run.
         """
         signing_path(signing)  # an invalid id raises before anything is read
-        deferrals, results = Deferrals(), await self._collect(signing)
-        while results is None:
-            await asyncio.sleep(deferrals.next(f"signing {one_line(id_of(signing))}").delay)
-            results = await self._collect(signing)
+        deferrals = Deferrals(f"signing {one_line(id_of(signing))}")
+        while (results := await self._collect(signing)) is None:
+            await deferrals.wait()
         for result in results:
             if result.error is not None:
                 raise result.error
@@ -227,7 +227,7 @@ class Archive:
 
 
 async def archive_one(
-    client: SigningClient,
+    client: Client,
     signing: str | Signing,
     to: ArchiveStore | str | os.PathLike[str],
     journal: Journal | str | os.PathLike[str] | None,
@@ -241,7 +241,7 @@ async def archive_one(
     named = DEFAULT_TEMPLATE if template is None else template
     async with Archive(client, to, journal=given, template=named, verify=verify, trust=trust) as archive:
         await archive.collect(signing)
-        wanted = (client.base_url, id_of(signing))
+        wanted = (client._api.origin, id_of(signing))
         return tuple([entry async for entry in archive.entries() if (entry.service, entry.signing) == wanted])
 
 

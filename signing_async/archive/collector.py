@@ -13,21 +13,22 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
+from .. import telemetry
+from .._api import Api
 from .._files import is_transient
 from .._tasks import finish
-from ..dispatch.entry import GuardedJournal
+from ..bulk import log
+from ..dispatch.entry import GuardedJournal, find_context
 from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..documents.download import load_verifier
 from ..errors import ArchiveConflict, ArchiveError, NotYetSigned, SigningError
 from ..models import Document, Signing, SigningState
-from ..telemetry import switch
-from ..telemetry.kept import find_context, keep_context
-from ..transport.error_response import one_line
-from ..worker_pool import log
+from ..telemetry.names import ARCHIVE_SIZE, DOCUMENT_ID, DOCUMENT_SPAN, OUTCOME, SIGNING_ID
+from ..transport.problems import one_line
 from .incoming import Incoming
 from .manifest import ArchivedDocument, Manifest, Verdict
 from .names import Template
@@ -35,24 +36,46 @@ from .store import ArchiveStore
 
 if TYPE_CHECKING:
     from .._verify.roots import Roots
-    from ..client import SigningClient
     from ..sealed import Trust
 
 __all__ = ["ArchiveResult", "Collector", "Judgement"]
 
 
-@attrs.frozen
-class ArchiveResult:
-    """The result of archiving one document. ``entry`` is its line in the manifest; with an error it is None.
+if TYPE_CHECKING:
 
-    If the signing itself can't be claimed or read, ``document`` is None. A `NotYetSigned` error is reported until the
-    service has the sealed file: each sweep tries again.
-    """
+    class _Result: ...
+
+    # Type checkers narrow the union by `result.error is None`.
+    ArchiveResult: TypeAlias = "ArchiveSuccess | ArchiveFailure"
+else:
+
+    class ArchiveResult:
+        """The result of archiving one document: its line in the manifest, or an error."""
+
+        __slots__ = ()
+
+    _Result = ArchiveResult
+
+
+@attrs.frozen
+class ArchiveSuccess(_Result):
+    """A document that was archived; ``entry`` is its line in the manifest."""
 
     signing: Signing
-    document: Document | None = None
-    entry: ArchivedDocument | None = None
-    error: Exception | None = None
+    document: Document
+    entry: ArchivedDocument
+    error: None = None
+
+
+@attrs.frozen
+class ArchiveFailure(_Result):
+    """A document that was not archived. A `NotYetSigned` is reported by each sweep until the sealed file exists."""
+
+    signing: Signing
+    document: Document | None
+    """None if the signing itself can't be claimed or read."""
+    error: Exception
+    entry: None = None
 
 
 @attrs.frozen
@@ -78,14 +101,14 @@ class Collector:
     """Downloads the sealed documents of signings, places their files and appends their lines to the manifest."""
 
     def __init__(
-        self, client: SigningClient, store: ArchiveStore, journal: Journal, template: Template, judgement: Judgement
+        self, api: Api, store: ArchiveStore, journal: Journal, template: Template, judgement: Judgement
     ) -> None:
-        self.client = client
+        self.api = api
         self.store = store
         self.template = template
         self.judgement = judgement
-        self.service: str = client.base_url
-        self.telemetry: bool = client._transport.options.telemetry
+        self.service: str = api.origin
+        self.telemetry: bool = api.telemetry
         self.journal: GuardedJournal = GuardedJournal(journal, telemetry=self.telemetry)
         self.manifest: Manifest = Manifest(store)
         self.incoming: Incoming = Incoming(store)
@@ -130,21 +153,20 @@ class _OneSigning:
         self._signing = signing
         self._names: dict[str, str] = {}
         self._pending: dict[str, ArchivedDocument] = {}
-        self._complete: list[str] = []
-        """The ids of all documents, once all of them are archived."""
         self._earlier = find_context(claim.state)
         self._context: str | None = None
         """The trace context of the current document."""
         with suppress(KeyError, TypeError, ValueError, RecursionError, AttributeError):
             # If the entry cannot be decoded, its files are downloaded again.
-            self._load(json.loads(claim.state or "{}"))
+            pending = json.loads(claim.state or "{}")["pending"].items()
+            self._pending = {id_: ArchivedDocument.from_dict(fields) for id_, fields in pending}
 
     async def collect(self, matches: Callable[[Signing], bool] | None) -> list[ArchiveResult]:
-        if self._complete or self._pending:
+        if self._pending:
             # Another run may have appended their lines since the manifest was read.
             await self._archive.manifest.refresh()
-        if self._complete and all(map(self._has, self._complete)):
-            return []
+            if self._archive.has_all(self._signing):
+                return []
         try:
             await self._read_signing()
         except Exception as error:
@@ -154,39 +176,29 @@ class _OneSigning:
         self._names = self._archive.template.names(self._archive.service, self._signing)
         documents = [document for document in self._signing.documents if not self._has(document.id)]
         found = [await self._collect_one(document) for document in documents]
-        if self._names and all(map(self._has, self._names)):
-            self._complete, self._pending = list(self._names), {}
-            await self._save_complete()
         return [result for result in found if result is not None]
-
-    async def _save_complete(self) -> None:
-        """Save that all documents are archived, which spares the next run a reading of the signing."""
-        try:
-            await self._save()
-        except Exception as error:
-            if isinstance(error, SigningError) and error.client_wide:
-                raise
-            log.warning("%s", error)
 
     async def _read_signing(self) -> None:
         # The signings of a list response may lack their documents.
         if self._signing.state is not SigningState.COMPLETED or not self._signing.documents:
-            self._signing = await self._archive.client.signings.get(self._signing.id)
+            self._signing = await self._archive.api.signings.get(self._signing.id)
 
     async def _collect_one(self, document: Document) -> ArchiveResult | None:
-        telemetry = switch.active() if self._archive.telemetry else None
-        if telemetry is None:
-            return await self._try_one(document)
-        from ..telemetry.archive import DocumentWork
-
+        recorder = telemetry.active(self._archive.telemetry)
+        ids = {SIGNING_ID: self._signing.id, DOCUMENT_ID: document.id}
         earlier = self._earlier if document.id in self._pending else None
-        with DocumentWork(telemetry, self._signing.id, document.id, earlier) as work:
-            self._context = work.span.context
+        with recorder.span(DOCUMENT_SPAN, ids, links=[earlier]) as span:
+            self._context = span.context
             result = await self._try_one(document)
             if result is None:
-                work.end_with(None, None)
+                span.set({OUTCOME: "present"})
+            elif isinstance(result.error, NotYetSigned):
+                span.set({OUTCOME: "not_yet_signed"})
+            elif result.error is not None:
+                span.fail(result.error)
             else:
-                work.end_with(None if result.entry is None else result.entry.size, result.error)
+                assert result.entry is not None
+                recorder.record(ARCHIVE_SIZE, result.entry.size)
             return result
 
     async def _try_one(self, document: Document) -> ArchiveResult | None:
@@ -202,8 +214,8 @@ class _OneSigning:
             level = logging.INFO if isinstance(error, NotYetSigned) else logging.WARNING
             ids = one_line(document.id), one_line(self._signing.id)
             log.log(level, "document %s of signing %s was not archived: %s", *ids, error)
-            return ArchiveResult(self._signing, document, error=error)
-        return ArchiveResult(self._signing, document, entry) if is_new else None
+            return ArchiveFailure(self._signing, document, error)
+        return ArchiveSuccess(self._signing, document, entry) if is_new else None
 
     async def _find_placed(self, document: Document) -> ArchivedDocument | None:
         """Return the line of a document whose file an earlier run placed, but whose line it did not append.
@@ -227,7 +239,7 @@ class _OneSigning:
         path: Path | None = None
         try:
             path = await archive.incoming.new_path()
-            sealed = await archive.client.documents._save_signed(
+            sealed = await archive.api.documents._save_signed(
                 self._signing, document, path, verify=judgement.verify, trust=judgement.roots
             )
             entry = ArchivedDocument(
@@ -250,32 +262,26 @@ class _OneSigning:
             message = f"cannot keep a download: {error.strerror}: {error.filename or path}"
             # A download that was removed, as by a cleaner of temporary files, is not a failure of the archive.
             is_removed = isinstance(error, FileNotFoundError) and path is not None and not path.exists()
-            failure = ArchiveError(message, transient=is_removed or is_transient(error))
-            failure.client_wide = not is_removed
-            raise failure from None
+            transient = is_removed or is_transient(error)
+            raise ArchiveError(message, transient=transient, client_wide=not is_removed) from None
         finally:
             if path is not None:
                 path.unlink(missing_ok=True)
 
     async def _keep(self, document: Document, entry: ArchivedDocument, source: Path) -> tuple[ArchivedDocument, bool]:
-        entry = await self._place(document, entry, source)
-        return entry, await self._archive.manifest.append(entry)
-
-    async def _place(self, document: Document, entry: ArchivedDocument, source: Path) -> ArchivedDocument:
-        """Place the file, after the journal has recorded its name. If the name is taken, use a unique name."""
+        """Place the file and append its line. If another file has the name, use a unique name."""
+        unique = self._archive.template.unique_name(self._archive.service, self._signing, document)
         try:
             await self._put(document, entry, source)
-            return entry
         except ArchiveConflict:
-            name = self._archive.template.unique_name(self._archive.service, self._signing, document)
-            if name == entry.path:
+            if unique == entry.path:
                 raise
-        # A different file has the name.
-        entry = attrs.evolve(entry, path=name)
-        await self._put(document, entry, source)
-        return entry
+            entry = attrs.evolve(entry, path=unique)
+            await self._put(document, entry, source)
+        return entry, await self._archive.manifest.append(entry)
 
     async def _put(self, document: Document, entry: ArchivedDocument, source: Path) -> None:
+        """Place the file, after the journal has recorded its name."""
         self._pending[document.id] = entry
         await self._save()
         await self._archive.store.put(entry.path, source, entry.sha256)
@@ -283,21 +289,17 @@ class _OneSigning:
     def _has(self, document_id: str) -> bool:
         return (self._archive.service, self._signing.id, document_id) in self._archive.manifest
 
-    def _load(self, state: dict[str, Any]) -> None:
-        self._pending = {id_: ArchivedDocument.from_dict(fields) for id_, fields in state["pending"].items()}
-        self._complete = [str(id_) for id_ in state["complete"]]
-
     async def _save(self) -> None:
         pending = {id_: entry.as_dict() for id_, entry in self._pending.items()}
-        text = keep_context(json.dumps({"pending": pending, "complete": self._complete}), self._context)
-        await self._archive.journal.write(self._claim, text)
+        state = {"pending": pending, "trace_context": self._context}
+        await self._archive.journal.write(self._claim, json.dumps(state))
 
 
 def _failed(signing: Signing, error: Exception) -> ArchiveResult:
     """Log an error of the signing itself and return it as a result; raise it if other signings would fail too."""
     raise_if_client_wide(error)
     log.warning("signing %s was not archived: %s", one_line(signing.id), error)
-    return ArchiveResult(signing, error=error)
+    return ArchiveFailure(signing, None, error)
 
 
 def raise_if_client_wide(error: Exception) -> None:

@@ -18,12 +18,21 @@ from typing import Any, Literal
 
 import attrs
 
+from ..bulk import log
 from ..errors import ArchiveConflict, ArchiveError
-from ..worker_pool import log
-from .digest_set import DigestSet, digest
 from .store import ArchiveStore
 
-__all__ = ["FIRST", "MANIFEST", "ArchivedDocument", "Manifest", "Verdict", "decode_line", "hash_of", "split_lines"]
+__all__ = [
+    "FIRST",
+    "MANIFEST",
+    "ArchivedDocument",
+    "Manifest",
+    "Verdict",
+    "decode_line",
+    "digest",
+    "hash_of",
+    "split_lines",
+]
 
 MANIFEST = "manifest.jsonl"
 FIRST = "0" * 64
@@ -130,9 +139,9 @@ class Manifest:
         self._store = store
         self._end = 0
         self._head = FIRST
-        self._known = DigestSet()
-        """The digests of documents that have a line, and of signings whose documents all have one."""
-        self._missing: dict[int, int] = {}
+        self._known: set[bytes] = set()
+        """Digests of documents that have a line (service, signing, document), and of signings that are complete."""
+        self._missing: dict[tuple[str, str], int] = {}
         """For each signing of which some documents have a line: how many have none yet."""
         self._lock = asyncio.Lock()
         self._waiting: list[tuple[ArchivedDocument, asyncio.Future[bool]]] = []
@@ -184,12 +193,12 @@ class Manifest:
         if (key := _key(document)) in self._known:
             return
         self._known.add(key)
-        signing = digest(document.service, document.signing)
+        signing = document.service, document.signing
         missing = self._missing.pop(signing, document.documents) - 1
         if missing > 0:
             self._missing[signing] = missing
         else:
-            self._known.add(signing)
+            self._known.add(digest(*signing))
 
     async def _write_all(self) -> None:
         while self._waiting:
@@ -232,5 +241,10 @@ class Manifest:
             return [new.pop(_key(document), None) is not None for document in documents]
 
 
-def _key(document: ArchivedDocument) -> int:
+def digest(*texts: str) -> bytes:
+    """Return a short stand-in for the texts: a set of a million takes some 100 MB, of the texts themselves far more."""
+    return hashlib.blake2b(repr(texts).encode(), digest_size=15).digest()
+
+
+def _key(document: ArchivedDocument) -> bytes:
     return digest(document.service, document.signing, document.document)

@@ -1,28 +1,63 @@
-"""An archive in a bucket of S3, or of a compatible service."""
+"""An archive in a bucket of S3, or of a compatible service. Objects are created once. No error shows a secret."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import hashlib
+import logging
+import mimetypes
+import random
 import re
 import secrets
-from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 from .. import _checks
+from .._connections import is_refused_by_proxy, is_untrusted, roots_problem
+from .._files import is_transient
+from ..bulk import log
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
-from .s3_bucket import Bucket
-from .store import check_lines, check_name
+from .store import MissingBytes, check_lines, check_name
 
-if TYPE_CHECKING:
-    from pathlib import Path
+try:
+    import aiobotocore.session
+    import aiohttp
+    import botocore.loaders
+    from botocore import exceptions as aws
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(
+        "signing_async.archive.s3 needs aiobotocore: pip install 'signing-async[s3]'", name="aiobotocore"
+    ) from None
 
 __all__ = ["S3Store"]
 
+T = TypeVar("T")
+
+_UPLOAD_PART = 8 * 2**20  # as in the AWS SDKs; S3 requires 5 MiB
+_BLOCK = 2**20
 _GETS_AT_ONCE = 8
 _PART = re.compile(r"(.+)/([0-9]{20})\.part")
 _LOCK_MODES = ("COMPLIANCE", "GOVERNANCE")
+_ERRORS = (aws.ClientError, aws.BotoCoreError, aiohttp.ClientError, OSError)
+_NO_CREDENTIALS = (aws.CredentialRetrievalError, aws.MetadataRetrievalError)
+# Transient, though some of these are an `OSError` with a number that is not the system's.
+_CONNECTION_ERRORS = (aws.ConnectionError, aws.HTTPClientError, aws.IncompleteReadError, aiohttp.ClientError)
+_CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
+_CONFLICT_PAUSES = (0.1, 0.3, 1.0)
+_DAMAGED = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}  # the request was damaged in transit
+_THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded"}
+_TRANSIENT_CODES = _CONFLICTS | _DAMAGED | _THROTTLED | {"RequestTimeout"}
+# The error concerns one key, not the whole bucket.
+_REFUSED_KEY = {"EntityTooLarge", "KeyTooLongError", "InvalidObjectState", "XMinioInvalidObjectName"}
+_SINGLE_KEY_CODES = _CONFLICTS | _DAMAGED | _REFUSED_KEY | {"XMinioObjectExistsAsDirectory", "XMinioParentIsObject"}
+_NOT_SUPPORTED = (501, 505)  # for example a header that a compatible service does not implement
+_LOADER = botocore.loaders.create_loader()  # shared, as it caches models: a second client opens in 0.03 s, not 0.16 s
+_SESSION_TOKEN = re.compile(r"(x-amz-security-token\W+(?:b['\"])?)[^'\"\s,]+", re.IGNORECASE)
 
 
 class S3Store:
@@ -47,9 +82,9 @@ class S3Store:
         region: str | None = None,
         object_lock: tuple[str, int] | None = None,
     ) -> None:
-        bucket, prefix = _parse_url(url)
+        self._bucket, prefix = _parse_url(url)
         self._prefix = f"{prefix}/" if prefix else ""
-        self.url: str = f"s3://{bucket}/{prefix}".rstrip("/")
+        self.url: str = f"s3://{self._bucket}/{prefix}".rstrip("/")
         """The bucket and the prefix."""
         if endpoint_url is not None:
             _check_endpoint(endpoint_url)
@@ -57,36 +92,54 @@ class S3Store:
             _checks.string("region", region)
         if object_lock is not None:
             _check_object_lock(object_lock)
-        self._bucket = Bucket(bucket, endpoint_url=endpoint_url, region=region, object_lock=object_lock)
+        self._options = {"endpoint_url": endpoint_url, "region_name": region}
+        self._object_lock = object_lock
         self._ends: dict[str, int] = {}
         """For each file that grows by appends, an offset at which an append ended. The bytes before it never change."""
+        self._exits = AsyncExitStack()
+        self._opening = asyncio.Lock()
+        self._closed = False
+        self._client: Any = None
 
     def __repr__(self) -> str:
         return f"S3Store({self.url!r})"
 
     async def put(self, name: str, source: Path, sha256: str) -> None:
-        key = self._key(name)
-        if not await self._bucket.create_from(source, key, sha256) and await self._hash(key) != sha256:
+        key, metadata = self._key(name), {"sha256": sha256}
+        if (await asyncio.to_thread(source.stat)).st_size > _UPLOAD_PART:
+            # After a conflict, S3 requires that the whole upload is repeated.
+            is_new = await _retry_conflicts(lambda: self._create_in_parts(source, key, metadata))
+        else:
+            data = await asyncio.to_thread(source.read_bytes)
+            _check_hash(source, hashlib.sha256(data).hexdigest(), sha256)
+            is_new = await self._create(key, data, metadata)
+        if not is_new and await self._hash(key) != sha256:
             raise ArchiveConflict(f"{self.url}: {name!r} holds another file")
 
     async def read(self, name: str, offset: int = 0) -> AsyncIterator[bytes]:
         key = self._key(name)
         if name not in self._ends:
             try:
-                async for chunk in self._bucket.get(key, offset):
+                async for chunk in self._get(key, offset):
                     yield chunk
                 return
             except FileNotFoundError:
                 pass
         batch: list[int] = []
-        async for start, _ in self._parts(name, offset):
-            batch.append(start)
-            if len(batch) == _GETS_AT_ONCE:
-                for content in await self._get_parts(key, batch, offset):
-                    yield content
-                batch = []
+        missing: MissingBytes | None = None
+        try:
+            async for start, _ in self._parts(name, offset):
+                batch.append(start)
+                if len(batch) == _GETS_AT_ONCE:
+                    for content in await self._get_parts(key, batch, offset):
+                        yield content
+                    batch = []
+        except MissingBytes as error:
+            missing = error  # raised after the bytes before the gap
         for content in await self._get_parts(key, batch, offset):
             yield content
+        if missing is not None:
+            raise missing
         if name not in self._ends:
             raise FileNotFoundError(f"{self.url}: {name!r} does not exist")
 
@@ -94,18 +147,19 @@ class S3Store:
         key = self._key(name)
         check_lines(data)
         if offset and self._ends.get(name) != offset:
-            await self._find_end(name)
+            async for _ in self._parts(name, self._ends.get(name, 0)):
+                pass
             if (end := self._ends.get(name, 0)) != offset:
                 raise ArchiveConflict(f"{self.url}: {name!r} has {end} bytes, not {offset}")
         # A retry after a lost response is refused. The object's metadata tells who created the object.
         part, writer = _part_key(key, offset), {"writer": secrets.token_hex(16)}
-        if not await self._bucket.create(part, data, writer) and await self._metadata(part) != writer:
+        if not await self._create(part, data, writer) and await self._metadata(part) != writer:
             raise ArchiveConflict(f"{self.url}: {name!r} has more than {offset} bytes")
         self._ends[name] = offset + len(data)
 
     async def names(self) -> AsyncIterator[str]:
         last = None
-        async for key, _ in self._bucket.list(self._prefix):
+        async for key, _ in self._list(self._prefix):
             name = key.removeprefix(self._prefix)
             if part := _PART.fullmatch(name):
                 name = part[1]
@@ -115,7 +169,8 @@ class S3Store:
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._bucket.aclose()
+        self._closed, self._client = True, None
+        await self._exits.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -127,59 +182,228 @@ class S3Store:
         check_name(name)
         return f"{self._prefix}{name}"
 
-    async def _hash(self, key: str) -> str:
-        metadata = await self._metadata(key)
-        if "sha256" in metadata:
-            return metadata["sha256"]
-        # Another program stored the object: it has no hash in its metadata.
-        found = hashlib.sha256()
-        async for chunk in self._bucket.get(key):
-            found.update(chunk)
-        return found.hexdigest()
-
-    async def _metadata(self, key: str) -> dict[str, str]:
-        """Return the metadata of an object that the bucket reported to exist."""
-        try:
-            return await self._bucket.metadata(key)
-        except FileNotFoundError as error:
-            failure = ArchiveError(f"{error} does not exist any more: it was removed while it was stored")
-        failure.client_wide = False
-        raise failure
-
     # Files that grow by appends
 
     async def _parts(self, name: str, offset: int) -> AsyncIterator[tuple[int, int]]:
         """Yield start and end of the parts that reach beyond ``offset``, and update ``_ends``."""
         key, known = self._key(name), self._ends.get(name, 0)
         end = known if known <= offset else 0
-        async for part, size in self._bucket.list(f"{key}/", _part_key(key, end - 1) if end else ""):
+        async for part, size in self._list(f"{key}/", _part_key(key, end - 1) if end else ""):
             if (found := _PART.fullmatch(part)) is None or found[1] != key:
                 continue
             if int(found[2]) != end:
-                message = f"{self.url}: {name!r} lacks the bytes from {end} on: an object was removed or added"
-                raise ArchiveError(message, transient=False)
+                message = f"{self.url}: {name!r} lacks the bytes from {end} on: an object was removed, added or changed"
+                raise MissingBytes(message)
             end += size
             self._ends[name] = end
             if end > offset:
                 yield end - size, end
 
-    async def _find_end(self, name: str) -> None:
-        async for _ in self._parts(name, self._ends.get(name, 0)):
-            pass
-
     async def _get_parts(self, key: str, starts: list[int], offset: int) -> list[bytes]:
         """Return the content of parts, without the bytes before ``offset``."""
+
+        async def get(start: int) -> bytes:
+            content = b"".join([chunk async for chunk in self._get(_part_key(key, start))])
+            return content[max(0, offset - start) :]
+
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._get_part(_part_key(key, start))) for start in starts]
+                tasks = [group.create_task(get(start)) for start in starts]
         except* ArchiveError as errors:
             failure = errors.exceptions[0]
         else:
-            return [task.result()[max(0, offset - start) :] for task, start in zip(tasks, starts, strict=True)]
+            return [task.result() for task in tasks]
         raise failure
 
-    async def _get_part(self, key: str) -> bytes:
-        return b"".join([chunk async for chunk in self._bucket.get(key)])
+    # Objects
+
+    async def _create(self, key: str, data: bytes, metadata: dict[str, str]) -> bool:
+        """Create an object; return False if it exists, perhaps through a request whose response was lost."""
+        checks = {"ChecksumSHA256": _checksum(data), "IfNoneMatch": "*"}
+        arguments = {"Key": key, "Body": data, **checks, **self._attributes(key, metadata)}
+        return await _retry_conflicts(lambda: self._call("put_object", "PreconditionFailed", **arguments)) is not None
+
+    async def _create_in_parts(self, source: Path, key: str, metadata: dict[str, str]) -> bool:
+        started = await self._call("create_multipart_upload", Key=key, **self._attributes(key, metadata))
+        upload = {"Key": key, "UploadId": started["UploadId"]}
+        completed = None
+        try:
+            parts = await self._upload_parts(source, upload, metadata["sha256"])
+            # If the completion is retried after a lost response, the upload no longer exists.
+            refusals = ("PreconditionFailed", "NoSuchUpload")
+            content = {"MultipartUpload": {"Parts": parts}, "IfNoneMatch": "*"}
+            completed = await self._call("complete_multipart_upload", *refusals, **content, **upload)
+        finally:
+            if completed is None:
+                try:
+                    await self._call("abort_multipart_upload", "NoSuchUpload", **upload)
+                except ArchiveError as error:
+                    message = "an upload could not be aborted; its parts stay until a lifecycle rule removes them: %s"
+                    log.warning(message, error)
+        return completed is not None
+
+    async def _upload_parts(self, source: Path, upload: dict[str, str], sha256: str) -> list[dict[str, Any]]:
+        parts: list[dict[str, Any]] = []
+        whole = hashlib.sha256()
+        with await asyncio.to_thread(source.open, "rb") as file:
+            while data := await asyncio.to_thread(file.read, _UPLOAD_PART):
+                await asyncio.to_thread(whole.update, data)
+                part = {"PartNumber": len(parts) + 1, "ChecksumSHA256": await asyncio.to_thread(_checksum, data)}
+                response = await self._call("upload_part", Body=data, **part, **upload)
+                parts.append({**part, "ETag": response["ETag"]})
+        _check_hash(source, whole.hexdigest(), sha256)
+        return parts
+
+    def _attributes(self, key: str, metadata: dict[str, str]) -> dict[str, Any]:
+        kind = mimetypes.guess_type(key)[0] or "application/octet-stream"
+        attributes: dict[str, Any] = {"ChecksumAlgorithm": "SHA256", "ContentType": kind, "Metadata": metadata}
+        if self._object_lock is not None:
+            mode, days = self._object_lock
+            attributes["ObjectLockMode"] = mode
+            attributes["ObjectLockRetainUntilDate"] = datetime.now(UTC) + timedelta(days=days)
+        return attributes
+
+    async def _hash(self, key: str) -> str:
+        metadata = await self._metadata(key)
+        if "sha256" in metadata:
+            return metadata["sha256"]
+        # Another program stored the object: it has no hash in its metadata.
+        found = hashlib.sha256()
+        async for chunk in self._get(key):
+            found.update(chunk)
+        return found.hexdigest()
+
+    async def _metadata(self, key: str) -> dict[str, str]:
+        """Return the metadata of an object that the bucket reported to exist."""
+        try:
+            found: dict[str, str] = (await self._call("head_object", Key=key))["Metadata"]
+            return found
+        except FileNotFoundError as error:
+            message = f"{error} does not exist any more: it was removed while it was stored"
+        raise ArchiveError(message, client_wide=False)
+
+    async def _get(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
+        """Yield the content of an object from ``offset`` on; raise `FileNotFoundError` if there is no such object."""
+        place = {"Range": f"bytes={offset}-"} if offset else {}
+        response = await self._call("get_object", "InvalidRange", Key=key, **place)
+        if response is None:
+            return
+        failure = None
+        try:
+            async with response["Body"] as body:
+                while chunk := await body.read(_BLOCK):
+                    yield chunk
+        except _ERRORS as error:
+            failure = self._failure("get_object", error)
+        if failure is not None:
+            raise failure
+
+    async def _list(self, prefix: str, after: str = "") -> AsyncIterator[tuple[str, int]]:
+        """Yield the keys that begin with a prefix and follow ``after``, with the sizes of their objects, in order."""
+        place = {"StartAfter": after} if after else {}
+        while True:
+            page = await self._call("list_objects_v2", Prefix=prefix, **place)
+            for entry in page.get("Contents", ()):
+                yield entry["Key"], entry["Size"]
+            if not page.get("IsTruncated"):
+                return
+            place = {"ContinuationToken": page["NextContinuationToken"]}
+
+    # Calls
+
+    async def _call(self, operation: str, *refusals: str, **arguments: Any) -> Any:
+        """Return the response; None if the service refuses the request with one of the codes ``refusals``."""
+        await self._open()
+        try:
+            return await getattr(self._client, operation)(Bucket=self._bucket, **arguments)
+        except _ERRORS as error:
+            code = _code(error)
+            failure: Exception = self._failure(operation, error)
+        if code in refusals:
+            return None
+        # A response to `head_object` has no body, and so no code of S3; any other 404 may come from a proxy.
+        if code == "NoSuchKey" or (code == "404" and operation == "head_object"):
+            failure = FileNotFoundError(f"s3://{self._bucket}/{arguments['Key']}")
+        # Raised outside of the handler: the original error may hold the request, with a session token.
+        raise failure
+
+    async def _open(self) -> None:
+        async with self._opening:
+            if self._closed:
+                raise ArchiveError(f"the store s3://{self._bucket} is closed", transient=False)
+            if self._client is not None:
+                return
+            try:
+                session = aiobotocore.session.get_session()
+                session.register_component("data_loader", _LOADER)
+                problem, transient = roots_problem(session.get_config_variable("ca_bundle")), False
+                if not problem:
+                    self._client = await self._exits.enter_async_context(session.create_client("s3", **self._options))
+                    return
+            except ValueError:
+                problem, transient = "invalid endpoint URL", False  # not shown: it may contain a password
+            except (aws.BotoCoreError, OSError) as error:
+                problem, transient = _describe(error), _is_transient(error)
+        message = f"s3://{self._bucket}: {problem}"
+        raise ArchiveError(message) if transient else ConfigurationError(message)
+
+    def _failure(self, operation: str, error: Exception) -> ArchiveError:
+        kind = _Conflict if _code(error) in _CONFLICTS else ArchiveError
+        return kind(
+            f"s3://{self._bucket}: {operation} failed: {_describe(error)}",
+            transient=_is_transient(error),
+            client_wide=_code(error) not in _SINGLE_KEY_CODES and not isinstance(error, aws.FlexibleChecksumError),
+        )
+
+
+class _Conflict(ArchiveError):
+    """Another request for the same key is in progress. The service requires a retry of this request."""
+
+
+async def _retry_conflicts(create: Callable[[], Awaitable[T]]) -> T:
+    """Return the result of ``create``; after a conflict, retry it a few times."""
+    for pause in _CONFLICT_PAUSES:
+        with suppress(_Conflict):
+            return await create()
+        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
+    return await create()
+
+
+def _is_transient(error: Exception) -> bool:
+    if isinstance(error, aws.ClientError):
+        status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
+        is_failing = status >= 500 and status not in _NOT_SUPPORTED
+        return is_failing or status == 429 or _code(error) in _TRANSIENT_CODES
+    if isinstance(error, aws.SSLError):
+        return not is_untrusted(error.kwargs["error"])
+    if isinstance(error, aws.ProxyConnectionError):
+        return not is_refused_by_proxy(getattr(error.kwargs["error"], "status", 0))
+    if isinstance(error, (*_CONNECTION_ERRORS, *_NO_CREDENTIALS, aws.FlexibleChecksumError)):
+        return True
+    return isinstance(error, OSError) and is_transient(error)
+
+
+def _code(error: Exception) -> str | None:
+    return error.response["Error"].get("Code") if isinstance(error, aws.ClientError) else None
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, aws.ClientError):
+        fields = error.response["Error"]
+        return f"{fields.get('Code')}: {fields.get('Message') or 'no message'}"
+    if isinstance(error, _NO_CREDENTIALS):
+        return "the credentials could not be retrieved"  # the error's message contains the output of a program
+    return str(error) or type(error).__name__
+
+
+def _checksum(data: bytes) -> str:
+    return base64.b64encode(hashlib.sha256(data).digest()).decode()
+
+
+def _check_hash(source: Path, found: str, expected: str) -> None:
+    if found != expected:
+        message = f"{source}: changed before it was stored (sha256 mismatch: expected {expected}, found {found})"
+        raise ArchiveError(message, transient=False, client_wide=False)
 
 
 def _part_key(key: str, offset: int) -> str:
@@ -217,3 +441,15 @@ def _check_object_lock(object_lock: Any) -> None:
         modes = " or ".join(_LOCK_MODES)
         raise ConfigurationError(f"object_lock: must be a tuple of {modes} and a number of days, got {object_lock!r}")
     _checks.integer("object_lock: days", object_lock[1])
+
+
+def _redact_session_token(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    if _SESSION_TOKEN.search(text):
+        record.msg, record.args = _SESSION_TOKEN.sub(r"\1***", text), ()
+    return True
+
+
+# At level DEBUG these loggers show the headers of each request.
+for _name in ("botocore.auth", "botocore.endpoint"):
+    logging.getLogger(_name).addFilter(_redact_session_token)

@@ -7,21 +7,19 @@ import os
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import attrs
 
 from .. import _checks
+from .._api import Api, Client
+from ..bulk import Results, log
 from ..dispatch.entry import SENDING, SENT, GuardedJournal, PackageState, open_journal
 from ..dispatch.journal import ClaimLost, Journal, JournalRecord, ListedJournal
 from ..errors import InvalidRequest, NotFound, NotYetSigned
 from ..models import Document, Recipient, Signing, SigningState
 from ..recipients import RemindResult
-from ..worker_pool import Results, Several, log
 from .collector import raise_if_client_wide
-
-if TYPE_CHECKING:
-    from ..client import SigningClient
 
 __all__ = ["ArchiveStatus", "OpenDispatch", "StuckSigning", "archive_status"]
 
@@ -85,7 +83,7 @@ class ArchiveStatus:
 
 
 async def archive_status(
-    client: SigningClient,
+    client: Client,
     journal: Journal | str | os.PathLike[str] | None = None,
     *,
     after: timedelta = _WEEK,
@@ -122,13 +120,13 @@ async def archive_status(
     if journal is None:
         if remind_every is not None:
             raise InvalidRequest("remind_every: needs a journal, which keeps when recipients were reminded")
-        return ArchiveStatus(await _Search(client, None, after, since, None, kinds).run(), ())
+        return ArchiveStatus(await _Search(client._api, None, after, since, None, kinds).run(), ())
     opened = open_journal(journal)
     try:
         if not isinstance(opened, ListedJournal):
             raise InvalidRequest(f"journal: must be a ListedJournal, got {journal!r}")
         dispatches = await _open_dispatches(opened, datetime.now(UTC) - dispatches_after, since)
-        return ArchiveStatus(await _Search(client, opened, after, since, remind_every, kinds).run(), dispatches)
+        return ArchiveStatus(await _Search(client._api, opened, after, since, remind_every, kinds).run(), dispatches)
     finally:
         if opened is not journal:
             await opened.aclose()
@@ -165,7 +163,7 @@ def _open_dispatch(record: JournalRecord) -> OpenDispatch | None:
 class _Search:
     """One search among the signings of a tenant."""
 
-    _client: SigningClient
+    _api: Api
     _journal: Journal | None
     _stuck_after: timedelta
     _since: datetime | None
@@ -174,13 +172,13 @@ class _Search:
     _now: datetime = attrs.field(factory=lambda: datetime.now(UTC), init=False)
 
     async def run(self) -> tuple[StuckSigning, ...]:
-        pool: Results[StuckSigning] = Results(self._candidates(), self._examine, _CONCURRENCY)
+        pool: Results[StuckSigning] = Results(self._candidates(), self._examine, _CONCURRENCY, flat=True)
         async with pool as results:
             found = [stuck async for stuck in results]
         return tuple(sorted(found, key=lambda stuck: (stuck.kind, stuck.signing.updated_at or self._now)))
 
     async def _candidates(self) -> AsyncIterator[Signing]:
-        async with aclosing(self._client.signings.list().pages()) as pages:
+        async with aclosing(self._api.signings.list().pages()) as pages:
             async for page in pages:
                 for signing in page.items:
                     if self._is_wanted(signing) and self._is_old(signing.updated_at):
@@ -195,7 +193,7 @@ class _Search:
             return True
         return updated <= self._now - self._stuck_after and (self._since is None or updated >= self._since)
 
-    async def _examine(self, signing: Signing) -> Several[StuckSigning]:
+    async def _examine(self, signing: Signing) -> list[StuckSigning]:
         try:
             stuck = await self._find_stuck(signing)
         except NotFound:
@@ -204,16 +202,16 @@ class _Search:
         except Exception as error:
             raise_if_client_wide(error)
             stuck = StuckSigning("not_examined", signing, error=error)
-        return Several(() if stuck is None else (stuck,))
+        return [] if stuck is None else [stuck]
 
     async def _find_stuck(self, signing: Signing) -> StuckSigning | None:
         if signing.state is not SigningState.SENT and not signing.documents:
             # The list may lack the documents.
-            signing = await self._client.signings.get(signing)
+            signing = await self._api.signings.get(signing)
             if not self._is_wanted(signing):
                 return None
         if signing.state is SigningState.SENT:
-            pending = tuple(await self._client.recipients.pending(signing))
+            pending = tuple(await self._api.recipients.pending(signing))
             return StuckSigning("no_progress", signing, pending, reminders=await self._remind(signing, pending))
         if signing.state is SigningState.DRAFT and signing.documents:
             return StuckSigning("not_sent", signing, documents=signing.documents)
@@ -230,7 +228,7 @@ class _Search:
 
     async def _is_sealed(self, signing: Signing, document: Document) -> bool:
         try:
-            async with self._client.documents.stream_signed(signing, document):
+            async with self._api.documents.stream_signed(signing, document):
                 return True
         except NotYetSigned:
             return False
@@ -239,8 +237,8 @@ class _Search:
         """Remind the pending recipients, except those who were reminded within ``remind_every``."""
         if not pending or self._remind_every is None or self._journal is None:
             return ()
-        journal = GuardedJournal(self._journal, telemetry=self._client._transport.options.telemetry)
-        claim = await journal.claim(f"archive-remind:{self._client.base_url}:{signing.id}")
+        journal = GuardedJournal(self._journal, telemetry=self._api.telemetry)
+        claim = await journal.claim(f"archive-remind:{self._api.origin}:{signing.id}")
         if claim is None:
             return ()
         results: list[RemindResult] = []
@@ -251,7 +249,7 @@ class _Search:
             if due:
                 # Written first: if the run is killed after this, the recipients are not reminded twice.
                 await journal.write(claim, _encode_reminded(reminded | {one.id: self._now for one in due}))
-                results = await self._client.recipients.remind_pending(signing, due)
+                results = await self._api.recipients.remind_pending(signing, due)
                 sent = [one.recipient.id for one in results if one.error is None or one.error.effect == "unknown"]
                 if len(sent) < len(due):
                     await journal.write(claim, _encode_reminded(reminded | dict.fromkeys(sent, self._now)))

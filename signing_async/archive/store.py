@@ -6,16 +6,21 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ..errors import InvalidRequest
+from ..errors import ArchiveError, InvalidRequest
 
-__all__ = ["ArchiveStore", "ListedStore", "check_lines", "check_name"]
+__all__ = ["ArchiveStore", "ListedStore", "MissingBytes", "check_lines", "check_name"]
+
+
+class MissingBytes(ArchiveError):
+    """A file that grows by appends lacks bytes in its middle."""
+
+    transient: bool = False
 
 
 class ArchiveStore(Protocol):
     """Keeps files under relative names, whose parts are separated by ``/``.
 
     Failures are raised as `ArchiveError`, or as `ArchiveConflict` if another writer was first.
-    ``signing_async.testing`` has a test suite that implementations should pass.
     """
 
     async def put(self, name: str, source: Path, sha256: str) -> None:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, suppress
 
 import attrs
 
-from ..dispatch.entry import GuardedJournal
+from .. import telemetry
+from ..bulk import Deferrals, ProgressReporter, log
+from ..dispatch.entry import GuardedJournal, find_context
 from ..dispatch.journal import Claim, ClaimLost
 from ..errors import SigningError
 from ..models import Signing, SigningState
-from ..telemetry import switch
-from ..telemetry.kept import find_context, keep_context
-from ..transport.error_response import one_line
-from ..worker_pool import Deferrals, Deferred, ProgressReporter, Several, log
+from ..telemetry.names import ARCHIVE_SIGNINGS, SWEEP_SPAN
+from ..transport.problems import one_line
 from .collector import ArchiveResult, Collector
-
-if TYPE_CHECKING:
-    from ..telemetry.archive import SweepWork
 
 __all__ = ["Sweep"]
 
@@ -34,42 +30,31 @@ class Sweep:
         self._matches = matches
         self._reporter = reporter
         self._position = _Position(collector.journal, f"archive-sweep:{collector.service}")
-        self._observed: SweepWork | None = None
         self.jobs: AsyncGenerator[_Job, None] = self._pull()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
         try:
             await self._position.open()
-            with self._observing():
+            recorder = telemetry.active(self._collector.telemetry)
+            # The tasks of the workers inherit the current span.
+            with recorder.span(SWEEP_SPAN, links=[self._position.earlier]) as span:
+                self._position.context = span.context
                 yield
         finally:
             await self.jobs.aclose()
             await self._position.close()
 
-    @contextmanager
-    def _observing(self) -> Iterator[None]:
-        """Make the sweep's span the current one; the tasks of the workers inherit it."""
-        telemetry = switch.active() if self._collector.telemetry else None
-        if telemetry is None:
-            yield
-            return
-        from ..telemetry.archive import SweepWork
-
-        with SweepWork(telemetry, self._position.earlier) as self._observed:
-            self._position.context = self._observed.span.context
-            yield
-
-    async def work(self, job: _Job) -> Several[ArchiveResult] | Deferred:
-        """Archive the missing documents of a signing; defer a signing that another run is working on."""
-        results = await self._collector.collect(job.signing)
-        if results is None:
-            return job.deferrals.next(f"signing {one_line(job.signing.id)}")
+    async def work(self, job: _Job) -> list[ArchiveResult]:
+        """Archive the missing documents of a signing. If another run is working on it, wait for that run."""
+        deferrals = Deferrals(f"signing {one_line(job.signing.id)}")
+        while (results := await self._collector.collect(job.signing)) is None:
+            await deferrals.wait()
         for result in results:
             if result.entry is not None:
                 self._reporter.add(1, result.entry.size)
         await self._position.leave(job.page)
-        return Several(results)
+        return results
 
     async def _pull(self) -> AsyncGenerator[_Job, None]:
         await self._collector.manifest.refresh()
@@ -92,11 +77,10 @@ class Sweep:
         self._position.note_end()
 
     async def _list(self, start: str | None, until: str | None = None) -> AsyncGenerator[_Job, None]:
-        async with aclosing(self._collector.client.signings.list(cursor=start).pages()) as pages:
+        async with aclosing(self._collector.api.signings.list(cursor=start).pages()) as pages:
             async for found in pages:
                 page = self._position.enter(found.next_cursor)
-                if self._observed is not None:
-                    self._observed.note_page(len(found.items))
+                telemetry.active(self._collector.telemetry).record(ARCHIVE_SIGNINGS, len(found.items))
                 for signing in found.items:
                     if self._is_due(signing):
                         page.unfinished += 1
@@ -128,7 +112,6 @@ class _Job:
 
     signing: Signing
     page: _Page
-    deferrals: Deferrals = attrs.field(factory=Deferrals)
 
 
 class _Position:
@@ -189,5 +172,5 @@ class _Position:
             self.saved = cursor
             # Another sweep may have taken over the claim: it saves its own position.
             with suppress(ClaimLost):
-                text = keep_context(json.dumps({"cursor": cursor}), self.context)
-                await self._journal.write(self._claim, text)
+                state = {"cursor": cursor, "trace_context": self.context}
+                await self._journal.write(self._claim, json.dumps(state))

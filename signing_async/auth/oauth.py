@@ -2,26 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable
-from typing import Any, Literal, Self
+import base64
+import contextlib
+import hashlib
+import hmac
+import re
+import secrets as random_secrets
+from typing import Literal, Self
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 import aiohttp
+import attrs
 
 from .. import _checks
+from .._secret import Secret, hide
+from .._tasks import leave
 from ..assumptions import Assumptions
-from ..errors import AuthError, ConfigurationError, SigningError
+from ..errors import AuthError, ConfigurationError, InvalidRequest, StateMismatch
 from ..models import Token
 from ..transport import urls, wire
+from ..transport.problems import one_line
+from ..transport.proxy import parse_proxy
+from ..transport.redaction import redact
 from ..transport.retry import RetryPolicy
-from .authorization import AuthorizationRequest, authorization_request, read_callback
 from .refresh import CurrentToken
-from .token_endpoint import TokenEndpoint, TokenForm
+from .token_endpoint import Form, TokenEndpoint
 from .token_stores import MemoryTokenStore, TokenStore
 
-__all__ = ["AuthorizationRequest", "OAuth", "leave"]
+__all__ = ["AuthorizationRequest", "OAuth", "read_callback"]
 
 _DEFAULT_RETRY = RetryPolicy()
 _DEFAULT_ASSUMPTIONS = Assumptions()
+_MAX_VERIFIERS = 1000
+_QUERY = re.compile(r"\?|://|(^|&)(code|state|error)=")
+
+
+@attrs.frozen
+class AuthorizationRequest:
+    """The start of a login: redirect the user's browser to ``url``.
+
+    Keep ``state`` and ``code_verifier`` (None without PKCE) in the user's session, and pass them to `OAuth.exchange`.
+    """
+
+    url: str = attrs.field(repr=lambda url: repr(url.partition("&state=")[0] + "&state=..."))
+    state: str = attrs.field(repr=False)
+    code_verifier: str | None = attrs.field(default=None, repr=False)
 
 
 class OAuth:
@@ -36,35 +61,39 @@ class OAuth:
             async with SigningClient(base_url, oauth) as client:
                 ...
 
-    ``session`` is the caller's own `aiohttp.ClientSession`, and is never closed here; by default, the `OAuth`
-    uses the session of an open client, or creates its own. ``token_format`` is the encoding of token
-    requests; the specification allows both. ``timeout`` limits one token request with its retries.
+    ``session`` is the caller's own `aiohttp.ClientSession`, and is never closed here; by default, the `OAuth` uses the
+    session of an open client, or creates its own. ``proxy`` is as for a `SigningClient`. ``token_format`` is the
+    encoding of token requests; the specification allows both. ``timeout`` limits one token request with its retries.
     """
+
+    current: CurrentToken
+    """Internal: what a client's transport uses."""
+    # Some tracebacks show an object whose constructor raised.
+    origin: str = "?"
+    client_id: str = "?"
 
     def __init__(
         self,
         base_url: str,
         *,
         client_id: str,
-        client_secret: str,
+        client_secret: str | Secret[str],
         redirect_uri: str,
         store: TokenStore | None = None,
         session: aiohttp.ClientSession | None = None,
+        proxy: str | Secret[str] | None = None,
         token_format: Literal["form", "json"] = "form",
         retry: RetryPolicy = _DEFAULT_RETRY,
         timeout: float = 30.0,
         assumptions: Assumptions = _DEFAULT_ASSUMPTIONS,
     ) -> None:
+        client_secret, proxy = hide(client_secret), hide(proxy)
         self.client_id = client_id
         self.redirect_uri = redirect_uri
-        self._client_secret = client_secret
-        self.origin: str = "?"
-        # Tracebacks may show variables.
-        del client_secret
         self.origin = urls.check_origin(base_url)
         for name in ("client_id", "redirect_uri"):
             _checks.string(f"OAuth: {name}", getattr(self, name))
-        if not _checks.is_text(self._client_secret):
+        if not isinstance(client_secret, Secret) or not _checks.is_text(client_secret.reveal()):
             raise ConfigurationError("OAuth: client_secret: must be a non-empty string (its value is not shown)")
         if token_format not in ("form", "json"):
             raise ConfigurationError(f"OAuth: token_format: must be 'form' or 'json', got {token_format!r}")
@@ -72,25 +101,22 @@ class OAuth:
         if session is not None and not isinstance(session, aiohttp.ClientSession):
             raise ConfigurationError(f"OAuth: session: must be an aiohttp.ClientSession, got {type(session).__name__}")
         store = MemoryTokenStore() if store is None else store
-        kinds = (
-            ("store", store, TokenStore),
-            ("retry", retry, RetryPolicy),
-            ("assumptions", assumptions, Assumptions),
-        )
-        for name, value, kind in kinds:
+        kinds = {"store": (store, TokenStore), "retry": (retry, RetryPolicy), "assumptions": (assumptions, Assumptions)}
+        for name, (value, kind) in kinds.items():
             if isinstance(value, type) or not isinstance(value, kind):
                 raise ConfigurationError(f"OAuth: {name}: must be of type {kind.__name__}, got {type(value).__name__}")
-        self._endpoint = TokenEndpoint(
+        endpoint = TokenEndpoint(
             self.origin,
-            client_id,
-            self._client_secret,
+            {"client_id": client_id, "client_secret": client_secret},
             as_json=token_format == "json",
             retry=retry,
             timeout=timeout,
             assumptions=assumptions,
-            session=session,
+            sessions=wire.Sessions(session, self.origin, None if proxy is None else parse_proxy("OAuth: proxy", proxy)),
         )
-        self._current = CurrentToken(self._endpoint, store)
+        self.current = CurrentToken(endpoint, store)
+        self._verifiers: dict[str, Secret[str]] = {}
+        """The code verifiers of logins that are under way, by their states."""
 
     def __repr__(self) -> str:
         return f"OAuth({self.origin!r}, client_id={self.client_id!r})"
@@ -104,54 +130,58 @@ class OAuth:
     async def aclose(self) -> None:
         """Wait for a pending token request, so that its token is saved; close the session unless it is the caller's.
 
-        A save that failed is repeated. If it fails again, an `AuthError` is raised, and everything is closed. If the
-        wait is cancelled, the session stays open for the request; call this again.
+        A save that failed is repeated. If it fails again, an `AuthError` is raised after everything is closed. A
+        cancellation is raised then too: it shortens the wait at most to ``timeout`` seconds.
         """
-        try:
-            await self.settle()
-        except AuthError:
-            await self._endpoint.sessions.close()
-            raise
-        await self._endpoint.sessions.close()
+        await self.current.close(self.current.endpoint.sessions)
 
     def __del__(self) -> None:
-        if hasattr(self, "_endpoint"):
-            self._endpoint.sessions.warn_if_open(self)
+        if hasattr(self, "current"):
+            self.current.endpoint.sessions.warn_if_open(self)
 
-    def authorization_request(self, *, pkce: bool = False) -> AuthorizationRequest:
+    def authorization_request(self, *, pkce: bool | None = None) -> AuthorizationRequest:
         """Return the URL to redirect the user's browser to, with a new random state.
 
-        ``pkce=True`` adds a code challenge (RFC 7636, S256): the code then works only with the ``code_verifier``.
+        With PKCE (RFC 7636, S256) the code works only with the ``code_verifier``; the default is `Assumptions.pkce`.
         """
-        return authorization_request(self.origin, self.client_id, self.redirect_uri, pkce=pkce)
+        query = {"client_id": self.client_id, "redirect_uri": self.redirect_uri, "response_type": "code"}
+        has_challenge = self.current.endpoint.assumptions.pkce if pkce is None else pkce
+        verifier = random_secrets.token_urlsafe(32) if has_challenge else None
+        if verifier is not None:
+            digest = hashlib.sha256(verifier.encode()).digest()
+            query["code_challenge"] = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+            query["code_challenge_method"] = "S256"
+        query["state"] = state = random_secrets.token_urlsafe(32)
+        if verifier is not None:
+            self._verifiers[state] = Secret(verifier)
+            if len(self._verifiers) > _MAX_VERIFIERS:
+                del self._verifiers[next(iter(self._verifiers))]
+        return AuthorizationRequest(f"{self.origin}/oauth/authorize?{urlencode(query)}", state, verifier)
 
     async def exchange(
-        self, callback_url_or_code: str, state: str | None = None, code_verifier: str | None = None
+        self,
+        callback_url_or_code: str | Secret[str],
+        state: str | Secret[str] | None = None,
+        code_verifier: str | Secret[str] | None = None,
     ) -> Token:
         """Exchange the code of a callback for a token, and save it.
 
-        Pass the callback's whole URL with the ``state`` and, with PKCE, the ``code_verifier`` of the authorization
-        request. Raise `StateMismatch` if the states differ, and `AuthError` if the callback reports an error. A bare
-        code has no state: pass one only after checking the state. The exchange is completed even if the caller is
-        cancelled, since a code works only once.
+        Pass the callback's whole URL with the ``state`` and the ``code_verifier`` of the authorization request. This
+        object remembers the verifiers of its own last thousand requests by their states. Raise `StateMismatch` if the
+        states differ, and `AuthError` if the callback reports an error. A bare code has no state: pass one only after
+        checking the state. The exchange is completed even if the caller is cancelled, since a code works only once.
         """
-        form = self._code_form(callback_url_or_code, state, code_verifier)
-        # Tracebacks may show variables.
-        del callback_url_or_code, state, code_verifier
-        if isinstance(form, SigningError):
-            raise form
-        return await self._current.exchange(form)
-
-    def _code_form(
-        self, callback_url_or_code: str, state: str | None, code_verifier: str | None
-    ) -> TokenForm | SigningError:
+        callback_url_or_code, state, code_verifier = hide(callback_url_or_code), hide(state), hide(code_verifier)
         code = read_callback(callback_url_or_code, state)
-        if isinstance(code, SigningError):
-            # Other calls still have the current token, and a later callback may be genuine.
-            code.client_wide = False
-            return code
-        proof = {} if code_verifier is None else {"code_verifier": code_verifier}
-        return self._endpoint.form(grant_type="authorization_code", redirect_uri=self.redirect_uri, code=code, **proof)
+        if code_verifier is None and isinstance(state, Secret):
+            code_verifier = self._verifiers.get(state.reveal())
+        form: Form = {
+            "grant_type": "authorization_code",
+            "redirect_uri": self.redirect_uri,
+            "code": code,
+            **({} if code_verifier is None else {"code_verifier": code_verifier}),
+        }
+        return await self.current.exchange(form, self.current.observer)
 
     async def access_token(self) -> str:
         """Return the access token to use now, refreshed first if it is about to expire."""
@@ -159,7 +189,7 @@ class OAuth:
 
     async def token(self) -> Token:
         """Return the token to use now: loaded from the store once, and refreshed first if it is about to expire."""
-        return await self._current.token()
+        return await self.current.token(self.current.observer)
 
     async def refresh(self, rejected: Token | str | None = None) -> Token:
         """Return a token other than ``rejected``; None stands for the current token.
@@ -167,33 +197,63 @@ class OAuth:
         If the current token is already another one, it is returned. Concurrent callers share one refresh, which runs in
         a task of its own: cancelling a caller cancels neither the refresh nor the other callers.
         """
-        if isinstance(rejected, str):
-            # Tracebacks may show variables; the repr of a `Token` hides its secrets.
-            rejected = Token(rejected)
-        return await self._current.refresh(rejected)
-
-    async def renewed(self, rejected: Token) -> bool:
-        """Replace a token that the service rejected; return False if that is impossible without the user."""
-        return await self._current.renewed(rejected)
-
-    def secrets(self) -> Iterable[str]:
-        """Return the strings that must be redacted from every text."""
-        return self._endpoint.secrets()
-
-    def lend(self, sessions: wire.Sessions) -> None:
-        """Use a client's session for as long as it is open."""
-        self._endpoint.lend(sessions)
+        rejected = Token(rejected) if isinstance(rejected, str) else rejected
+        return await self.current.refresh(rejected, self.current.observer)
 
     async def settle(self) -> None:
-        """Wait until no token request is pending and every token is saved; raise an `AuthError` if a save fails."""
-        await self._current.settle()
+        """Wait until no token request is pending and every token is saved; raise an `AuthError` if a save fails.
+
+        A cancellation is raised only then, or after ``timeout`` seconds.
+        """
+        await self.current.settle()
 
 
-async def leave(closing: Coroutine[Any, Any, None], error: BaseException | None) -> None:
-    """Await ``closing`` at the end of ``async with``. If the block raised, a lost token becomes a note on its error."""
-    try:
-        await closing
-    except AuthError as lost:
-        if error is None:
-            raise
-        error.add_note(str(lost))
+def read_callback(callback: object, state: object) -> Secret[str]:
+    """Return the code of a callback URL, or the bare code; raise an error if the callback is invalid.
+
+    The error is not ``client_wide``: other calls still have the current token, and a later callback may be genuine.
+    """
+    if not isinstance(callback, Secret) or not callback.reveal().strip():
+        raise InvalidRequest("exchange: the callback URL or code is missing")
+    callback = Secret(callback.reveal().strip())
+    if not callback.reveal().isprintable() or " " in callback.reveal():
+        raise InvalidRequest("exchange: not a callback URL or code: it contains whitespace or control characters")
+    if not _QUERY.search(callback.reveal()):
+        return callback
+    fields = _query_fields(callback)
+    if fields is None:
+        raise InvalidRequest("exchange: the callback is not a valid URL")
+    if not isinstance(state, Secret) or not state.reveal():
+        raise InvalidRequest("exchange: state is missing: pass the state of the authorization request")
+    returned, codes = fields.get("state", []), fields.get("code", [])
+    if len(returned) != 1 or not hmac.compare_digest(*(_to_bytes(each) for each in (returned[0], state))):
+        text = "the callback's state does not match the authorization request: it may be forged"
+        raise StateMismatch(text, client_wide=False)
+    if "error" in fields:
+        known = (state, *codes)
+        code = _redact(fields["error"][:1], known)[:100]
+        description = _redact(fields.get("error_description", []), known)[:500]
+        text = f"authorization was refused: {description or code} (code {code})"
+        raise AuthError(text, code=code, client_wide=False)
+    if len(codes) != 1:
+        text = "the callback has more than one code" if codes else "the callback has no code"
+        raise AuthError(text, client_wide=False)
+    return codes[0]
+
+
+def _query_fields(callback: Secret[str]) -> dict[str, list[Secret[str]]] | None:
+    # Nothing is raised here: the ValueError's frames hold the code.
+    with contextlib.suppress(ValueError):
+        query = parse_qs(
+            urlsplit(callback.reveal()).query if "?" in callback.reveal() else callback.reveal(), max_num_fields=100
+        )
+        return {name: [Secret(value) for value in values] for name, values in query.items()}
+    return None
+
+
+def _redact(texts: list[Secret[str]], secrets: tuple[Secret[str], ...]) -> str:
+    return one_line(redact(" ".join(text.reveal() for text in texts), [secret.reveal() for secret in secrets]))
+
+
+def _to_bytes(text: Secret[str]) -> bytes:
+    return text.reveal().encode("utf-8", "surrogatepass")

@@ -8,19 +8,22 @@ import copy
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 import attrs
 
+from .. import telemetry
 from .._foreign import is_transient, safe_text
-from ..errors import AuthError, ConfigurationError, RefreshRejected, SigningError, TokenSuperseded
+from .._secret import Secret
+from .._tasks import finish
+from ..errors import AuthError, ConfigurationError, RefreshRejected, SigningError, TokenSuperseded, amended
 from ..models import Token
-from ..telemetry import switch
-from ..transport import urls
-from ..transport.operation import CallContext
-from .token_endpoint import TokenEndpoint, TokenForm
+from ..telemetry.names import REFRESH_RESULT, REFRESH_SPAN
+from ..transport import urls, wire
+from ..transport.operation import Observer
+from .token_endpoint import Form, TokenEndpoint
 from .token_stores import TokenStore
 
 __all__ = ["CurrentToken"]
@@ -33,58 +36,32 @@ _EARLY_REFRESH_TIMEOUT = 5.0
 _MAX_MARGIN_SHARE = 0.1
 
 
-async def _await_store(operation: Awaitable[T]) -> T:
-    """Await an operation of any token store; raise its unexpected errors as `AuthError`."""
-    try:
-        return await operation
-    except SigningError:
-        raise
-    except Exception as error:
-        name, transient = type(error).__name__, is_transient(error)
-    # Raised here, the error does not have the store's error, whose text may contain secrets, as its context.
-    raise AuthError(f"the token store failed: {name}", transient=transient)
-
-
-class _StoreLock:
-    """The lock of any token store, whose unexpected errors are raised as `AuthError`."""
-
-    _lock: AbstractAsyncContextManager[None]
-
-    def __init__(self, store: TokenStore) -> None:
-        self._store = store
-
-    async def __aenter__(self) -> None:
-        await _await_store(self._acquire())
-
-    async def _acquire(self) -> None:
-        self._lock = self._store.lock()
-        await self._lock.__aenter__()
-
-    async def __aexit__(self, *raised: Any) -> bool | None:
-        return await _await_store(self._lock.__aexit__(*raised))
-
-
 class CurrentToken:
-    """The token that all clients of one `OAuth` use, and its single-flight refresh."""
+    """The token that all clients of one `OAuth` use, and its single-flight refresh.
+
+    ``observer`` is that of the call that needs the token. A refresh reports to the observer of its first caller.
+    """
 
     def __init__(self, endpoint: TokenEndpoint, store: TokenStore) -> None:
-        self._endpoint = endpoint
+        self.endpoint: TokenEndpoint = endpoint
+        self.observer: Observer = Observer(telemetry=telemetry.is_enabled())
+        """The observer of token requests that no client causes."""
         self._store = store
         self._token: Token | None = None
         self._fresh_until = 0.0
         self._tasks: set[asyncio.Task[Token]] = set()
-        self._refreshing: asyncio.Task[Token] | None = None
-        self._replacing: str | None = None
-        self._unsaved: tuple[str | None, Token] | None = None
-        """The access token in the store to replace (None after a login: any), and the token that is not saved yet."""
-        self._rejected: tuple[str, RefreshRejected] | None = None
-        """The refresh token that the service rejected last, and its error."""
+        self._refreshing: tuple[Token | None, asyncio.Task[Token]] | None = None
+        """The token that the last refresh replaces, and the task."""
+        self._unsaved: tuple[Token | None, Token] | None = None
+        """The token in the store to replace (None after a login: any), and the token that is not saved yet."""
+        self._rejected: tuple[Token, RefreshRejected] | None = None
+        """The token whose refresh token the service rejected last, and the error."""
 
-    async def token(self) -> Token:
+    async def token(self, observer: Observer) -> Token:
         """Return the token to use now, refreshed first if it is about to expire."""
         if self._unsaved is not None and self._unsaved[0] is None:
             # This saves the token of the login. The current token may be another user's.
-            return await self.refresh(self._token)
+            return await self.refresh(self._token, observer)
         token = await self._current()
         if token is None:
             raise AuthError("there is no token yet: send the user to authorization_request().url, then call exchange()")
@@ -92,142 +69,154 @@ class CurrentToken:
             return token
         left = _seconds_left(token)
         if left <= 0:
-            return await self.refresh(token)
-        return token if token.refresh_token is None else await self._refresh_early(token, left)
+            return await self.refresh(token, observer)
+        return token if token.refresh_token is None else await self._refresh_early(token, left, observer)
 
-    async def refresh(self, rejected: Token | None = None) -> Token:
-        """Return a token other than ``rejected``; None means the current token.
+    async def refresh(self, rejected: Token | None, observer: Observer) -> Token:
+        """Return a token other than ``rejected``, as `OAuth.refresh` does."""
+        rejected = await self._current() if rejected is None else rejected
+        while self._token is None or _is_same(self._token, rejected):
+            if self._refreshing is None or not _is_pending(self._refreshing[1]):
+                task = self._start(self._refresh(rejected, observer), "signing_async token refresh")
+                self._refreshing = rejected, task
+            replaced, task = self._refreshing
+            if _is_same(replaced, rejected):
+                return await _result(task, observer)
+            await asyncio.wait([task])
+        return self._token
 
-        Concurrent callers share one refresh, which runs in a task of its own: cancelling a caller cancels neither the
-        refresh nor the other callers. Raises a `ConfigurationError` while a refresh runs in another thread.
-        """
-        if rejected is None:
-            rejected = await self._current()
-        while True:
-            if rejected is not None and self._token is not None and self._token.access_token != rejected.access_token:
-                return self._token
-            if self._refreshing is None or not _is_pending(self._refreshing):
-                self._replacing = None if rejected is None else rejected.access_token
-                self._refreshing = self._start(self._refresh(rejected), "signing_async token refresh")
-            if rejected is None or self._replacing == rejected.access_token:
-                return await _result_for(self._endpoint.call_context(), self._refreshing)
-            # This refresh replaces a different token than the caller's.
-            await asyncio.wait([self._refreshing])
-
-    async def renewed(self, rejected: Token) -> bool:
+    async def renewed(self, rejected: Token, observer: Observer) -> bool:
         """Replace a rejected token; return False if the user must authorize again."""
-        if rejected.refresh_token is None:
-            stored = await self._load()
-            if stored is not None and stored.access_token == rejected.access_token:
-                return False
-        await self.refresh(rejected)
+        if rejected.refresh_token is None and _is_same(await self._load(), rejected):
+            return False
+        await self.refresh(rejected, observer)
         return True
 
-    async def exchange(self, form: TokenForm) -> Token:
+    def secrets(self) -> Iterable[str]:
+        return self.endpoint.secrets()
+
+    async def exchange(self, form: Form, observer: Observer) -> Token:
         """Exchange the code in the form for a token and save it, even if the caller is cancelled: a code works once."""
-        return await _result(self._start(self._exchange(form), "signing_async code exchange"))
+        return await _result(self._start(self._exchange(form, observer), "signing_async code exchange"), observer)
 
     async def settle(self) -> None:
-        """Wait until no token request is pending and every token is saved; raise an `AuthError` if a save fails."""
-        while pending := [task for task in self._tasks if _is_pending(task)]:
-            await asyncio.wait(pending)
-        if self._unsaved is not None:
-            await _result(self._start(self._save_again(self._unsaved[1]), "signing_async token save"))
+        """Wait until no token request is pending and every token is saved; raise an `AuthError` if a save fails.
+
+        A cancellation is raised only then, or after the timeout of a token request: a new refresh token must be saved.
+        """
+        await finish(self._settle(), self.endpoint.timeout)
+
+    async def close(self, sessions: wire.Sessions) -> None:
+        """Settle, then close the sessions, even if a save failed or the caller was cancelled."""
+        try:
+            await self.settle()
+        except (AuthError, asyncio.CancelledError):
+            await sessions.close()
+            raise
+        await sessions.close()
 
     # Background tasks
 
     def _start(self, work: Coroutine[Any, Any, Token], name: str) -> asyncio.Task[Token]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._discard)
+        task.add_done_callback(self._tasks.discard)
+        # Otherwise asyncio logs the exception if every caller was cancelled.
+        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         return task
 
-    def _discard(self, task: asyncio.Task[Token]) -> None:
-        self._tasks.discard(task)
-        # Retrieve the exception: otherwise asyncio logs it if every caller was cancelled.
-        if not task.cancelled():
-            task.exception()
+    async def _settle(self) -> None:
+        while pending := [task for task in self._tasks if _is_pending(task)]:
+            await asyncio.wait(pending)
+        if self._unsaved is None:
+            return
+        try:
+            async with self._locked():
+                await self._save_unsaved(await self._load())
+            return
+        except SigningError as error:
+            lost = AuthError(
+                "a new token could not be saved and is lost with this process, so the user may have to authorize"
+                f" again: {error}",
+                transient=error.transient,
+            )
+        log.error("%s", lost)
+        raise lost
 
-    async def _exchange(self, form: TokenForm) -> Token:
+    async def _exchange(self, form: Form, observer: Observer) -> Token:
         # Acquire the lock first: a code works only once, so it is not used unless its token can be saved.
         token: Token | None = None
         try:
             async with self._locked():
-                token = await self._endpoint.request("oauth.exchange", form)
+                token = await self.endpoint.request("oauth.exchange", form, observer)
                 self._unsaved = (None, token)
                 await self._save(token)
-            log.debug("token obtained")
-            return token
         except SigningError as error:
             if token is None:
                 raise
+            # Other calls fail only if they cannot save the token either.
             if isinstance(error, TokenSuperseded):
-                error.effect, error.client_wide = "unknown", False
-                raise
-            raise _exchange_unsaved(error) from None
+                raise amended(error, transient=False, effect="unknown", client_wide=False) from None
+            raise AuthError(
+                f"{error}; the code was used and its token is kept in memory: do not repeat the exchange, because the"
+                " next call, settle() or aclose() saves the token",
+                effect="unknown",
+                client_wide=False,
+            ) from None
+        log.debug("token obtained")
+        return token
 
-    async def _refresh(self, rejected: Token | None) -> Token:
-        telemetry = switch.active() if self._endpoint.call_context().telemetry else None
-        if telemetry is None:
-            return (await self._refresh_or_adopt(rejected))[0]
-        from ..telemetry.work import Refresh
+    async def _refresh(self, rejected: Token | None, observer: Observer) -> Token:
+        with telemetry.active(observer.telemetry).span(REFRESH_SPAN, {REFRESH_RESULT: "failed"}) as span:
+            # If the lock expired and another worker saved a newer token, the store refuses the save: adopt that token.
+            with contextlib.suppress(TokenSuperseded):
+                return await self._refresh_once(rejected, observer, span)
+            return await self._refresh_once(rejected, observer, span)
 
-        with Refresh(telemetry) as refresh:
-            token, is_adopted = await self._refresh_or_adopt(rejected)
-            if is_adopted:
-                refresh.result = "adopted"
-            return token
-
-    async def _refresh_or_adopt(self, rejected: Token | None) -> tuple[Token, bool]:
-        """Return a new token, and whether it is one that another process has saved."""
-        # If the lock expired and another worker saved a newer token, the store refuses the save: adopt that token.
-        with contextlib.suppress(TokenSuperseded):
-            return await self._refresh_once(rejected)
-        try:
-            return await self._refresh_once(rejected)
-        except TokenSuperseded as error:
-            # The same save would be refused again, but the next refresh adopts the newer token.
-            error.transient = True
-            raise
-
-    async def _refresh_once(self, rejected: Token | None) -> tuple[Token, bool]:
+    async def _refresh_once(self, rejected: Token | None, observer: Observer, span: telemetry.Span) -> Token:
         async with self._locked():
             stored = await self._load()
-            token = self._unsaved_successor(stored)
+            token = await self._save_unsaved(stored)
             if token is None:
                 if stored is None:
-                    raise self._no_token()
-                is_other = rejected is None or stored.access_token != rejected.access_token
-                if is_other and not _expired(stored):
-                    # Another process has refreshed the token: adopt its token.
+                    was_known, self._token = self._token is not None, None
+                    raise AuthError(
+                        "the token was removed from its store (logout): authorize again"
+                        if was_known
+                        else "there is no token to refresh: authorize first"
+                    )
+                if not _is_same(stored, rejected) and _seconds_left(stored) > 0:
+                    # Another process has refreshed the token.
                     self._publish(stored)
-                    return stored, True
-                token = await self._request_refresh(stored)
-                self._unsaved = (stored.access_token, token)
-            await self._save(token)
+                    span.set({REFRESH_RESULT: "adopted"})
+                    return stored
+                token = await self._request_refresh(stored, observer, span)
+                self._unsaved = (stored, token)
+                await self._save(token)
+        span.set({REFRESH_RESULT: "refreshed"})
         log.debug("token refreshed")
-        return token, False
+        return token
 
-    async def _request_refresh(self, stored: Token) -> Token:
+    async def _request_refresh(self, stored: Token, observer: Observer, span: telemetry.Span) -> Token:
         if stored.refresh_token is None:
             raise AuthError("cannot refresh the access token: there is no refresh token; authorize again")
-        if self._rejected is not None and self._rejected[0] == stored.refresh_token:
-            raise copy.copy(self._rejected[1])
-        self._endpoint.remember(stored)
-        form = self._endpoint.form(grant_type="refresh_token", refresh_token=stored.refresh_token)
-        try:
-            token = await self._endpoint.request("oauth.refresh", form)
-        except RefreshRejected as error:
-            # Final for this refresh token: it is not sent again.
-            self._rejected = (stored.refresh_token, copy.copy(error))
-            raise
-        return token if token.refresh_token else attrs.evolve(token, refresh_token=stored.refresh_token)
+        if self._rejected is None or self._rejected[0].refresh_token != stored.refresh_token:
+            self.endpoint.remember(stored)
+            form: Form = {"grant_type": "refresh_token", "refresh_token": Secret(stored.refresh_token)}
+            try:
+                token = await self.endpoint.request("oauth.refresh", form, observer)
+                return token if token.refresh_token else attrs.evolve(token, refresh_token=stored.refresh_token)
+            except RefreshRejected as error:
+                # Final for this refresh token: it is not sent again.
+                self._rejected = stored, error
+        span.set({REFRESH_RESULT: "rejected"})
+        raise self._rejected[1].with_traceback(None)
 
-    async def _refresh_early(self, token: Token, left: float) -> Token:
+    async def _refresh_early(self, token: Token, left: float, observer: Observer) -> Token:
         """Return a new token; if the refresh fails or is slow, the old one, which is valid for ``left`` seconds."""
         try:
             async with asyncio.timeout(min(left / 2, _EARLY_REFRESH_TIMEOUT)):
-                return await self.refresh(token)
+                return await self.refresh(token, observer)
         except Exception as error:
             if self._token is None:
                 # The token was removed from its store.
@@ -235,27 +224,33 @@ class CurrentToken:
             # Try again in half of the remaining time, not on every call.
             if self._token is token and time.time() >= self._fresh_until:
                 self._fresh_until = time.time() + _seconds_left(token) / 2
-                log.warning(
-                    "early token refresh failed or is slow; the current token stays in use: %s", safe_text(error)
-                )
+                text = "early token refresh failed or is slow; the current token stays in use: %s"
+                log.warning(text, safe_text(error))
             return token
+
+    # The store and the token in memory
 
     @contextlib.asynccontextmanager
     async def _locked(self) -> AsyncIterator[None]:
         """Hold the store's lock; raise an `AuthError` if its holder keeps it for longer than a refresh can take."""
-        timeout = 2 * self._endpoint.timeout
-        async with contextlib.AsyncExitStack() as stack:
-            locked = False
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(timeout):
-                    await stack.enter_async_context(_StoreLock(self._store))
-                    locked = True
-            if not locked:
-                message = f"could not acquire the token store's lock within {timeout:g} s: its holder may hang"
-                raise AuthError(message, transient=True)
+        timeout = 2 * self.endpoint.timeout
+        try:
+            async with asyncio.timeout(timeout):
+                lock = await _await_store(self._acquire())
+        except TimeoutError:
+            message = f"could not acquire the token store's lock within {timeout:g} s: its holder may hang"
+            raise AuthError(message, transient=True) from None
+        try:
             yield
+        except BaseException as error:
+            await _await_store(lock.__aexit__(type(error), error, error.__traceback__))
+            raise
+        await _await_store(lock.__aexit__(None, None, None))
 
-    # The store and the token in memory
+    async def _acquire(self) -> AbstractAsyncContextManager[None]:
+        lock = self._store.lock()
+        await lock.__aenter__()
+        return lock
 
     async def _current(self) -> Token | None:
         if self._token is None:
@@ -266,13 +261,24 @@ class CurrentToken:
         return self._token
 
     async def _load(self) -> Token | None:
-        """Load the token from the store; raise an `AuthError` if another tenant issued it."""
         token = await _await_store(self._store.load())
-        if token is not None and not _is_for(token, self._endpoint.origin):
+        if token is not None and not _is_for(token, self.endpoint.origin):
             raise AuthError(
-                f"the stored token is for {token.origin}, not for {self._endpoint.origin}:"
+                f"the stored token is for {token.origin}, not for {self.endpoint.origin}:"
                 " use another token store, or authorize again"
             )
+        return token
+
+    async def _save_unsaved(self, stored: Token | None) -> Token | None:
+        """Save the token that could not be saved, if it is still the successor of the stored one, and return it."""
+        if self._unsaved is None:
+            return None
+        replaced, token = self._unsaved
+        if replaced is not None and not _is_same(stored, replaced):
+            # The save succeeded after all, another process has saved a newer token, or the user has logged out.
+            self._unsaved = None
+            return None
+        await self._save(token)
         return token
 
     async def _save(self, token: Token) -> None:
@@ -286,83 +292,33 @@ class CurrentToken:
         self._publish(token)
 
     def _publish(self, token: Token) -> None:
-        self._endpoint.remember(token)
+        self.endpoint.remember(token)
         self._token = token
         left = _seconds_left(token)
-        margin = min(self._endpoint.assumptions.refresh_margin, _MAX_MARGIN_SHARE * max(left, 0.0))
+        margin = min(self.endpoint.assumptions.refresh_margin, _MAX_MARGIN_SHARE * max(left, 0.0))
         self._fresh_until = time.time() + left - margin
 
-    def _unsaved_successor(self, stored: Token | None) -> Token | None:
-        """Return the token that could not be saved, if it is still the successor of the stored one."""
-        replaces, token = self._unsaved or (None, None)
-        if replaces is None or (stored is not None and replaces == stored.access_token):
-            return token
-        # The save succeeded after all, another process has saved a newer token, or the user has logged out.
-        self._unsaved = None
-        return None
 
-    async def _save_again(self, token: Token) -> Token:
-        """Repeat a failed save; raise and log an error if the token is lost."""
-        try:
-            async with self._locked():
-                stored = await self._load()
-                if self._unsaved_successor(stored) is not None:
-                    await self._save(token)
-            return token
-        except Exception as error:
-            lost = _lost(error)
-        log.error("%s", lost)
-        raise lost
-
-    def _no_token(self) -> AuthError:
-        """Return the error for an empty store, and forget the token in memory."""
-        if self._token is None:
-            return AuthError("there is no token to refresh: authorize first")
-        self._token = None
-        return AuthError("the token was removed from its store (logout): authorize again")
+async def _await_store(operation: Awaitable[T]) -> T:
+    """Await an operation of any token store; raise its unexpected errors as `AuthError`."""
+    try:
+        return await operation
+    except SigningError:
+        raise
+    except Exception as error:
+        failure = AuthError(f"the token store failed: {type(error).__name__}", transient=is_transient(error))
+    # Not in the handler: the text of the store's error may contain secrets.
+    raise failure
 
 
-def _exchange_unsaved(error: SigningError) -> AuthError:
-    """Return the error of an exchange whose token could not be saved."""
-    unsaved = AuthError(
-        f"{error}; the code was used and its token is kept in memory: do not repeat the exchange, because the next"
-        " call, settle() or aclose() saves the token"
-    )
-    unsaved.effect = "unknown"
-    # Other calls fail only if they cannot save the token either.
-    unsaved.client_wide = False
-    return unsaved
-
-
-def _lost(error: Exception) -> AuthError:
-    """Return the error for a token whose save failed for the last time."""
-    return AuthError(
-        "a new token could not be saved and is lost with this process, so the user may have to authorize again:"
-        f" {safe_text(error)}",
-        transient=isinstance(error, SigningError) and error.transient,
-    )
-
-
-async def _result_for(context: CallContext, refreshing: asyncio.Task[Token]) -> Token:
-    """Wait for a refresh that other calls may wait for too, and record the wait in the telemetry of this call."""
-    observed = context.observed
-    if observed is None:
-        return await _result(refreshing)
+async def _result(task: asyncio.Task[Token], observer: Observer) -> Token:
+    """Wait for the task's result, and record the wait. Cancelling the caller does not cancel the task."""
     began, result = time.perf_counter(), "cancelled"
     try:
-        token = await _result(refreshing)
-        result = "succeeded"
-        return token
-    except Exception:
-        result = "failed"
-        raise
+        await asyncio.wait([task])
+        result = "failed" if task.cancelled() or task.exception() else "succeeded"
     finally:
-        observed.note_refresh(result, time.perf_counter() - began)
-
-
-async def _result(task: asyncio.Task[Token]) -> Token:
-    """Wait for the task's result. Cancelling the caller does not cancel the task."""
-    await asyncio.wait([task])
+        observer.span.refresh(result, time.perf_counter() - began)
     if task.cancelled():
         raise AuthError("the token request was cancelled", transient=True)
     error = task.exception()
@@ -377,28 +333,24 @@ def _is_pending(task: asyncio.Task[Token]) -> bool:
 
     Raise `ConfigurationError` if the task runs in the event loop of another thread: no other loop can wait for it.
     """
-    if task.done():
-        return False
-    loop = task.get_loop()
-    if loop is not asyncio.get_running_loop() and loop.is_running():
+    loop, own = task.get_loop(), asyncio.get_running_loop()
+    if not task.done() and loop is not own and loop.is_running():
         raise ConfigurationError(
             "the OAuth is in use in another thread: make one OAuth for each thread, and share the token store"
         )
-    return loop is asyncio.get_running_loop()
+    return not task.done() and loop is own
+
+
+def _is_same(one: Token | None, other: Token | None) -> bool:
+    return one is other or (one is not None and other is not None and one.access_token == other.access_token)
 
 
 def _is_for(token: Token, origin: str) -> bool:
     """Return whether the token may be sent to the origin. `Token.origin` may be written in another form."""
-    if token.origin is None or token.origin == origin:
-        return True
     with contextlib.suppress(ConfigurationError):
-        return urls.check_origin(token.origin) == origin
+        return token.origin is None or urls.check_origin(token.origin) == origin
     return False
 
 
 def _seconds_left(token: Token) -> float:
     return math.inf if token.expires_at is None else token.expires_at.timestamp() - time.time()
-
-
-def _expired(token: Token) -> bool:
-    return _seconds_left(token) <= 0

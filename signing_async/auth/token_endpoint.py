@@ -1,4 +1,4 @@
-"""The token endpoint: posts a form and decodes the response, as an `Operation` of the one request loop."""
+"""The token endpoint: a token request is an operation like every other, with errors of its own."""
 
 from __future__ import annotations
 
@@ -12,30 +12,38 @@ from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlencode
 
-import aiohttp
 import attrs
 
+from .._secret import Secret
 from ..assumptions import Assumptions
-from ..errors import APIError, AuthError, ClientClosed, ConfigurationError, RefreshRejected, TransportError
+from ..errors import (
+    APIError,
+    AuthError,
+    ClientClosed,
+    ConfigurationError,
+    DecodeError,
+    RefreshRejected,
+    SigningError,
+    TransportError,
+    amended,
+)
 from ..models import Token
-from ..telemetry.switch import is_enabled
 from ..transport import wire
-from ..transport.call import Anonymous, Operation, Options, Shared, Timeouts, Transport
+from ..transport.call import Transport
 from ..transport.decode import Unreadable, parse
-from ..transport.error_response import one_line
-from ..transport.lookup import look_up, request_id
-from ..transport.operation import CallContext, current_call_context
+from ..transport.operation import Anonymous, Observer, Operation, Options, Shared, Timeouts
 from ..transport.rate_limit import Pause
-from ..transport.redaction import redact
-from ..transport.retry import Repeat, RetryPolicy
+from ..transport.response import Response
+from ..transport.retry import RetryPolicy, Safety
 
-__all__ = ["TokenEndpoint", "TokenForm", "decode_token"]
+__all__ = ["Form", "TokenEndpoint", "decode_token"]
 
-_PATH = "/api/oauth/token"
 _MAX_RESPONSE_BYTES = 1024 * 1024
 _REMEMBERED_SECRETS = 16
 _MAX_CODE_LENGTH = 100
-_CREDENTIAL_FIELDS = ("code", "code_verifier", "refresh_token")
+
+Form = Mapping[str, str | Secret[str]]
+"""The fields of a token request, without the app's credentials."""
 
 
 class TokenEndpoint:
@@ -44,198 +52,144 @@ class TokenEndpoint:
     def __init__(
         self,
         origin: str,
-        client_id: str,
-        client_secret: str,
+        app: Form,
         *,
         as_json: bool,
         retry: RetryPolicy,
         timeout: float,
         assumptions: Assumptions,
-        session: aiohttp.ClientSession | None,
+        sessions: wire.Sessions,
     ) -> None:
         self.origin: str = origin
         self.timeout: float = timeout
-        self.assumptions: Assumptions = assumptions
-        self.sessions: wire.Sessions = wire.Sessions(session)
-        self._client_id = client_id
-        self._client_secret = client_secret
+        self.assumptions: Assumptions = attrs.evolve(
+            assumptions,
+            max_answer_bytes=min(_MAX_RESPONSE_BYTES, assumptions.max_answer_bytes),
+            # OAuth's own member takes precedence over other common places for a code.
+            error_paths={"code": "error", **assumptions.error_paths},
+        )
+        self.sessions: wire.Sessions = sessions
+        self._app = app
         self._as_json = as_json
         # Connecting takes at most half of the time, so another attempt fits into the other half.
-        timeouts = Timeouts(call=timeout, transfer=timeout, connect=0.5 * timeout)
-        self._options = Options(retry, timeouts, assumptions, on_attempt=None)
-        self._default_context = CallContext(None, telemetry=is_enabled())
+        self._options = Options(retry, Timeouts(timeout, timeout, 0.5 * timeout), self.assumptions)
         self._pause = Pause()
-        self._has_given_session = session is not None
         self._lent: weakref.WeakSet[wire.Sessions] = weakref.WeakSet()
-        self._recent_secrets: deque[str] = deque(maxlen=_REMEMBERED_SECRETS)
+        self._recent: deque[Secret[str]] = deque(maxlen=_REMEMBERED_SECRETS)
 
-    def form(self, **fields: str) -> TokenForm:
-        """Return a form with the app's credentials and these fields."""
-        return TokenForm({"client_id": self._client_id, "client_secret": self._client_secret, **fields})
-
-    async def request(self, name: str, form: TokenForm) -> Token:
+    async def request(self, name: str, form: Form, observer: Observer) -> Token:
         """Post the form and return the token of the response.
 
         Raise `RefreshRejected` if the service refuses the refresh token for good, another `AuthError` if it refuses
         the request or its response holds no token, and a `TransportError` if there is no response.
         """
-        request = _TokenRequest(self, name, form)
-        operation = Operation(
-            name,
-            "POST",
-            _PATH,
-            Repeat.TOKEN,
-            body=request.body,
-            receive=request.receive,
-            convert_error=request.convert_error,
-        )
-        shared = Shared(self.origin, Anonymous(request.secrets), self._usable_sessions(), self._pause)
-        context = self.call_context()
-        options = attrs.evolve(self._options, on_attempt=context.on_attempt, telemetry=context.telemetry)
+        shared = Shared(self.origin, Anonymous(lambda: self.secrets(form)), self._usable_sessions(), self._pause)
+        options = attrs.evolve(self._options, on_attempt=observer.on_attempt, telemetry=observer.telemetry)
         try:
-            return await Transport(shared, options).call(operation)
-        except (AuthError, TransportError) as error:
-            # After a failed exchange, other calls still have the current token.
-            error.client_wide = form.is_refresh
-            raise
+            return await Transport(shared, options).call(self._operation(name, form))
+        except (APIError, AuthError, DecodeError, TransportError) as error:
+            failure = self._failure(error, form)
+        # Not in the handler: the body and the frames of the original error may hold tokens.
+        raise failure
 
-    def call_context(self) -> CallContext:
-        """Return the context of the current call; without a call, the environment decides about telemetry."""
-        return current_call_context() or self._default_context
-
-    def encode(self, form: TokenForm) -> wire.Body:
-        """Return the form as a request body."""
-        if self._as_json:
-            return wire.bytes_body(json.dumps(form.fields).encode(), wire.JSON)
-        return wire.bytes_body(urlencode(form.fields).encode(), "application/x-www-form-urlencoded")
-
-    def secrets(self) -> Iterable[str]:
-        """Return what to redact: the client secret and recent tokens, which a server may echo."""
-        return (self._client_secret, *self._recent_secrets)
+    def secrets(self, form: Mapping[str, object] = {}) -> Iterable[str]:
+        """Return what to redact: the client secret, recent tokens and those of the form, which a server may echo."""
+        held = (*self._app.values(), *self._recent, *form.values())
+        return [value.reveal() for value in held if isinstance(value, Secret)]
 
     def remember(self, token: Token) -> None:
         """Redact this token from now on."""
-        for secret in (token.access_token, token.refresh_token):
-            if secret is not None and secret not in self._recent_secrets:
-                self._recent_secrets.append(secret)
+        known = self.secrets()
+        self._recent += [
+            Secret(text) for text in (token.access_token, token.refresh_token) if text and text not in known
+        ]
 
     def lend(self, sessions: wire.Sessions) -> None:
         """Use a client's session for as long as it is open."""
         self._lent.add(sessions)
 
     def _usable_sessions(self) -> wire.Sessions:
-        if not self._has_given_session:
+        if not self.sessions.are_given:
             for sessions in tuple(self._lent):
                 # A client may be closed, or belong to an earlier event loop.
                 with contextlib.suppress(ClientClosed, ConfigurationError):
                     sessions.get()
                     return sessions
             if self.sessions.belong_elsewhere():
-                self.sessions = wire.Sessions()
+                self.sessions = self.sessions.renew()
         return self.sessions
 
+    def _operation(self, name: str, form: Form) -> Operation[Token]:
+        sent_at = 0.0
 
-@attrs.frozen
-class TokenForm:
-    """The fields of a token request; its repr shows none of them."""
+        def body() -> wire.Body:
+            # The lifetime counts from here: the token must never seem valid for longer than it is.
+            nonlocal sent_at
+            sent_at = time.time()
+            fields = {
+                name: value.reveal() if isinstance(value, Secret) else value
+                for name, value in {**self._app, **form}.items()
+            }
+            if self._as_json:
+                return wire.bytes_body(json.dumps(fields).encode(), wire.JSON)
+            return wire.bytes_body(urlencode(fields).encode(), "application/x-www-form-urlencoded")
 
-    fields: Mapping[str, str] = attrs.field(repr=False)
+        def decode(response: Response) -> Token:
+            with contextlib.suppress(Unreadable):
+                return decode_token(parse(response.bytes), sent_at, self.assumptions, self.origin)
+            raise _no_token(response)
 
-    @property
-    def is_refresh(self) -> bool:
-        return "refresh_token" in self.fields
+        return Operation(name, "POST", "/api/oauth/token", Safety.TOKEN, body=body, decode=decode)
 
-
-class _TokenRequest:
-    """One token request: its body, the token in its response, and the errors.
-
-    Tracebacks may show variables and fields. No field holds any part of a response, and errors are raised only in
-    functions whose variables hold none.
-    """
-
-    def __init__(self, endpoint: TokenEndpoint, name: str, form: TokenForm) -> None:
-        self._endpoint = endpoint
-        self._name = name
-        self._form = form
-        self._sent_at = 0.0
-
-    def body(self) -> wire.Body:
-        # The lifetime counts from here: the token must never seem valid for longer than it is.
-        self._sent_at = time.time()
-        return self._endpoint.encode(self._form)
-
-    def secrets(self) -> Iterable[str]:
-        fields = self._form.fields
-        return (*self._endpoint.secrets(), *(fields[name] for name in _CREDENTIAL_FIELDS if name in fields))
-
-    async def receive(self, response: wire.Response) -> Token:
-        token = self._decode(await response.read(_MAX_RESPONSE_BYTES), response)
-        if isinstance(token, AuthError):
-            raise token
-        return token
-
-    def _decode(self, body: bytes, response: wire.Response) -> Token | AuthError:
-        data = _parse(body)
-        token = decode_token(data, self._sent_at, self._endpoint.assumptions, self._endpoint.origin)
-        if token is not None:
-            return token
-        identity = request_id(response.headers, data, self._endpoint.assumptions)
-        identity = None if identity is None else redact(identity, self.secrets())
-        facts = f"HTTP {response.status}" + (f", request id {identity}" if identity else "")
-        message = f"{self._name}: the response holds no usable token ({facts})"
-        return AuthError(message, status=response.status, request_id=identity)
-
-    def convert_error(self, error: APIError, headers: Mapping[str, str]) -> AuthError:
-        # OAuth's own member takes precedence over other places for a code.
-        named = look_up(_parse(error.body), "error")
-        code = error.code
-        if isinstance(named, str) and named:
-            code = one_line(redact(named, self.secrets()))[:_MAX_CODE_LENGTH]
-        # A failing or busy endpoint's verdict on the refresh token or the code is not final.
-        final_codes = map(str.lower, self._endpoint.assumptions.refresh_rejected_codes)
-        refused = not error.transient and (code or "").lower() in final_codes
-        return (RefreshRejected if refused and self._form.is_refresh else AuthError)(
+    def _failure(self, error: APIError | AuthError | DecodeError | TransportError, form: Form) -> SigningError:
+        """Return the error of a failed request, without the body of its response."""
+        # If an exchange fails, other calls still have the current token.
+        is_refresh = "refresh_token" in form
+        error = _no_token(error) if isinstance(error, DecodeError) else error
+        if not isinstance(error, APIError):
+            # The frames of the original error hold the response.
+            return amended(error, client_wide=is_refresh).with_traceback(None)
+        code = (error.code or "")[:_MAX_CODE_LENGTH]
+        # A failing or busy endpoint's verdict on the refresh token is not final.
+        is_final = is_refresh and not error.transient
+        rejecting = map(str.lower, self.assumptions.refresh_rejected_codes)
+        return (RefreshRejected if is_final and code.lower() in rejecting else AuthError)(
             str(error),
-            code=code,
+            code=code or None,
             status=error.status,
             request_id=error.request_id,
             retry_after=error.retry_after,
             transient=error.transient,
+            client_wide=is_refresh,
         )
 
 
-def _parse(body: bytes) -> Any:
-    try:
-        return parse(body)
-    except Unreadable:
-        return None
+def _no_token(source: Response | DecodeError) -> AuthError:
+    facts = f"HTTP {source.status}" + (f", request id {source.request_id}" if source.request_id else "")
+    text = f"{source.operation}: the response holds no usable token ({facts})"
+    return AuthError(text, status=source.status, request_id=source.request_id)
 
 
-def decode_token(data: Any, sent_at: float, assumptions: Assumptions, origin: str) -> Token | None:
-    """Return the token of a parsed token response; None if there is no usable one in it."""
-    if not isinstance(data, dict):
-        return None
-    try:
-        return Token(
-            data.get("access_token", ""),
-            data.get("refresh_token") or None,
-            _expiry(data.get("expires_in"), sent_at, assumptions.expires_in_seconds),
-            _token_type(data.get("token_type")),
-            origin=origin,
-        )
-    except ConfigurationError:
-        return None
+def decode_token(data: Any, sent_at: float, assumptions: Assumptions, origin: str) -> Token:
+    """Return the token of a parsed token response; raise `Unreadable` if there is no usable one in it."""
+    if isinstance(data, dict):
+        named: Any = data.get("token_type")
+        is_usable = isinstance(named, str) and named.isascii() and named.isalnum() and named.lower() != "bearer"
+        expires_at = _expiry(data.get("expires_in"), sent_at, assumptions.expires_in_seconds)
+        with contextlib.suppress(ConfigurationError):
+            return Token(
+                data.get("access_token", ""),
+                data.get("refresh_token") or None,
+                expires_at,
+                named if is_usable else "Bearer",
+                origin=origin,
+            )
+    raise Unreadable("no usable token")
 
 
 def _expiry(expires_in: Any, sent_at: float, unit: float) -> datetime | None:
     """Return when a token that was requested at ``sent_at`` expires; None if its lifetime is missing or unusable."""
-    try:
+    with contextlib.suppress(TypeError, ValueError, OverflowError, OSError):
         lifetime = 0.0 if isinstance(expires_in, bool) else float(expires_in) * unit
         return datetime.fromtimestamp(sent_at + lifetime, UTC) if lifetime > 0 else None
-    except (TypeError, ValueError, OverflowError, OSError):
-        return None
-
-
-def _token_type(named: Any) -> str:
-    usable = isinstance(named, str) and named.isascii() and named.isalnum() and named.lower() != "bearer"
-    return named if usable else "Bearer"
+    return None

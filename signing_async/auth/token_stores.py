@@ -11,26 +11,23 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from .._files import check_locks, is_transient, resolve_path, retry_while_open, sync_folder, try_lock, unlock
+from .._secret import Secret
 from ..errors import AuthError, ConfigurationError
 from ..models import Token
 
-__all__ = [
-    "FileTokenStore",
-    "MemoryTokenStore",
-    "TokenStore",
-    "token_from_json",
-    "token_to_json",
-]
+__all__ = ["FileTokenStore", "MemoryTokenStore", "TokenStore", "token_from_json", "token_to_json"]
 
 _FIELDS = ("access_token", "refresh_token", "expires_at", "token_type", "origin")
 _LEFTOVER_AGE = 600.0
+_PAUSE = (0.005, 0.03)
+"""Seconds between two attempts to acquire a lock."""
 
 
 @runtime_checkable
@@ -53,15 +50,8 @@ class TokenStore(Protocol):
 
 def token_to_json(token: Token) -> bytes:
     """Return the token, with its secrets, as bytes for a store."""
-    return json.dumps(
-        {
-            "access_token": token.access_token,
-            "refresh_token": token.refresh_token,
-            "expires_at": None if token.expires_at is None else token.expires_at.timestamp(),
-            "token_type": token.token_type,
-            "origin": token.origin,
-        }
-    ).encode()
+    expires_at = None if token.expires_at is None else token.expires_at.timestamp()
+    return json.dumps({**{name: getattr(token, name) for name in _FIELDS}, "expires_at": expires_at}).encode()
 
 
 def token_from_json(data: bytes) -> Token:
@@ -71,11 +61,6 @@ def token_from_json(data: bytes) -> Token:
         fields: Any = json.loads(data)
         return Token(**{name: fields[name] for name in _FIELDS if name in fields})
     raise ValueError("no token in it")
-
-
-def _new_pause() -> float:
-    """Return how long to wait before the next attempt to acquire a lock, in seconds."""
-    return random.uniform(0.005, 0.03)
 
 
 class MemoryTokenStore:
@@ -98,7 +83,7 @@ class MemoryTokenStore:
     async def lock(self) -> AsyncIterator[None]:
         # Poll: an asyncio.Lock belongs to one event loop.
         while not self._lock.acquire(blocking=False):
-            await asyncio.sleep(_new_pause())
+            await asyncio.sleep(random.uniform(*_PAUSE))
         try:
             yield
         finally:
@@ -124,7 +109,8 @@ class FileTokenStore:
                 raise ConfigurationError(f"FileTokenStore: path: must be a file, got the folder {self.path}")
 
     def __repr__(self) -> str:
-        return f"FileTokenStore({str(self.path)!r})"
+        # Some tracebacks show an object whose constructor raised.
+        return f"FileTokenStore({str(getattr(self, 'path', '?'))!r})"
 
     async def load(self) -> Token | None:
         return await asyncio.to_thread(self._load)
@@ -134,11 +120,15 @@ class FileTokenStore:
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
-        handle = self._open_lock()
+        with _explaining(f"the lock beside {self.path} cannot be opened"):
+            self._make_folder()
+            # A file of its own: a lock on the token file would be lost with each save, which replaces it.
+            handle = os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            # Poll: a thread that waits in flock cannot be cancelled.
-            while not self._try_lock(handle):
-                await asyncio.sleep(_new_pause())
+            with _explaining(f"the lock beside {self.path} cannot be acquired"):
+                # Poll: a thread that waits in flock cannot be cancelled.
+                while not try_lock(handle):
+                    await asyncio.sleep(random.uniform(*_PAUSE))
             try:
                 yield
             finally:
@@ -148,18 +138,17 @@ class FileTokenStore:
             os.close(handle)
 
     def _load(self) -> Token | None:
-        try:
-            return token_from_json(retry_while_open(self.path.read_bytes))
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            problem, transient = f"cannot be read: {error.strerror}", is_transient(error)
-        except ValueError:
-            problem, transient = "holds no token; it was not changed", False
-        raise AuthError(f"the token file {self.path} {problem}", transient=transient)
+        with _explaining(f"the token file {self.path} cannot be read"):
+            try:
+                data = Secret(retry_while_open(self.path.read_bytes))
+            except FileNotFoundError:
+                return None
+        with contextlib.suppress(ValueError):
+            return token_from_json(data.reveal())
+        raise AuthError(f"the token file {self.path} holds no token; it was not changed")
 
     def _save(self, token: Token) -> None:
-        try:
+        with _explaining(f"the token file {self.path} cannot be written"):
             self._make_folder()
             self._remove_leftovers()
             # mkstemp makes the file with mode 0600.
@@ -174,9 +163,6 @@ class FileTokenStore:
                 Path(name).unlink(missing_ok=True)
                 raise
             sync_folder(self.path.parent)
-        except OSError as error:
-            message = f"the token file {self.path} cannot be written: {error.strerror}"
-            raise AuthError(message, transient=is_transient(error)) from None
 
     def _make_folder(self) -> None:
         missing = [folder for folder in self.path.parents if not folder.exists()]
@@ -191,18 +177,11 @@ class FileTokenStore:
                 if time.time() - left.stat().st_mtime > _LEFTOVER_AGE:
                     left.unlink()
 
-    def _open_lock(self) -> int:
-        try:
-            self._make_folder()
-            # A file of its own: a lock on the token file would be lost with each save, which replaces it.
-            return os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            message = f"the lock beside {self.path} cannot be opened: {error.strerror}"
-            raise AuthError(message, transient=is_transient(error)) from None
 
-    def _try_lock(self, handle: int) -> bool:
-        try:
-            return try_lock(handle)
-        except OSError as error:
-            message = f"the lock beside {self.path} cannot be acquired: {error.strerror}"
-            raise AuthError(message, transient=is_transient(error)) from None
+@contextlib.contextmanager
+def _explaining(problem: str) -> Iterator[None]:
+    """Raise an `OSError` of the block as an `AuthError`."""
+    try:
+        yield
+    except OSError as error:
+        raise AuthError(f"{problem}: {error.strerror}", transient=is_transient(error)) from None

@@ -79,11 +79,11 @@ def login(state: State, no_browser: bool, wait: float) -> None:
     from .callback import is_loopback
 
     settings, answers = _prompt_for_missing(state)
-    oauth = settings.oauth()
+    oauth = state.oauth(settings)
     # Fail before the user goes to the browser if the token file holds anything but a token: `save` would raise.
     state.run(settings.store.load())
     if no_browser or not is_loopback(oauth.redirect_uri):
-        request = oauth.authorization_request(pkce=settings.assumptions.pkce)
+        request = oauth.authorization_request()
         state.out.say(f"Visit this URL in a browser, and allow access:\n  {request.url}", url=request.url)
         # Prompt before an event loop runs: inside one, Ctrl-C would not interrupt the prompt.
         state.run(_finish_login(state, settings, oauth, _read_callback_url(), request))
@@ -166,9 +166,9 @@ async def _login_with_browser(state: State, settings: Settings, oauth: OAuth, wa
 
     async with listen(oauth.redirect_uri) as callback:
         if callback.redirect_uri != oauth.redirect_uri:
-            oauth = settings.oauth(callback.redirect_uri)
+            oauth = state.oauth(settings, callback.redirect_uri)
         async with oauth:
-            request = oauth.authorization_request(pkce=settings.assumptions.pkce)
+            request = oauth.authorization_request()
 
             async def exchange(query: str) -> str:
                 await oauth.exchange(query, request.state, request.code_verifier)

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .._toml import did_you_mean
 from ..errors import ConfigurationError, InvalidRequest, NotYetSigned, SigningError
 from .command_base import Seconds, State, command, common_options, make_folder, refuse_password
-from .dispatch import MAX_SHOWN, ProgressDisplay, open_journal, without_log_of
+from .dispatch import MAX_SHOWN, open_journal, without_log_of
 from .exits import FAILED, NOT_SOUND, STUCK, code_of, code_of_all, facts_of
-from .output import on_one_line
+from .output import ProgressDisplay, count, on_one_line
 from .records import recipient_facts, signing_facts
-from .signings import duration, duration_or_moment, moment
+from .signings import NAME_HELP, duration, duration_or_moment, moment, name_pattern
 
 if TYPE_CHECKING:
     from ..archive import Archive, ArchiveResult, ArchiveStatus, ArchiveStore, OpenDispatch, StuckSigning
@@ -37,6 +38,9 @@ KINDS = {
     "not_examined": "could not be examined",
 }
 
+VERBS = ("check", "fetch", "get", "help", "list", "ls", "pull", "run", "start", "stats", "sync", "update")
+"""Words that are more likely a mistyped command than a new folder."""
+
 
 class _Group(click.Group):
     """A group whose first argument may be an archive instead of a command."""
@@ -44,8 +48,14 @@ class _Group(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args[0] in self.commands:
+        word = args[0]
+        if word in self.commands:
             return super().resolve_command(ctx, args)
+        hint = did_you_mean(word, self.commands) if word.isidentifier() else ""
+        if (hint or word in VERBS) and not Path(word).exists():
+            commands = " and ".join(sorted(self.commands))
+            problem = f"No such command {word!r}{hint or f'; the commands are {commands}.'}"
+            raise click.UsageError(f"{problem} To archive into a new folder of that name, use {word}/", ctx)
         return "", run, args
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -84,7 +94,7 @@ def _check_not_a_command(context: click.Context, parameter: click.Parameter, to:
     "--every", default=300.0, show_default=True, type=Seconds(1), help="With --follow: seconds between sweeps."
 )
 @click.option("--since", type=duration_or_moment, help="Only signings updated since: 30d, 12h, 2031-03-31, ...")
-@click.option("--name", metavar="PATTERN", help="Only signings whose name matches: 'Lease *'.")
+@click.option("--name", "where", metavar="PATTERN", type=name_pattern, help=NAME_HELP)
 @click.option("--template", metavar="TEXT", help="Template for the names of the files.")
 @click.option(
     "--object-lock",
@@ -215,7 +225,7 @@ class _Run:
         self._every = every
         self._remind_after = remind_after
         self._display = ProgressDisplay(self._out, "Archiving", None)
-        self._archived = self._size = self._reminded = 0
+        self._archived = self._size = self._reminded = self._present = 0
         self._unsealed: set[tuple[str, str | None]] = set()
         """The documents not yet sealed, by the ids of signing and document."""
         self._failed: set[tuple[str, str | None]] = set()
@@ -233,6 +243,8 @@ class _Run:
             # A rejected token would fail every document.
             await client.me()
             archive = await exits.enter_async_context(Archive(client, store, journal=opened, **options))
+            async for _ in archive.entries():
+                self._present += 1
             exits.enter_context(without_log_of(*REPORTED))
             exits.callback(self._summarize)
             exits.enter_context(self._display)
@@ -303,9 +315,12 @@ class _Run:
 
     def _summarize(self) -> None:
         facts = {"archived": self._archived, "bytes": self._size, "failed": len(self._failed)}
-        facts |= {"not_yet_sealed": len(self._unsealed), "reminded": self._reminded}
-        noun = "document was" if self._archived == 1 else "documents were"
-        text = f"{self._archived} {noun} archived ({self._size} bytes), {len(self._failed)} failed."
+        facts |= {"already_there": self._present, "not_yet_sealed": len(self._unsealed), "reminded": self._reminded}
+        verb = "was" if self._archived == 1 else "were"
+        archived = f"{count(self._archived, 'document')} {verb} archived"
+        text = f"{archived} ({self._size} bytes), {len(self._failed)} failed."
+        if self._present:
+            text += f" {self._present} {'was' if self._present == 1 else 'were'} there already."
         if self._unsealed:
             text += f" {len(self._unsealed)} not yet sealed: a later run fetches them."
         self._out.result({"summary": facts}, text)
@@ -337,7 +352,7 @@ async def _verify(state: State, to: str) -> None:
         state.out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")
     facts = {"ok": found.ok, "documents": found.documents, "bytes": found.size, "head": found.head}
     verdict = "the archive matches its manifest" if found.ok else f"{len(found.findings)} findings"
-    text = f"{found.documents} documents ({found.size} bytes): {verdict}. Head: {found.head}"
+    text = f"{count(found.documents, 'document')} ({found.size} bytes): {verdict}. Head: {found.head}"
     state.out.result({"summary": {**facts, "lines": found.lines, "findings": len(found.findings)}}, text)
     state.end(0 if found.ok else NOT_SOUND)
 

@@ -15,8 +15,6 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from ..errors import ConfigurationError, InvalidRequest, SigningError, StateMismatch
 
-__all__ = ["Callback", "is_loopback", "listen"]
-
 _logger = logging.getLogger(__name__)
 # Any local program can send malformed HTTP; aiohttp logs it with a traceback.
 _logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))

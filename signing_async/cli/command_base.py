@@ -1,6 +1,6 @@
 """What all commands share: common options, settings, the client, and the exit code.
 
-A command is a function in a module of this folder, and is listed in `COMMANDS` of ``cli/__init__.py``::
+A command is a function in a module of this folder, and is listed in `COMMANDS` of ``app.py``::
 
     @command(changing=True)
     @click.argument("signing")
@@ -35,16 +35,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .. import _checks
-from .._files import is_transient, unusable
+from .._files import unusable
 from ..errors import AuthError, ConfigurationError, InvalidRequest, OutcomeUnknown
 from .output import Output
 
 if TYPE_CHECKING:
+    from ..auth.oauth import OAuth
     from ..client import SigningClient
     from ..settings import Settings
-    from ..transport.call import Attempt
-
-__all__ = ["Seconds", "State", "command", "common_options", "make_folder", "read_bytes", "read_text", "refuse_password"]
+    from ..transport.operation import Attempt
 
 T = TypeVar("T")
 
@@ -61,6 +60,8 @@ class State:
         self.json = False
         self.changing = False
         """Whether the command that runs changes something at the service."""
+        self.on_attempt: Callable[[Attempt], None] | None = None
+        """Called with each attempt of the client's calls."""
 
     @cached_property
     def out(self) -> Output:
@@ -90,36 +91,36 @@ class State:
                 raise ConfigurationError(f"{error}: run signing-async login first") from None
             if isinstance(auth, OAuth):
                 await exits.enter_async_context(auth)
-            yield await exits.enter_async_context(
-                SigningClient(
-                    settings.origin,
-                    auth,
-                    retry=settings.retry,
-                    timeout=settings.timeouts,
-                    assumptions=settings.assumptions,
-                    telemetry=settings.telemetry,
-                    on_attempt=self._print_attempt if self.verbose else None,
-                )
-            )
+            on_attempt = self._report_attempt if self.verbose or self.on_attempt else None
+            client = SigningClient(settings.origin, auth, on_attempt=on_attempt, **settings.client_options())
+            yield await exits.enter_async_context(client)
+
+    def oauth(self, settings: Settings, redirect_uri: str | None = None) -> OAuth:
+        """Return the `OAuth` of a login, which no client uses yet; ``redirect_uri`` overrides the setting."""
+        oauth = settings.oauth(redirect_uri)
+        if self.verbose:
+            oauth.current.observer.on_attempt = self._print_attempt
+        return oauth
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Run a command's coroutine until it ends or is interrupted."""
-        from .running import run
+        try:
+            from .running import run
 
-        return run(self._run_verbosely(main) if self.verbose else main)
-
-    async def _run_verbosely(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run the coroutine, and print also the token requests of a login, which no client makes."""
-        from ..telemetry.switch import is_enabled
-        from ..transport.operation import CallContext, use_call_context
-
-        with use_call_context(CallContext(self._print_attempt, telemetry=is_enabled())):
-            return await main
+            return run(main)
+        finally:
+            main.close()  # Ctrl-C may come before it starts
 
     def end(self, code: int) -> None:
         """Exit with this code; return if it is 0."""
         if code:
             raise click.exceptions.Exit(code)
+
+    def _report_attempt(self, attempt: Attempt) -> None:
+        if self.verbose:
+            self._print_attempt(attempt)
+        if self.on_attempt is not None:
+            self.on_attempt(attempt)
 
     def _print_attempt(self, attempt: Attempt) -> None:
         import attrs
@@ -225,7 +226,7 @@ def command(name: str | None = None, *, changing: bool = False) -> Callable[[Cal
     return decorate
 
 
-class Seconds(click.FloatRange):
+class _Seconds(click.FloatRange):
     """A range of seconds. Unlike `click.FloatRange`, it refuses "nan" and "inf"."""
 
     name = "seconds"
@@ -235,6 +236,9 @@ class Seconds(click.FloatRange):
         if not _checks.is_number(seconds):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return seconds
+
+
+Seconds: type[click.FloatRange] = _Seconds
 
 
 def refuse_password(option: str, text: str | None, advice: str) -> None:
@@ -258,10 +262,7 @@ def read_bytes(path: str, argument: str) -> bytes:
     try:
         return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        problem = f"could not read {path}: {error.strerror}"
-        if is_transient(error):
-            raise click.ClickException(f"{argument}: {problem}") from None
-        raise click.BadParameter(problem, param_hint=argument) from None
+        raise click.BadParameter(f"could not read {path}: {error.strerror}", param_hint=argument) from None
 
 
 def read_text(path: str, option: str) -> str:

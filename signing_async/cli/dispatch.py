@@ -8,7 +8,6 @@ import logging
 import os
 import shlex
 import signal
-import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -22,22 +21,20 @@ from ..errors import ConfigurationError, InvalidRequest
 from .command_base import Seconds, State, command, refuse_password
 from .exits import INTERRUPTED, code_of, code_of_all
 from .manifest import CheckedManifest, Entry, FailureReport, Manifest, check_manifest
+from .output import Output, ProgressDisplay, count
 from .running import NO_HANDLERS
 
 if TYPE_CHECKING:
     from ..dispatch.journal import Journal
     from ..dispatch.package import SigningPackage
-    from ..dispatch.run import DispatchResult
-    from .output import Output
+    from ..transport.operation import Attempt
+    from .workers import WorkerResult
 
 MAX_SHOWN = 20
 """How many failures, and how many abandoned drafts, are printed without --json."""
 
 REPORTED = ("package %s was not sent", "package %s: draft %s was abandoned")
 """The log messages that the command replaces with its own, which name the line of the manifest."""
-
-SECONDS_BETWEEN_LINES = 10.0
-"""The interval of progress lines where no progress bar is shown."""
 
 
 @command(changing=True)
@@ -116,6 +113,7 @@ def dispatch(
         failures or manifest.parent / f"{stem}.failures{manifest.suffix}",
         concurrency,
         command_line=shlex.join(["signing-async", *state.arguments]),
+        by_workers=broker is not None,
         aim="sent" if broker is None or wait else "enqueued",
         timeout=seconds,
     )
@@ -159,6 +157,8 @@ class Plan:
     failures: Path
     concurrency: int
     command_line: str
+    by_workers: bool
+    """Whether workers send the packages; they do not report which packages had been sent earlier."""
     aim: str
     """What this command does with the packages: ``sent`` or ``enqueued``."""
     timeout: float | None
@@ -185,7 +185,7 @@ def without_password(text: str) -> str:
 async def open_journal(text: str) -> AsyncIterator[Journal]:
     """Open the journal at a path or URL."""
     if "://" not in text:
-        from ..dispatch.journal import SqliteJournal
+        from ..storage.journal import SqliteJournal
 
         async with SqliteJournal(text) as journal:
             yield journal
@@ -226,14 +226,10 @@ async def _check(state: State, manifest: Manifest) -> CheckedManifest:
 async def _check_only(state: State, plan: Plan) -> None:
     with Manifest(plan.manifest) as manifest:
         checked = await _check(state, manifest)
-    facts = {"packages": checked.packages, "documents": checked.documents, "bytes": checked.size, "sent": 0}
-    counts = f"{_count(checked.packages, 'package')} with {_count(checked.documents, 'document')}"
+    facts = {"packages": len(checked.lines), "documents": checked.documents, "bytes": checked.size, "sent": 0}
+    counts = f"{count(len(checked.lines), 'package')} with {count(checked.documents, 'document')}"
     text = f"{plan.manifest}: {counts} ({checked.size} bytes): all valid. Nothing was sent."
     state.out.result({"dry_run": facts}, text)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 async def _dispatch(state: State, plan: Plan, broker: str | None) -> None:
@@ -243,13 +239,11 @@ async def _dispatch(state: State, plan: Plan, broker: str | None) -> None:
         _check_journal(plan, manifest)
         checked = await _check(state, manifest)
         run = Run(state, plan, manifest, checked, report)
-        with contextlib.ExitStack() as exits:
-            exits.callback(report.discard)
-            async with open_journal(plan.journal) as journal, _sender(state, plan, broker) as client:
-                shown = plan.journal_shown
-                state.out.say(f"Journal: {shown}. Run the command again to resume from it.", journal=shown)
-                await run.dispatch(client, journal)
-            run.report()
+        async with open_journal(plan.journal) as journal, _sender(state, plan, broker) as client:
+            shown = plan.journal_shown
+            state.out.say(f"Journal: {shown}", journal=shown)
+            await run.dispatch(client, journal)
+        run.report()
 
 
 @contextlib.asynccontextmanager
@@ -280,44 +274,46 @@ class Run:
         self._checked = checked
         self._report = report
         self._stop = Stop(state.out)
+        self._display = ProgressDisplay(state.out, "Sending", len(checked.lines))
+        state.on_attempt = self._note_attempt
         self._under_way: dict[str, Entry] = {}
         self._errors: dict[int, BaseException] = {}
         """One error for each exit code."""
-        self._sent = self._failed = self._abandoned = 0
+        self._sent = self._earlier = self._failed = self._abandoned = 0
 
     @property
     def left(self) -> int:
-        return self._checked.packages - self._sent - self._failed
+        return len(self._checked.lines) - self._sent - self._failed
 
     async def dispatch(self, client: Any, journal: Journal) -> None:
         """Send all packages. After Ctrl-C, begin no other package."""
-        display = ProgressDisplay(self._state.out, "Sending", self._checked.packages)
-        with self._stop, without_log_of(*REPORTED), display:
+        with self._stop, without_log_of(*REPORTED), self._display:
             try:
                 async with client.dispatch_many(self._packages(), journal, self._plan.concurrency) as results:
                     async for result in results:
                         self._record_result(result)
-                        display.advance(failed=result.error is not None)
+                        self._display.advance(failed=result.error is not None)
             except asyncio.CancelledError:
                 if not self._stop.at_once:
                     raise
 
+    def _note_attempt(self, attempt: Attempt) -> None:
+        # A draft that was perhaps created is not looked for.
+        if attempt.ambiguous and attempt.operation != "signings.create":
+            self._display.note("settling an unknown outcome")
+
     def _packages(self) -> Iterator[SigningPackage]:
-        without_key = 0
-        for entry in self._manifest.entries():
+        for entry, key in zip(self._manifest.entries(), self._checked.lines, strict=False):
             if self._stop.requested:
                 return
             # Only what was checked is sent.
             self._manifest.check_unchanged()
             assert entry.package is not None
-            key = entry.package.key
-            if key is None:
-                key = self._checked.key_of(without_key)
-                without_key += 1
             self._under_way[key] = entry
             yield attrs.evolve(entry.package, key=key)
+        self._manifest.check_unchanged()
 
-    def _record_result(self, result: DispatchResult) -> None:
+    def _record_result(self, result: WorkerResult) -> None:
         key = result.package.key
         assert key is not None
         entry = self._under_way.pop(key)
@@ -327,6 +323,7 @@ class Run:
         self._show_abandoned(entry, result.abandoned)
         if result.error is None:
             self._sent += 1
+            self._earlier += result.sent_earlier
             self._state.out.result(facts)
             return
         self._failed += 1
@@ -349,16 +346,18 @@ class Run:
         kept = (interrupted or enqueued) and self._plan.failures.exists()
         reported = not kept and self._finish_report()
         facts = {
-            "packages": self._checked.packages,
+            "packages": len(self._checked.lines),
             self._plan.aim: self._sent,
+            "sent_earlier": None if self._plan.by_workers else self._earlier,
             "failed": self._failed,
             "left": self.left,
             "abandoned": self._abandoned,
         }
         places = {"journal": self._plan.journal_shown, "failures": str(self._plan.failures) if reported else None}
-        verb = "was" if self._sent == 1 else "were"
-        counts = f"{self._sent} of {_count(self._checked.packages, 'package')} {verb} {self._plan.aim}"
-        lines = [f"{counts}, {self._failed} failed."]
+        counts = f"{self._sent} {self._plan.aim}"
+        if not self._plan.by_workers:
+            counts += f": {self._earlier} earlier, {self._sent - self._earlier} now"
+        lines = [f"{counts}, {self._failed} failed." if self._failed else f"{counts}."]
         if reported:
             lines.append(f"Failed packages and their errors are in {self._plan.failures}; dispatch it to retry them.")
         if self._abandoned:
@@ -378,7 +377,7 @@ class Run:
     def _finish_report(self) -> bool:
         """Put the report in place and return whether there is one. If that fails, warn: the journal has all results."""
         try:
-            return self._report.finish()
+            return self._report.write()
         except OSError as error:
             problem = f"--failures: {str(self._plan.failures)!r} cannot be written: {error.strerror}"
             self._state.out.warn(f"{problem}. To retry the failed packages, dispatch {self._plan.manifest} again.")
@@ -427,71 +426,3 @@ class Stop:
             return
         self.requested = True
         self._out.say("Stopping: finishing the packages under way. Press Ctrl-C again to stop at once.")
-
-
-class ProgressDisplay:
-    """The number of packages done: a bar with rate and remaining time on a terminal, an occasional line elsewhere."""
-
-    def __init__(self, out: Output, what: str, total: int | None) -> None:
-        self._out = out
-        self._what = what
-        self._total = total
-        self._done = self._failed = 0
-        self._began = self._last_line = time.monotonic()
-        self._bar: Any = None
-
-    def __enter__(self) -> Self:
-        if self._out.live:
-            self._bar = _bar(self._out)
-            self._task = self._bar.add_task(self._what, total=self._total, rate="", failed="")
-            self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def advance(self, *, failed: bool = False) -> None:
-        """Count one package as done."""
-        self._done += 1
-        self._failed += failed
-        now = time.monotonic()
-        rate = self._done / max(now - self._began, 0.001)
-        if self._bar is not None:
-            words = f"{self._failed} failed" if self._failed else ""
-            self._bar.update(self._task, completed=self._done, rate=f"{rate:.1f}/s", failed=words)
-        elif now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            self._print_line(rate)
-
-    def _print_line(self, rate: float) -> None:
-        facts: dict[str, Any] = {"done": self._done, "total": self._total, "failed": self._failed, "rate": rate}
-        words = f"{self._what}: {self._done}"
-        if self._total is not None:
-            facts["seconds_left"] = (self._total - self._done) / rate
-            words += f" of {self._total}, {self._failed} failed"
-        words += f", {rate:.1f} a second"
-        if "seconds_left" in facts:
-            words += f", about {_duration(facts['seconds_left'])} left"
-        self._out.say(words, progress=facts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def _bar(out: Output) -> Any:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TextColumn("{task.fields[failed]}", style="red"),
-        TimeRemainingColumn(),
-        console=out.errors,
-        transient=True,
-    )

@@ -2,23 +2,54 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
+import re
 import secrets
 import shlex
+import ssl
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
+from urllib.parse import urlsplit
 
+import attrs
 import click
 
+from .._connections import connection_error
 from .._files import place_new, unusable
-from ..errors import InvalidRequest
-from ..transport.error_response import one_line
+from ..assumptions import Assumptions
+from ..client import SigningClient
+from ..errors import APIError, DecodeError, InvalidRequest, SigningError
+from ..transport.decode import look_up, record
+from ..transport.problems import one_line
+from ..transport.response import Response
+from ..transport.retry import RetryPolicy
 from .command_base import State, command
 from .exits import FAILED, UNAUTHORIZED
 
-if TYPE_CHECKING:
-    from .findings import Finding, Learned
+CERTIFICATE_WARNING_DAYS = 21
+MAX_CLOCK_SKEW = 10.0
+MAX_RECIPIENT_LISTS = 5
+NO_SUCH = "00000000-0000-0000-0000-000000000000"
+REJECTIONS = (400, 401, 403)
+"""The statuses of ``GET /me`` that reject a token."""
+LIMITS = ("limit", "per_page", "page_size", "perPage", "pageSize", "size", "count", "take", "max_results", "page[size]")
+CURSORS = (
+    *("cursor", "after", "starting_after", "page_token", "pageToken", "next_cursor", "nextCursor", "next"),
+    *("page[after]", "page[cursor]", "continuation_token", "start", "offset", "page"),
+)
+
+_NAME = re.compile(r"[A-Za-z0-9_\[\]$:-]{1,60}")
+_NEXT = re.compile(r"^(?!.*(prev|before|first|last|self|current)[^.]*$).*(next|cursor|after|continu)", re.IGNORECASE)
+_DONE = re.compile(r"[^.]*(?i:complet|sign|done|finish|approv)[^.]*(_at|_on|At|On|date|time|timestamp)$")
+_REQUEST_ID = re.compile(r"request.?id|correlation|trace.?id", re.IGNORECASE)
+_MARKS = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "unknown": "unknown"}
 
 
 @command()
@@ -42,8 +73,8 @@ def doctor(state: State, output: Path, force: bool, check_only: bool, wrong_toke
     """Check a tenant, and write a file of assumptions for the client. Nothing at the service is changed.
 
     The command checks the certificate, the clock, the token, and what the service's documentation leaves open: the
-    parameters of lists, where items and cursors are, errors, request ids, timestamps. This takes some twenty GET
-    requests, one of them for a signing that does not exist and one without a token.
+    parameters of lists, where items and cursors are, errors, request ids. This takes some twenty GET requests, one of
+    them for a signing that does not exist.
 
     The file holds assumptions in TOML, each with its evidence as a comment. SigningClient.from_env and all commands
     use it if the settings name it: assumptions = "assumptions.toml", or SIGNING_ASSUMPTIONS.
@@ -54,52 +85,369 @@ def doctor(state: State, output: Path, force: bool, check_only: bool, wrong_toke
     Example:
       signing-async doctor --output tenant.toml
     """
-    if not check_only:
-        _check_free(output, force=force)
+    if output.is_dir():
+        raise InvalidRequest(f"--output: {str(output)!r} is a folder")
+    if output.exists() and not force and not check_only:
+        raise InvalidRequest(f"--output: {output} exists: use --force to replace it")
     state.run(_doctor(state, None if check_only else output, force, wrong_token))
 
 
-def _check_free(output: Path, *, force: bool) -> None:
-    if output.is_dir():
-        raise InvalidRequest(f"--output: {str(output)!r} is a folder")
-    if output.exists() and not force:
-        raise InvalidRequest(f"--output: {output} exists: use --force to replace it")
-
-
 async def _doctor(state: State, output: Path | None, force: bool, wrong_token: bool) -> None:
-    from .probing import Probe
-
     failed = set()
-    async with state.client() as client:
-        probe = Probe(client, wrong_token=wrong_token)
-        async with aclosing(probe.findings()) as findings:
-            async for finding in findings:
-                _report(state, finding)
-                failed |= {finding.check} if finding.state == "failed" else set()
+    settings = state.settings
+    async with (
+        state.client() as client,
+        SigningClient(settings.origin, "not-a-token-of-this-service", **settings.client_options()) as wrong,
+    ):
+        examination = Examination(client)
+        async with aclosing(examination.findings(wrong if wrong_token else None)) as findings:
+            async for found in findings:
+                facts = {"check": found.check, "state": found.state, "message": found.message, **found.facts}
+                text = f"{_MARKS[found.state]:<8} {found.check:<12} {one_line(found.message)}"
+                state.out.result(facts, text, {"failed": "red", "warning": "yellow"}.get(found.state))
+                failed |= {found.check} if found.state == "failed" else set()
     if output is not None:
-        _write(state, probe.learned, output, force=force)
+        _write(examination.to_toml(state.settings.origin), output, force=force)
+        words = f"Written to {output}. To use it: export SIGNING_ASSUMPTIONS={shlex.quote(str(output.absolute()))}"
+        state.out.result({"assumptions": examination.values, "file": str(output)}, words)
     state.end(UNAUTHORIZED if "token" in failed else FAILED if failed else 0)
 
 
-def _report(state: State, finding: Finding) -> None:
-    mark = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "unknown": "unknown"}[finding.state]
-    facts = {"check": finding.check, "state": finding.state, "message": finding.message, **finding.facts}
-    state.out.result(facts, f"{mark:<8} {finding.check:<12} {one_line(finding.message)}")
-
-
-def _write(state: State, learned: Learned, output: Path, *, force: bool) -> None:
-    text = learned.to_toml(state.settings.origin)
+def _write(text: str, output: Path, *, force: bool) -> None:
     part = output.with_name(f".{output.name}.{secrets.token_hex(4)}.part")
     try:
         part.write_text(text, "utf-8")
-        if force:
-            part.replace(output)
-        else:
-            place_new(part, output)  # fails if the file exists by now
+        # Without --force, it is an error if the file exists by now.
+        part.replace(output) if force else place_new(part, output)
     except OSError as error:
         raise unusable(f"--output: {str(output)!r} cannot be written: {error.strerror}", error) from None
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
-    words = f"Written to {output}. To use it: export SIGNING_ASSUMPTIONS={shlex.quote(str(output.absolute()))}"
-    state.out.result({"assumptions": learned.values, "file": str(output)}, words)
+
+
+@attrs.frozen
+class Finding:
+    """The result of one check; ``state`` is ok, warning, failed or unknown."""
+
+    check: str
+    state: str
+    message: str
+    facts: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+class Examination:
+    """The checks of one tenant, and the assumptions learned from them."""
+
+    def __init__(self, client: SigningClient) -> None:
+        self._responses: list[Response] = []
+        retry = RetryPolicy(max_attempts=3, base_delay=0.1)
+        self._client = client.with_options(retry=retry, on_response=self._responses.append)
+        self._connect_timeout = client._api.transport.options.timeouts.connect
+        self.assumptions: Assumptions = client._api.transport.options.assumptions
+        """The known assumptions with the learned values."""
+        self._evidence: dict[str, str] = {}
+        self._undetermined: dict[str, str] = {}
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The learned values, by the names of `Assumptions`."""
+        values = {name: getattr(self.assumptions, name) for name in self._evidence}
+        return {name: value if isinstance(value, str) else list(value) for name, value in values.items()}
+
+    def to_toml(self, origin: str) -> str:
+        """Return a file of assumptions, with the evidence for each as a comment."""
+        lines = [
+            f"# How {origin} responds, observed by `signing-async doctor` at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
+            "# To use it, set SIGNING_ASSUMPTIONS or the setting `assumptions`, or call Assumptions.from_file(...).",
+        ]
+        for name, value in self.values.items():
+            lines += ["", _comment(self._evidence[name]), f"{name} = {json.dumps(value)}"]
+        for name, reason in self._undetermined.items():
+            lines += ["", _comment(reason), f"# {name} = {json.dumps(getattr(self.assumptions, name))}"]
+        return "\n".join(lines) + "\n"
+
+    def _learn(self, name: str, value: Any, evidence: str = "observed") -> None:
+        self.assumptions = attrs.evolve(self.assumptions, **{name: value})
+        self._evidence[name] = evidence
+
+    def _learn_first(self, name: str, value: str, evidence: str = "observed") -> None:
+        """Put a value in front of the known ones."""
+        self._learn(name, tuple(dict.fromkeys((value, *getattr(self.assumptions, name)))), f"{evidence}: {value}")
+
+    async def _get(self, path: str, params: Mapping[str, str] = {}, **ids: str) -> Response:
+        """Return the response, whatever its status."""
+        try:
+            return await self._client.request("GET", f"/api/1.0{path}", path=ids, params=params)
+        except APIError:
+            return self._responses[-1]
+
+    async def findings(self, wrong: SigningClient | None = None) -> AsyncGenerator[Finding, None]:
+        """Yield the finding of each check; stop if ``GET /me`` fails. ``wrong`` is a client with a wrong token."""
+        yield await self._certificate()
+        began = time.time()
+        me = await self._get("/me")
+        yield self._clock(me, began)
+        yield self._token(me)
+        if not _ok(me):
+            return
+        if wrong is not None:
+            yield await self._wrong_token(wrong)
+        page = await self._get("/signings")
+        path, items = self._items(page)
+        if path is None:
+            words = f"no list in the response to GET /signings (HTTP {page.status})"
+            yield Finding("list", "failed", words, {"status": page.status})
+        else:
+            if path:
+                self._learn_first("item_paths", path)
+            where = f"in {path}" if path else "which is the list itself"
+            yield Finding("list", "ok", f"{len(items)} signings on the first page, {where}", {"items": path or None})
+            page, params, finding = await self._page_size(page, len(items))
+            yield finding
+            yield await self._next_page(page, params)
+            if items:
+                yield await self._record(items[0])
+                yield await self._recipients(items)
+        yield await self._errors()
+        yield self._request_id()
+        if path is not None:
+            yield await self._read_pages(1 if params else None)
+
+    async def _certificate(self) -> Finding:
+        parts = urlsplit(self._client.base_url)
+        if parts.scheme == "http":
+            return Finding("https", "ok", "plain HTTP, on this machine")
+        try:
+            async with asyncio.timeout(self._connect_timeout):
+                _, writer = await asyncio.open_connection(parts.hostname, parts.port or 443, ssl=True)
+        except (OSError, TimeoutError) as error:
+            reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or type(error).__name__
+            raise connection_error(f"no secure connection to {self._client.base_url}: {reason}", error) from None
+        certificate = writer.get_extra_info("peercert")
+        version = writer.get_extra_info("ssl_object").version()
+        writer.transport.abort()
+        days = int((ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) // 86_400)
+        words = f"{version}; the certificate is valid for {days} more days"
+        return Finding("https", "warning" if days < CERTIFICATE_WARNING_DAYS else "ok", words, {"days_left": days})
+
+    def _clock(self, response: Response, began: float) -> Finding:
+        try:
+            date = parsedate_to_datetime(response.headers.get("Date", ""))
+        except ValueError:
+            return Finding("clock", "unknown", "no Date header in the response")
+        # The header has whole seconds.
+        ended = time.time()
+        skew, uncertain = date.timestamp() + 0.5 - (began + ended) / 2, 0.5 + (ended - began) / 2
+        facts = {"skew_seconds": round(skew, 1)}
+        if abs(skew) <= MAX_CLOCK_SKEW + uncertain:
+            words = f"the clocks of this machine and the service agree within {abs(skew) + uncertain:.1f} s"
+            return Finding("clock", "ok", words, facts)
+        words = f"this machine's clock is {abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the service's"
+        return Finding("clock", "failed", f"{words}: tokens and webhooks may seem expired", facts)
+
+    def _token(self, me: Response) -> Finding:
+        facts = {"status": me.status}
+        if _ok(me):
+            user = record(_json(me), self.assumptions)
+            named = [str(user[name]) for name in ("name", "email") if isinstance(user, dict) and user.get(name)]
+            shown = self._client._api.transport.redacted(", ".join(named))[:200]
+            return Finding("token", "ok", f"works: {shown or 'GET /me succeeds'}")
+        if me.status >= 500 or me.status == 429:
+            return Finding("service", "failed", f"failing: HTTP {me.status} on GET /me", facts)
+        if me.status in REJECTIONS:
+            self._learn_rejection(me.status, "observed: the token was not accepted")
+        return Finding("token", "failed", f"not accepted: HTTP {me.status} on GET /me", facts)
+
+    async def _wrong_token(self, wrong: SigningClient) -> Finding:
+        try:
+            status = (await wrong.request("GET", "/api/1.0/me")).status
+        except APIError as error:
+            status = error.status
+        if status not in REJECTIONS:
+            words = f"HTTP {status} with a wrong token, which says nothing about expired tokens"
+            return Finding("wrong token", "warning", words, {"status": status})
+        self._learn_rejection(status, "observed: a wrong token was sent")
+        return Finding("wrong token", "ok", f"HTTP {status} with a wrong token", {"status": status})
+
+    def _learn_rejection(self, status: int, evidence: str) -> None:
+        self._learn("expired_token_statuses", sorted({*self.assumptions.expired_token_statuses, status}), evidence)
+
+    # Lists
+
+    def _items(self, page: Response) -> tuple[str | None, list[dict[str, Any]]]:
+        """Return the path of a page's list ("" if it is the page itself) and its records; None if there is no list."""
+        data = _json(page)
+        known = [(path, look_up(data, path)) for path in self.assumptions.item_paths]
+        lists = [
+            (path, [item for item in value if isinstance(item, dict)])
+            for path, value in [("", data), *known, *_walk(data)]
+            if isinstance(value, list)
+        ]
+        return next((one for one in lists if one[1]), next(iter(lists), (None, [])))
+
+    async def _page_size(self, page: Response, count: int) -> tuple[Response, dict[str, str], Finding]:
+        """Return a page of one item, its parameters and the finding; the given page if the size cannot be limited."""
+        if count < 2:
+            self._undetermined["limit_param"] = words = "undetermined: there are fewer than two signings"
+            return page, {}, Finding("page size", "unknown", words)
+        for name in dict.fromkeys((self.assumptions.limit_param, *LIMITS)):
+            one = await self._get("/signings", {name: "1"})
+            if len(self._items(one)[1]) == 1:
+                self._learn("limit_param", name, "observed: one item was requested, and one returned")
+                return one, {name: "1"}, Finding("page size", "ok", f"the parameter is {name!r}", {"limit_param": name})
+        words = f"none of these parameters has an effect: {', '.join(LIMITS)}"
+        self._undetermined["limit_param"] = words
+        return page, {}, Finding("page size", "warning", words)
+
+    async def _next_page(self, page: Response, params: dict[str, str]) -> Finding:
+        """Determine where a page has its cursor, and which parameter takes it."""
+        place, cursor = self._find_cursor(page)
+        facts = {"next": place}
+        if place is None:
+            words = "the first page has no cursor" if params else "there are not enough signings for a second page"
+            self._undetermined["cursor_param"] = f"undetermined: {words}"
+            return Finding("next page", "unknown", words)
+        if cursor.startswith(("http:", "https:", "/")):
+            return Finding("next page", "ok", f"its URL is in {place}", facts)
+        first = self._ids(page)
+        for name in dict.fromkeys((self.assumptions.cursor_param, *CURSORS)):
+            after = self._ids(await self._get("/signings", {**params, name: cursor}))
+            # A signing created meanwhile changes the first page too.
+            if after and not first & after and not self._ids(await self._get("/signings", params)) & after:
+                self._learn("cursor_param", name, "observed: with it, the service returned other items")
+                words = f"the cursor in {place} is sent back as {name!r}"
+                return Finding("next page", "ok", words, {**facts, "cursor_param": name})
+        words = f"a page has a cursor in {place}, but no known parameter takes it"
+        self._undetermined["cursor_param"] = f"{words}: {', '.join(CURSORS)}"
+        return Finding("next page", "failed", words, facts)
+
+    def _find_cursor(self, page: Response) -> tuple[str | None, str]:
+        """Return the place of a page's cursor, and the cursor; learn the place."""
+        data, known = _json(page), self.assumptions
+        members = list(_walk(data))
+        for path in (*known.next_paths, *(path for path, _ in members if _NEXT.match(path))):
+            found = look_up(data, path)
+            if found and isinstance(found, str | int) and not isinstance(found, bool):
+                self._learn_first("next_paths", path)
+                return path, str(found)
+        if re.search(r';\s*rel="?next\b', page.headers.get("Link", "")):
+            return "the Link header", "/"
+        for path in (*known.has_more_paths, *(path for path, _ in members if "more" in path.lower())):
+            if look_up(data, path) is True:
+                self._learn_first("has_more_paths", path)
+                ids = [item.get("id") for item in self._items(page)[1]]
+                return f"{path} and the last item's id", str(ids[-1] if ids else "")
+        return None, ""
+
+    def _ids(self, page: Response) -> set[str]:
+        return {str(item["id"]) for item in self._items(page)[1] if "id" in item}
+
+    # Records, errors, and headers
+
+    async def _record(self, item: Mapping[str, Any]) -> Finding:
+        response = await self._get("/signings/{id}", id=str(item.get("id") or NO_SUCH))
+        data = _json(response)
+        if not isinstance(data, dict):
+            words = f"a signing cannot be read: HTTP {response.status}"
+            return Finding("record", "failed", words, {"status": response.status})
+        if "id" in data:
+            return Finding("record", "ok", "the response is the signing itself")
+        for path, value in [*((path, look_up(data, path)) for path in self.assumptions.record_paths), *_walk(data)]:
+            if isinstance(value, dict) and "id" in value:
+                self._learn_first("record_paths", path)
+                return Finding("record", "ok", f"a signing is in {path}", {"record": path})
+        return Finding("record", "failed", "no id in the response for a signing")
+
+    async def _recipients(self, items: list[dict[str, Any]]) -> Finding:
+        """Determine which field shows that a recipient has finished."""
+        some = [item for item in items if item.get("id")]
+        some.sort(key=lambda item: (not item.get("is_completed"), bool(item.get("is_draft"))))
+        empty: list[str] = []
+        for item in some[:MAX_RECIPIENT_LISTS]:
+            path, people = self._items(await self._get("/signings/{id}/recipients", id=str(item["id"])))
+            if path and path not in self.assumptions.item_paths:
+                self._learn_first("item_paths", path, "observed in the list of recipients")
+            fields = [(name, value) for person in people for name, value in _walk(person) if _DONE.match(name)]
+            for name, value in fields:
+                if value is not None:
+                    self._learn_first("recipient_done_fields", name, "observed with a value")
+                    return Finding("recipients", "ok", f"a recipient who has finished has a {name!r}", {"field": name})
+            empty += [name for name, _ in fields]
+        if not empty:
+            return Finding("recipients", "unknown", "no field shows whether a recipient has finished")
+        name = empty[0]
+        state = "ok" if name in self.assumptions.recipient_done_fields else "warning"
+        self._learn_first("recipient_done_fields", name, "observed, but always empty: chosen by its name")
+        return Finding(
+            "recipients",
+            state,
+            f"a recipient who has finished may have a {name!r}: it was always empty",
+            {"field": name},
+        )
+
+    async def _errors(self) -> Finding:
+        try:
+            response = await self._client.request("GET", "/api/1.0/signings/{id}", path={"id": NO_SUCH})
+        except APIError as error:
+            words = f"HTTP {error.status} for a signing that does not exist; code {error.code or 'missing'}"
+            state = "warning" if error.transient else "ok"
+            return Finding("errors", state, words, {"status": error.status, "code": error.code})
+        words = f"HTTP {response.status} for a signing that does not exist"
+        return Finding("errors", "warning", words, {"status": response.status})
+
+    def _request_id(self) -> Finding:
+        for response in self._responses:
+            for name in (*self.assumptions.request_id_headers, *filter(_REQUEST_ID.search, response.headers)):
+                if response.headers.get(name) and _NAME.fullmatch(name):
+                    self._learn_first("request_id_headers", name)
+                    return Finding("request id", "ok", f"in the header {name}", {"header": name})
+        if any(response.request_id for response in self._responses):
+            return Finding("request id", "ok", "in the body")
+        return Finding("request id", "unknown", "not found in any response")
+
+    async def _read_pages(self, limit: int | None) -> Finding:
+        """Read two pages as the client does, with the learned assumptions."""
+        client = self._client.with_options(assumptions=self.assumptions)
+        known_ids: set[str] = set()
+        pages = 0
+        try:
+            async with aclosing(client.signings.list(limit=limit, prefetch=False).pages()) as all_pages:
+                async for page in all_pages:
+                    pages += 1
+                    if known_ids & {signing.id for signing in page.items}:
+                        return Finding("client", "failed", f"page {pages} of a list repeats earlier signings")
+                    known_ids |= {signing.id for signing in page.items}
+                    if pages == 2:
+                        break
+        except SigningError as error:
+            return Finding("client", "failed", f"a list cannot be read: {error}")
+        words = f"{'2 pages' if pages == 2 else '1 page'} with {len(known_ids)} signings read with these assumptions"
+        return Finding("client", "ok", words, {"pages": pages})
+
+
+def _comment(text: str) -> str:
+    return f"# {text[0].upper()}{text[1:]}."
+
+
+def _ok(response: Response) -> bool:
+    return 200 <= response.status < 300
+
+
+def _json(response: Response) -> Any:
+    """Return the parsed body; None for an error or if it is not JSON."""
+    try:
+        return response.json() if _ok(response) else None
+    except DecodeError:
+        return None
+
+
+def _walk(data: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """Yield the members of nested objects, but not of lists, by dotted paths; outer ones first."""
+    if not isinstance(data, dict) or depth > 2:
+        return
+    names = [name for name in data if _NAME.fullmatch(name)]
+    for name in names:
+        yield path + name, data[name]
+    for name in names:
+        yield from _walk(data[name], f"{path}{name}.", depth + 1)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import InvalidRequest, SigningError
+from ..errors import InvalidRequest, NotSound, SigningError
 from .command_base import State, command, make_folder
 from .exits import code_of_all
 from .output import CONTROLS, on_one_line
@@ -22,7 +21,7 @@ from .verify_sealed import load_inspector
 
 if TYPE_CHECKING:
     from ..client import SigningClient
-    from ..documents.resource import SealedFile
+    from ..documents.download import SealedFile
     from ..models import Document
 
 _UNSAFE = re.compile(f'[{CONTROLS}<>:"|?*]')
@@ -45,8 +44,8 @@ def upload(state: State, signing: str, files: tuple[Path, ...], again: bool, con
     """Upload PDFs to a draft, in the given order. Prints a line with the document's id for each.
 
     A file that fails does not stop the others. A file that the draft already holds (same name and, if the service
-    reports them, same size and hash) is refused without --again, so that a command that was interrupted can be
-    repeated. Exit code 3: it is unknown whether a document arrived.
+    reports them, same size and hash) is not sent again without --again: the command can be repeated. Exit code 3: it is
+    unknown whether a document arrived.
 
     \b
     Example:
@@ -57,53 +56,33 @@ def upload(state: State, signing: str, files: tuple[Path, ...], again: bool, con
 
 async def _upload(state: State, signing_id: str, files: Sequence[Path], again: bool, concurrency: int) -> None:
     errors: list[BaseException] = []
-
-    def fail(file: Path, error: BaseException) -> None:
-        errors.append(error)
-        state.out.failed(str(file), error, {"file": str(file)})
-
+    present = 0
     async with state.client() as client:
-        held = {} if again else await _find_held(state, client, signing_id, files)
-        for file in filter(held.__contains__, files):
-            fail(file, InvalidRequest(f"the draft already holds this file ({held[file].id}): use --again to upload it"))
-        remaining = [file for file in files if file not in held]
+        held = set() if again else {document.id for document in (await client.signings.get(signing_id)).documents}
         with state.out.progress("Uploading") as on_progress:
             async with client.documents.upload_many(
-                signing_id, remaining, concurrency=concurrency, on_progress=on_progress
+                signing_id, files, concurrency=concurrency, on_progress=on_progress, skip_existing=not again
             ) as results:
                 async for result in results:
-                    if result.document is None:
-                        assert result.error is not None
-                        fail(result.source, result.error)
-                    else:
-                        facts = {"file": str(result.source), **document_facts(result.document)}
-                        state.out.result(facts, on_one_line(f"{result.document.id}  {result.source}"))
-    if errors and len(files) > 1:
-        state.out.say(f"{len(errors)} of {len(files)} files were not uploaded.")
+                    if result.error is not None:
+                        errors.append(result.error)
+                        state.out.failed(str(result.source), result.error, {"file": str(result.source)})
+                        continue
+                    is_held = result.document.id in held
+                    present += is_held
+                    facts = {"file": str(result.source), **document_facts(result.document), "already_there": is_held}
+                    text = f"{result.document.id}  {result.source}{'  (already there)' if is_held else ''}"
+                    state.out.result(facts, on_one_line(text))
+    if present or (errors and len(files) > 1):
+        state.out.say(_counts("uploaded", len(files), present, len(errors)))
     state.end(code_of_all(errors, done=len(files) - len(errors)))
 
 
-async def _find_held(
-    state: State, client: SigningClient, signing_id: str, files: Sequence[Path]
-) -> dict[Path, Document]:
-    """Return the files that the draft already holds, each with its document."""
-    from ..documents.source import PdfSource
-    from ..record_matching import DocumentMatch
-
-    documents = (await client.signings.get(signing_id)).documents
-    assumptions = state.settings.assumptions
-    held = {}
-    for file in filter(Path.is_file, files):
-        match = DocumentMatch(PdfSource(file).filename, file.stat().st_size, partial(_sha256, file), assumptions)
-        document = await match.find(documents)
-        if document is not None:
-            held[file] = document
-    return held
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+def _counts(verb: str, total: int, present: int, failed: int) -> str:
+    parts = [f"{total - present - failed} {verb}"]
+    parts += [f"{present} already there"] if present else []
+    parts += [f"{failed} failed"] if failed else []
+    return f"{', '.join(parts)}."
 
 
 @command()
@@ -129,7 +108,8 @@ def download(
     """Download sealed PDFs: DOCUMENTS by id or name, or the only one, or --all.
 
     Files are named after their documents, as in lease-signed.pdf, and appear only once they are complete and checked.
-    With --all, --output is always a folder. Existing files are kept, unless --force is given.
+    With --all, --output is always a folder. Existing files in a folder are kept and not downloaded again unless
+    --force is given: the command can be repeated. With --verify, they are checked too.
 
     Exit code 7: with --verify, a file is not sound; it was not kept.
 
@@ -181,7 +161,7 @@ def _find(name: str, documents: Sequence[Document]) -> Document:
 async def _download(
     state: State, signing_id: str, selection: _Selection, output: str | None, *, force: bool, verify: bool
 ) -> None:
-    from ..worker_pool import ProgressReporter, Results
+    from ..bulk import ProgressReporter, Results
 
     errors: list[BaseException] = []
     async with state.client() as client:
@@ -189,39 +169,56 @@ async def _download(
         if output == "-":
             await _write_to_stdout(state, client, signing_id, selected)
             return
-        paths = _target_paths(selected, output, is_folder=selection.everything)
+        paths, is_folder = _target_paths(selected, output, is_folder=selection.everything)
         targets = list(zip(selected, paths, strict=True))
 
-        async def fetch(target: tuple[Document, Path]) -> tuple[Document, Path, SealedFile | BaseException]:
+        async def fetch(target: tuple[Document, Path]) -> tuple[Document, Path, SealedFile | BaseException | None]:
+            document, path = target
             try:
-                return *target, await _fetch(client, signing_id, *target, force=force, verify=verify)
+                if is_folder and not force and path.is_file():
+                    await asyncio.to_thread(_check_present, path, verify=verify)
+                    return document, path, None
+                if os.path.lexists(path) and not force:
+                    raise InvalidRequest(f"{path} already exists: use --force to replace it")
+                downloaded = client.documents.download_signed(
+                    signing_id, document, path, overwrite=force, verify=verify
+                )
+                return document, path, await downloaded
             except (SigningError, OSError) as error:
                 if isinstance(error, SigningError) and error.fatal:
                     raise
-                return *target, error
+                return document, path, error
 
+        present = 0
         with state.out.progress("Downloading") as on_progress:
             reporter = ProgressReporter(on_progress, len(targets))
             reporter.add(0, 0)
             async with Results(targets, fetch, 4) as results:
                 async for document, path, result in results:
-                    facts = {"id": document.id, "name": document.name, "path": str(path)}
+                    facts: dict[str, object] = {"id": document.id, "name": document.name, "path": str(path)}
+                    size = 0
                     if isinstance(result, BaseException):
                         errors.append(result)
                         state.out.failed(document.name or document.id, result, facts)
-                        reporter.add(1, 0)
+                    elif result is None:
+                        present += 1
+                        state.out.result({**facts, "already_there": True}, f"{path}  (already there)")
                     else:
-                        state.out.result({**facts, "size": result.size, "sha256": result.sha256}, str(path))
-                        reporter.add(1, result.size)
+                        size = result.size
+                        facts |= {"size": size, "sha256": result.sha256, "already_there": False}
+                        state.out.result(facts, str(path))
+                    reporter.add(1, size)
+    if present or (errors and len(targets) > 1):
+        state.out.say(_counts("downloaded", len(targets), present, len(errors)))
     state.end(code_of_all(errors, done=len(targets) - len(errors)))
 
 
-async def _fetch(
-    client: SigningClient, signing_id: str, document: Document, path: Path, *, force: bool, verify: bool
-) -> SealedFile:
-    if os.path.lexists(path) and not force:
-        raise InvalidRequest(f"{path} already exists: use --force to replace it")
-    return await client.documents.download_signed(signing_id, document, path, overwrite=force, verify=verify)
+def _check_present(path: Path, *, verify: bool) -> None:
+    """With ``verify``, raise `NotSound` if the signatures of an existing file are not sound."""
+    if verify:
+        report = load_inspector()(path)
+        if not report.sound:
+            raise NotSound(f"{path} already exists and is not sound: {'; '.join(report.problems)}")
 
 
 async def _write_to_stdout(state: State, client: SigningClient, signing_id: str, documents: Sequence[Document]) -> None:
@@ -231,16 +228,16 @@ async def _write_to_stdout(state: State, client: SigningClient, signing_id: str,
     state.out.binary(await client.documents.read_signed(signing_id, documents[0]))
 
 
-def _target_paths(documents: Sequence[Document], output: str | None, *, is_folder: bool) -> list[Path]:
-    """Return the path to save each document to; create the folder."""
+def _target_paths(documents: Sequence[Document], output: str | None, *, is_folder: bool) -> tuple[list[Path], bool]:
+    """Return the path to save each document to, and whether they are in a folder, which is created."""
     folder = Path(output or ".")
     is_folder = is_folder or len(documents) > 1 or not output or folder.is_dir() or output.endswith(("/", "\\"))
     if not is_folder:
-        return [folder]
+        return [folder], False
     if folder.is_file():
         raise InvalidRequest(f"--output: must be a folder for these documents, but {output!r} is a file")
     make_folder(folder, "--output")
-    return [folder / name for name in _file_names(documents)]
+    return [folder / name for name in _file_names(documents)], True
 
 
 def _file_names(documents: Sequence[Document]) -> Iterator[str]:

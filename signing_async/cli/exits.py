@@ -5,25 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = [
-    "CANCELLED",
-    "CODES",
-    "FAILED",
-    "INTERRUPTED",
-    "NOT_SOUND",
-    "PIPE_CLOSED",
-    "STUCK",
-    "TERMINATED",
-    "TIMED_OUT",
-    "UNAUTHORIZED",
-    "UNKNOWN",
-    "UNTRUSTED",
-    "USAGE",
-    "code_of",
-    "code_of_all",
-    "facts_of",
-]
-
 FAILED = 1
 USAGE = 2
 UNKNOWN = 3

@@ -16,7 +16,7 @@ import click
 from ..errors import ConfigurationError, InboxError
 from ..webhooks.event_store import EventFilter, EventStatus, StoredEvent, event_error
 from .command_base import State, command, common_options, refuse_password
-from .output import Output, ago, iso, on_one_line
+from .output import Output, ago, count, iso, on_one_line
 from .signings import moment
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _filter_options(command: Command) -> Command:
         click.option("--until", type=moment, help="Only events received before this time: 7d, 2031-03-31, ..."),
         click.option("--since", type=moment, help="Only events received since this time: 90min, 7d, 2031-03-31, ..."),
         click.option(
-            "--type", "kind", metavar="TYPE", help="Only events of this type. A final * matches any ending: recipient.*"
+            "--type", metavar="TYPE", help="Only events of this type. A final * matches any ending: recipient.*"
         ),
     ):
         command = option(command)
@@ -86,14 +86,7 @@ def _filter_options(command: Command) -> Command:
 )
 @click.option("--all", "everything", is_flag=True, help="List everything.")
 def list_events(
-    state: State,
-    place: _Place,
-    status: str | None,
-    kind: str | None,
-    since: datetime | None,
-    until: datetime | None,
-    limit: int | None,
-    everything: bool,
+    state: State, place: _Place, status: str | None, limit: int | None, everything: bool, **filters: Any
 ) -> None:
     """List events in order of arrival.
 
@@ -104,7 +97,7 @@ def list_events(
       signing-async inbox list --status dead
       signing-async inbox list --type "recipient.*" --since 7d --all --json
     """
-    selection = EventFilter(status=EventStatus(status) if status else None, type=kind, since=since, until=until)
+    selection = EventFilter(status=EventStatus(status) if status else None, **filters)
     state.run(_list(state, place, selection, limit or (None if everything else 50)))
 
 
@@ -136,17 +129,8 @@ def _row(out: Output, stored: StoredEvent) -> tuple[object, ...]:
 
 
 def _facts(stored: StoredEvent) -> dict[str, Any]:
-    return {
-        "id": stored.id,
-        "status": stored.status.value,
-        "type": stored.type,
-        "signing_id": stored.signing_id,
-        "received_at": stored.received_at,
-        "attempts": stored.attempts,
-        "due_at": stored.due_at,
-        "settled_at": stored.settled_at,
-        "error": stored.error,
-    }
+    names = ("id", "status", "type", "signing_id", "received_at", "attempts", "due_at", "settled_at", "error")
+    return {name: getattr(stored, name) for name in names}
 
 
 @command()
@@ -198,15 +182,7 @@ async def _get(state: State, place: _Place, event: str) -> tuple[StoredEvent, st
 @click.argument("events", nargs=-1, metavar="[EVENT]...")
 @click.option("--dead", is_flag=True, help="Only events whose handler failed too often.")
 @_filter_options
-def retry(
-    state: State,
-    place: _Place,
-    events: tuple[str, ...],
-    dead: bool,
-    kind: str | None,
-    since: datetime | None,
-    until: datetime | None,
-) -> None:
+def retry(state: State, place: _Place, events: tuple[str, ...], dead: bool, **filters: Any) -> None:
     """Make events due at once, as if they had just arrived.
 
     Give either the ids of the events, or options that select them. Without --dead, events that were handled before are
@@ -218,12 +194,10 @@ def retry(
       signing-async inbox retry --dead
       signing-async inbox retry --since 2031-03-30 --until 2031-03-31 --type "signing.*"
     """
-    has_filter = dead or any(value is not None for value in (kind, since, until))
-    if bool(events) == has_filter:
+    if bool(events) == (dead or any(value is not None for value in filters.values())):
         raise click.UsageError("give either ids of events or at least one of --dead, --type, --since and --until")
-    status = EventStatus.DEAD if dead else None
-    ids = list(events) or None
-    state.run(_retry(state, place, EventFilter(ids, status=status, type=kind, since=since, until=until)))
+    selection = EventFilter(list(events) or None, status=EventStatus.DEAD if dead else None, **filters)
+    state.run(_retry(state, place, selection))
 
 
 async def _retry(state: State, place: _Place, selection: EventFilter) -> None:
@@ -233,7 +207,7 @@ async def _retry(state: State, place: _Place, selection: EventFilter) -> None:
             raise _no_event(sorted(missing))
         retried = await inbox.retry(selection)
     left = 0 if known is None else len(known) - retried
-    text = f"{_count(retried)} will be handled again."
+    text = f"{count(retried, 'event')} will be handled again."
     text += f" Left as they are, because they are being handled now or were purged: {left}." if left else ""
     state.out.result({"retried": retried, "left": left}, text)
     state.end(1 if left else 0)
@@ -267,7 +241,7 @@ def purge(state: State, place: _Place, before: datetime) -> None:
 async def _purge(state: State, place: _Place, age: float) -> None:
     async with _open_inbox(state, place) as inbox:
         purged = await inbox.purge(older_than=age)
-    state.out.result({"purged": purged}, f"Purged {_count(purged)}.")
+    state.out.result({"purged": purged}, f"Purged {count(purged, 'event')}.")
 
 
 @command()
@@ -296,10 +270,6 @@ async def _stats(state: State, place: _Place) -> None:
     if oldest is not None:
         facts.append(("oldest pending", f"{iso(oldest)} ({ago(oldest)})"))
     state.out.facts("Events", facts)
-
-
-def _count(number: int) -> str:
-    return f"{number} event{'' if number == 1 else 's'}"
 
 
 def _no_event(ids: list[str]) -> InboxError:

@@ -11,23 +11,27 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import click
 
 from .exits import PIPE_CLOSED, facts_of
 
 if TYPE_CHECKING:
-    from rich import progress as rich_progress
     from rich.console import Console, RenderableType
+    from rich.progress import Progress as RichProgress
+    from rich.progress import ProgressColumn
+    from rich.table import Column
     from rich.text import Text
 
-    from ..worker_pool import Progress
+    from ..bulk import Progress
 
-__all__ = ["CONTROLS", "Output", "ago", "clean", "discard_output", "iso", "on_one_line"]
+SECONDS_BETWEEN_LINES = 10.0
+"""The interval of progress lines where no progress bar is shown."""
 
 CONTROLS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
 """Control characters and bidirectional marks, for a character class of a regular expression."""
@@ -49,7 +53,7 @@ class Output:
 
     def __init__(self, *, json: bool = False) -> None:
         self.json = json
-        self._bar: rich_progress.Progress | None = None
+        self._bar: RichProgress | None = None
 
     @property
     def is_terminal(self) -> bool:
@@ -174,20 +178,41 @@ class Output:
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Callable[[Progress], None] | None]:
-        """Show a progress bar and yield its ``on_progress``; without a terminal, yield None."""
+        """Show a progress bar of bytes and yield its ``on_progress``; without a terminal, yield None."""
         if not self.live:
             yield None
             return
-        with _bar(self.errors) as bar:
-            task = bar.add_task(title, total=None, files="")
-            self._bar = bar
+        from rich.progress import DownloadColumn, TransferSpeedColumn
+
+        with self.bar(DownloadColumn(table_column=_one_line()), TransferSpeedColumn(_one_line())) as bar:
+            task = bar.add_task(title, total=None, info="")
 
             def report(progress: Progress) -> None:
-                count = f"{progress.files_done}/{'?' if progress.files_total is None else progress.files_total}"
-                bar.update(task, completed=progress.bytes_done, total=progress.bytes_total, files=count)
+                files = f"{progress.files_done}/{'?' if progress.files_total is None else progress.files_total}"
+                bar.update(task, completed=progress.bytes_done, total=progress.bytes_total, info=files)
 
+            yield report
+
+    @contextlib.contextmanager
+    def bar(self, *columns: ProgressColumn) -> Iterator[RichProgress]:
+        """Show a progress bar with the field ``info``, these columns and the remaining time; print above it."""
+        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        with RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=None, complete_style="cyan", finished_style="green", pulse_style="cyan"),
+            TextColumn("{task.fields[info]}", table_column=_one_line()),
+            *columns,
+            TimeRemainingColumn(table_column=_one_line()),
+            console=self.errors,
+            transient=True,
+            # Otherwise standard output would be redirected to the bar's stream, even if it is a file.
+            redirect_stdout=False,
+            redirect_stderr=False,
+        ) as self._bar:
             try:
-                yield report
+                yield self._bar
             finally:
                 self._bar = None
 
@@ -233,6 +258,10 @@ def clean(text: str) -> str:
 def on_one_line(text: str) -> str:
     """Replace control characters and newlines: a second line could look like the command's own output."""
     return clean(text).replace("\n", " ")
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def ago(moment: datetime | None, *, now: datetime | None = None) -> str:
@@ -304,24 +333,10 @@ def _console(stream: Any) -> Console:
     return Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False)
 
 
-def _bar(console: Console) -> rich_progress.Progress:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+def _one_line() -> Column:
     from rich.table import Column
 
-    one_line = Column(no_wrap=True)
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[files]}", table_column=one_line),
-        DownloadColumn(table_column=one_line),
-        TransferSpeedColumn(table_column=one_line),
-        TimeRemainingColumn(table_column=one_line),
-        console=console,
-        transient=True,
-        # Otherwise standard output would be redirected to the bar's stream, even if it is a file.
-        redirect_stdout=False,
-        redirect_stderr=False,
-    )
+    return Column(no_wrap=True)
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -344,3 +359,62 @@ def discard_output() -> None:
         os.dup2(null, sys.stdout.fileno())
     finally:
         os.close(null)
+
+
+class ProgressDisplay:
+    """The number of items done: a bar with rate and remaining time on a terminal, an occasional line elsewhere."""
+
+    def __init__(self, out: Output, what: str, total: int | None) -> None:
+        self._out = out
+        self._what = what
+        self._total = total
+        self._done = self._failed = 0
+        self._began = self._last_line = time.monotonic()
+        self._exits = contextlib.ExitStack()
+        self._bar: RichProgress | None = None
+        self._info = ""
+
+    def __enter__(self) -> Self:
+        if self._out.live:
+            self._bar = self._exits.enter_context(self._out.bar())
+            self._bar.add_task(self._what, total=self._total, info="")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._exits.close()
+
+    def advance(self, *, failed: bool = False) -> None:
+        """Count one item as done."""
+        self._done += 1
+        self._failed += failed
+        now = time.monotonic()
+        rate = self._done / max(now - self._began, 0.001)
+        if self._bar is not None:
+            self._info = f"{self._done}/{'?' if self._total is None else self._total} {rate:.1f}/s"
+            self._info += f" {self._failed} failed" if self._failed else ""
+            self._bar.update(self._bar.task_ids[0], completed=self._done, info=self._info)
+        elif now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self._print_line(rate)
+
+    def note(self, text: str) -> None:
+        """Show a remark in the bar until the next item is done."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], info=f"{self._info} {text}".lstrip())
+
+    def _print_line(self, rate: float) -> None:
+        facts: dict[str, Any] = {"done": self._done, "total": self._total, "failed": self._failed, "rate": rate}
+        words = f"{self._what}: {self._done}"
+        if self._total is not None:
+            facts["seconds_left"] = (self._total - self._done) / rate
+            words += f" of {self._total}, {self._failed} failed"
+        words += f", {rate:.1f} a second"
+        if "seconds_left" in facts:
+            words += f", about {_duration(facts['seconds_left'])} left"
+        self._out.say(words, progress=facts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

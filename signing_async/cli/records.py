@@ -10,8 +10,6 @@ from .output import Output, ago, iso
 if TYPE_CHECKING:
     from ..models import Document, Recipient, Signing
 
-__all__ = ["document_facts", "is_done", "parts_of", "recipient_facts", "show_signing", "signing_facts"]
-
 
 def signing_facts(signing: Signing) -> dict[str, Any]:
     """Return a signing's fields, without its documents."""

@@ -43,6 +43,7 @@ PROFILES = ("default", "laravel", "rfc9457", "numeric")
     help="PAdES level of the sealed PDFs.",
 )
 @click.option("--seed", help="The same seed gives the same ids, tokens and secrets.")
+@click.option("--app", metavar="NAME=REDIRECT_URI", help="Register an app for OAuth, and print its settings.")
 @click.option("--webhook-url", help="Deliver events to this URL, signed with SIGNING_WEBHOOK_SECRET if it is set.")
 @click.option("--allow-remote-webhooks", is_flag=True, help="Also deliver events to other machines.")
 def sandbox(
@@ -53,6 +54,7 @@ def sandbox(
     profile: str,
     seal_level: Level,
     seed: str | None,
+    app: str | None,
     webhook_url: str | None,
     allow_remote_webhooks: bool,
 ) -> None:
@@ -78,7 +80,7 @@ def sandbox(
             keep_requests=2000,
             seal_level=seal_level,
         )
-        state.run(_run(server, state.out))
+        state.run(_run(server, state.out, app))
     except Refused as error:
         message = "; ".join(text for texts in error.errors.values() for text in texts) or str(error)
         raise click.UsageError(message.replace("allow_remote_webhooks", "--allow-remote-webhooks")) from error
@@ -95,14 +97,14 @@ def sandbox(
         raise click.ClickException(str(error)) from error
 
 
-async def _run(server: Sandbox, out: Output) -> None:
+async def _run(server: Sandbox, out: Output, app: str | None) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         with contextlib.suppress(*NO_HANDLERS):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with _print_log(out):
         async with server:
-            _announce(server, out)
+            _announce(server, out, app)
             await stop.wait()
     if not out.json:
         out.text("Stopped.")
@@ -139,10 +141,20 @@ class _LogHandler(logging.Handler):
             self._out.say(text, log=text)
 
 
-def _announce(server: Sandbox, out: Output) -> None:
+def _announce(server: Sandbox, out: Output, app: str | None = None) -> None:
     url, token = server.base_url, server.access_token(lifetime=86_400)
     endpoints = server.webhooks.endpoints()
     exports = {"SIGNING_BASE_URL": url, "SIGNING_ACCESS_TOKEN": token}
+    if app is not None:
+        name, _, redirect_uri = app.partition("=")
+        registered = server.register_app(redirect_uri, name)
+        # An access token would take precedence over the app.
+        exports = {
+            "SIGNING_BASE_URL": url,
+            "SIGNING_CLIENT_ID": registered.client_id,
+            "SIGNING_CLIENT_SECRET": registered.client_secret or "",
+            "SIGNING_REDIRECT_URI": registered.redirect_uri,
+        }
     lines = [
         f"Signing sandbox on {url} (for development and tests: not a legal signing service)",
         f"  Dashboard         {url}/sandbox",
@@ -153,10 +165,14 @@ def _announce(server: Sandbox, out: Output) -> None:
         lines += [f"  Webhook secret    {endpoint.secret} (for {endpoint.url})" for endpoint in endpoints]
         if len(endpoints) == 1:
             exports["SIGNING_WEBHOOK_SECRET"] = endpoints[0].secret
-    lines.append("To use the sandbox from a shell, with an access token that is valid for a day:")
+    how = "with an access token that is valid for a day" if app is None else "after `signing-async login`"
+    lines.append(f"To use the sandbox from a shell, {how}:")
     lines += [f"  export {name}={shlex.quote(value)}" for name, value in exports.items()]
     if not is_loopback(server.host):
         lines.append("Everybody who can reach this address has full access: the sandbox asks for no password.")
     lines.append("Press Ctrl-C to stop.")
     webhooks = [{"url": endpoint.url, "secret": endpoint.secret} for endpoint in endpoints]
-    out.result({"base_url": url, "access_token": token, "webhooks": webhooks}, "\n".join(lines))
+    facts: dict[str, object] = {"base_url": url, "access_token": token, "webhooks": webhooks}
+    if app is not None:
+        facts["app"] = {name.removeprefix("SIGNING_").lower(): value for name, value in exports.items()}
+    out.result(facts, "\n".join(lines))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import shlex
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -50,11 +51,21 @@ def moment(text: str) -> datetime:
         ) from None
 
 
+NAME_HELP = "Only signings whose name matches, ignoring case: 'Lease *', '*2031*', ..."
+NamePattern = Callable[["Signing"], bool]
+
+
+def name_pattern(text: str) -> NamePattern:
+    """Return a function that tells whether a signing's name matches the pattern, ignoring case."""
+    found = re.compile(fnmatch.translate(text), re.IGNORECASE)
+    return lambda signing: found.match(signing.name) is not None
+
+
 @command("list")
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(_STATES), help="Only signings in this state. May be repeated."
 )
-@click.option("--name", metavar="TEXT", help="Only signings with this text in their name, ignoring case.")
+@click.option("--name", metavar="PATTERN", type=name_pattern, help=NAME_HELP)
 @click.option(
     "--updated-since", "since", type=moment, help="Only signings updated since this time: 7d, 12h, 2031-03-31, ..."
 )
@@ -64,16 +75,7 @@ def moment(text: str) -> datetime:
 )
 @click.option("--all", "everything", is_flag=True, help="List everything.")
 @click.option("--cursor", help="Continue at the cursor that an earlier list printed.")
-def list_signings(
-    state: State,
-    states: tuple[str, ...],
-    name: str | None,
-    since: datetime | None,
-    before: datetime | None,
-    limit: int | None,
-    everything: bool,
-    cursor: str | None,
-) -> None:
+def list_signings(state: State, limit: int | None, everything: bool, cursor: str | None, **filters: Any) -> None:
     """List signings, in the service's own order.
 
     The service documents no filters, so this command filters on this machine. If the list stops at its limit, standard
@@ -85,24 +87,24 @@ def list_signings(
       signing-async list --all --json
     """
     limit = limit or (None if everything else 50)
-    state.run(_list(state, _Filter(states, name, since, before), limit, _Cursor.parse(cursor)))
+    state.run(_list(state, _Filter(**filters), limit, _Cursor.parse(cursor)))
 
 
 class _Filter:
     """The filters of `list`; ``signing in filter`` tells whether a signing passes them."""
 
     def __init__(
-        self, states: tuple[str, ...], name: str | None, since: datetime | None, before: datetime | None
+        self, states: tuple[str, ...], name: NamePattern | None, since: datetime | None, before: datetime | None
     ) -> None:
         self._states = states
-        self._name = (name or "").casefold()
+        self._name = name
         self._since = since
         self._before = before
 
     def __contains__(self, signing: Signing) -> bool:
         if self._states and signing.state.value not in self._states:
             return False
-        if self._name not in signing.name.casefold():
+        if self._name is not None and not self._name(signing):
             return False
         return self._is_updated_in_time(signing.updated_at)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import SigningError
 from .command_base import Seconds, State, command
 from .exits import FAILED, NOT_SOUND, UNTRUSTED, USAGE, code_of
-from .output import iso, on_one_line
+from .output import clean, iso, on_one_line
 
 if TYPE_CHECKING:
     from ..sealed import Report, Seal
@@ -53,10 +53,15 @@ def verify_sealed(
     """
     if fetch and not trust:
         raise click.UsageError("--fetch requires --trust")
-    codes = {
-        _verify(state, path, trust=trust or None, fetch=fetch, form_filling=not no_form_filling, timeout=limit)
-        for path in files
-    }
+    codes: list[int] = []
+    for path in files:
+        separate = bool({0, NOT_SOUND, UNTRUSTED} & set(codes))
+        options = {"trust": trust or None, "fetch": fetch, "form_filling": not no_form_filling, "timeout": limit}
+        codes.append(_verify(state, path, options, separate=separate))
+    if len(files) > 1 and not state.json:
+        sound = sum(code in (0, UNTRUSTED) for code in codes)
+        colour = "green" if sound == len(files) else "red"
+        state.out.text("\n" + state.out.styled(f"{sound} of {len(files)} sound", colour))
     state.out.say(" ".join(_notes(trust=bool(trust), fetch=fetch)))
     state.end(next((code for code in (NOT_SOUND, UNTRUSTED, USAGE, FAILED) if code in codes), 0))
 
@@ -74,25 +79,27 @@ def _notes(*, trust: bool, fetch: bool) -> tuple[str, str]:
     return SOUND, TRUSTED.format(REVOCATION[fetch]) if trust else NOT_TRUSTED
 
 
-def _verify(
-    state: State, path: Path, *, trust: tuple[str, ...] | None, fetch: bool, form_filling: bool, timeout: float
-) -> int:
+def _verify(state: State, path: Path, options: dict[str, Any], *, separate: bool) -> int:
+    """Verify a file, print the result, after an empty line if ``separate``, and return the exit code."""
     try:
         max_bytes = state.settings.assumptions.max_sealed_bytes
-        report = load_inspector()(
-            path, trust=trust, fetch=fetch, form_filling=form_filling, timeout=timeout, max_bytes=max_bytes
-        )
+        report = load_inspector()(path, max_bytes=max_bytes, **options)
     except SigningError as error:
         state.out.failed(str(path), error, {"file": str(path), "sound": None})
         return code_of(error)
-    note = " ".join(_notes(trust=trust is not None, fetch=fetch))
-    state.out.result({"file": str(path), **report.as_dict(), "note": note}, _describe(path, report))
+    note = " ".join(_notes(trust=bool(options["trust"]), fetch=options["fetch"]))
+    state.out.result({"file": str(path), **report.as_dict(), "note": note})
+    if not state.json:
+        verdict, *lines = _describe(path, report)
+        colour = "red" if not report.sound else "yellow" if report.trusted is False else "green"
+        verdict = state.out.styled(clean(verdict), colour, bold=True)
+        state.out.text("\n".join([*([""] if separate else []), verdict, *map(clean, lines)]))
     if not report.sound:
         return NOT_SOUND
     return UNTRUSTED if report.trusted is False else 0
 
 
-def _describe(path: Path, report: Report) -> str:
+def _describe(path: Path, report: Report) -> list[str]:
     verdict = "sound" if report.sound else "NOT SOUND"
     if report.sound and report.trusted is not None:
         verdict += ", trusted" if report.trusted else ", NOT TRUSTED"
@@ -101,7 +108,7 @@ def _describe(path: Path, report: Report) -> str:
     lines += [f"  not trusted: {problem}" for problem in report.trust_problems]
     for seal in report.seals:
         lines += _describe_seal(seal, report)
-    return "\n".join(lines)
+    return lines
 
 
 def _describe_seal(seal: Seal, report: Report) -> list[str]:

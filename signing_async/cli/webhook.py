@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -101,10 +101,12 @@ def verify(
     Exit code 0: the signature is valid. 1: it is not. 2: wrong usage.
     """
     selected = replace(SCHEMES[scheme], tolerance=math.inf) if any_age else SCHEMES[scheme]
+    pairs = _parse_headers(headers)
+    if signature is None and not any(str(name).lower() == selected.header.lower() for name, _ in pairs):
+        raise click.UsageError(f"no signature: use --signature VALUE, or --header '{selected.header}: VALUE'")
     secret = _load_secret(state, source, body)
     verifier = _as_usage_error(lambda: WebhookVerifier(secret, selected))
     content = read_bytes(body, "BODY")
-    pairs = _parse_headers(headers)
     try:
         verifier.verify(content, signature, headers=pairs)
     except InvalidSignature as error:
@@ -174,20 +176,11 @@ def doctor(
     help="Size of the over-long body in bytes.",
 )
 @click.option("--plain-http", is_flag=True, help="Allow plain http to another machine.")
-def check(
-    state: State,
-    url: str,
-    source: str | None,
-    scheme: str,
-    event_type: str,
-    slow_limit: float,
-    over_long: int,
-    plain_http: bool,
-) -> None:
+def check(state: State, url: str, source: str | None, scheme: str, **options: Any) -> None:
     """Check how your endpoint handles valid and invalid deliveries.
 
-    The endpoint receives a few valid events of a type that it should ignore: use a test system. Nothing is sent
-    elsewhere.
+    If the URL redirects or is not found, the check says so and stops. The endpoint receives a few valid events of a
+    type that it should ignore: use a test system. Nothing is sent elsewhere.
 
     \b
     Example:
@@ -199,15 +192,7 @@ def check(
 
     async def run() -> list[CheckResult]:
         results = []
-        async for result in check_receiver(
-            url,
-            secret,
-            scheme=SCHEMES[scheme],
-            event_type=event_type,
-            slow_limit=slow_limit,
-            over_long=over_long,
-            plain_http=plain_http,
-        ):
+        async for result in check_receiver(url, secret, scheme=SCHEMES[scheme], **options):
             results.append(result)
             if not state.json:
                 _print_result(state, result)
@@ -234,7 +219,7 @@ def _print_result(state: State, result: CheckResult) -> None:
     line = f"{verdict}  {result.name:<20} {result.got} in {result.seconds * 1000:.0f} ms"
     state.out.result({}, line, colour)
     if not result.ok:
-        state.out.text(f"      expected {result.expected}: {result.advice}")
+        state.out.text(f"      expected {result.expected}: {on_one_line(result.advice)}")
 
 
 def _as_usage_error(call: Callable[[], T]) -> T:

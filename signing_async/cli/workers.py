@@ -10,12 +10,10 @@ from typing import Any
 
 import attrs
 
-from ..dispatch.run import DispatchResult, SigningPackage
-from ..errors import ConfigurationError, InvalidRequest, SigningError, TransportError, WaitTimeout
+from ..bulk import copy_unsent
+from ..dispatch.run import DispatchFailure, DispatchSuccess, SigningPackage
+from ..errors import ConfigurationError, InvalidRequest, SigningError, TransportError, WaitTimeout, amended
 from ..models import Signing
-from ..worker_pool import copy_unsent
-
-__all__ = ["WaitPolicy", "WorkerError", "Workers", "workers"]
 
 BATCH = 100
 """How many packages are polled at a time, in the order in which they were enqueued."""
@@ -39,6 +37,20 @@ class WaitPolicy:
     def has_expired(self, began: float) -> bool:
         """Return whether a wait has lasted longer than the timeout; ``began`` is its start (`time.monotonic`)."""
         return self.timeout is not None and time.monotonic() - began >= self.timeout
+
+
+@attrs.frozen
+class Enqueued:
+    """A package that workers will send."""
+
+    package: SigningPackage
+    signing: None = None
+    error: None = None
+    abandoned: tuple[str, ...] = ()
+    sent_earlier: bool = False
+
+
+WorkerResult = DispatchSuccess | DispatchFailure | Enqueued
 
 
 class WorkerError(Exception):
@@ -73,28 +85,28 @@ class Workers:
     @asynccontextmanager
     async def dispatch_many(
         self, packages: Iterable[SigningPackage], journal: object, concurrency: int
-    ) -> AsyncIterator[AsyncIterator[DispatchResult]]:
+    ) -> AsyncIterator[AsyncIterator[WorkerResult]]:
         """Yield the result of each package: that it was enqueued, or its outcome."""
         yield self._results(packages)
 
-    async def _results(self, packages: Iterable[SigningPackage]) -> AsyncIterator[DispatchResult]:
+    async def _results(self, packages: Iterable[SigningPackage]) -> AsyncIterator[WorkerResult]:
         pending: dict[Any, SigningPackage] = {}
         ended_by: SigningError | None = None
         for package in packages:
             if ended_by is not None:
-                yield DispatchResult(package, None, copy_unsent(ended_by))
+                yield DispatchFailure(package, None, copy_unsent(ended_by))
                 continue
             try:
                 enqueued = await self._enqueue_through_outage(package)
             except SigningError as error:
                 if error.client_wide:
                     ended_by = error
-                yield DispatchResult(package, None, error)
+                yield DispatchFailure(package, None, error)
                 continue
             if self._policy.for_outcomes:
                 pending[enqueued] = package
             else:
-                yield DispatchResult(package)
+                yield Enqueued(package)
         async for result in self._outcomes(pending, self._policy):
             yield result
 
@@ -106,15 +118,15 @@ class Workers:
                 return await self._enqueue(package)
             except SigningError as error:
                 if self._policy.has_expired(began) or error.fatal or not error.client_wide:
-                    if is_outage:
-                        error.effect = "unknown"  # an earlier attempt may have enqueued the package
+                    if is_outage:  # an earlier attempt may have enqueued the package
+                        raise amended(error, effect="unknown") from error.__cause__
                     raise
                 if not is_outage:
                     self._policy.warn(f"{error}; waiting for it")
                 is_outage = True
             await asyncio.sleep(POLL)
 
-    async def _outcomes(self, pending: dict[Any, SigningPackage], policy: WaitPolicy) -> AsyncIterator[DispatchResult]:
+    async def _outcomes(self, pending: dict[Any, SigningPackage], policy: WaitPolicy) -> AsyncIterator[WorkerResult]:
         began = last_outcome = time.monotonic()
         is_timeout = is_outage = False
         while pending and not is_timeout:
@@ -126,7 +138,7 @@ class Workers:
                 except TransportError as error:
                     if not error.transient:
                         for package in pending.values():
-                            yield DispatchResult(package, None, error)
+                            yield DispatchFailure(package, None, error)
                         return
                     if not is_outage:
                         policy.warn(f"{error}; waiting for it")
@@ -142,12 +154,10 @@ class Workers:
             await asyncio.sleep(POLL)
         for package in pending.values():
             message = f"no worker reported within {policy.timeout:g} s: the package may still be sent"
-            timed_out = WaitTimeout(message)
-            timed_out.effect = "unknown"
-            yield DispatchResult(package, None, timed_out)
+            yield DispatchFailure(package, None, WaitTimeout(message, effect="unknown"))
 
 
-def _result(package: SigningPackage, outcome: Any) -> DispatchResult:
+def _result(package: SigningPackage, outcome: Any) -> WorkerResult:
     if outcome.error is None:
-        return DispatchResult(package, Signing(outcome.signing))
-    return DispatchResult(package, None, WorkerError(outcome))
+        return DispatchSuccess(package, Signing(outcome.signing))
+    return DispatchFailure(package, None, WorkerError(outcome))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import time
 from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any, TypeVar
@@ -16,12 +15,18 @@ from typing import Any, TypeVar
 import attrs
 from attrs import validators
 
+from .. import telemetry
+from .._api import Api
 from .._foreign import is_transient
-from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown, SigningError
-from ..telemetry import switch
-from ..telemetry.kept import keep_context
-from ..worker_pool import log
-from .journal import Claim, ClaimLost, Journal, JournalError, SqliteJournal
+from ..bulk import log
+from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown, SigningError, amended
+from ..models import Document, Language, Signing, SigningOrder
+from ..reconcile import SigningLedger
+from ..signings import signing_path
+from ..storage.journal import SqliteJournal
+from ..telemetry.names import JOURNAL_DURATION, JOURNAL_OPERATION
+from .journal import Claim, ClaimLost, Journal, JournalError
+from .package import Prepared
 
 __all__ = [
     "DRAFT",
@@ -31,12 +36,14 @@ __all__ = [
     "JournalEntry",
     "NoJournal",
     "PackageState",
+    "find_context",
     "open_journal",
 ]
 
 T = TypeVar("T")
 
 DRAFT, SENDING, SENT = "draft", "sending", "sent"
+_MAX_ERROR = 1000
 
 _validate_ids = validators.deep_mapping(
     validators.matches_re(r"\d+"),
@@ -53,14 +60,14 @@ class GuardedJournal:
         self._telemetry = telemetry
 
     async def claim(self, key: str) -> Claim | None:
-        return await self._observe("claim", self._journal.claim(key))
+        return await self._run("claim", self._journal.claim(key))
 
     async def write(self, claim: Claim, state: str) -> None:
-        await self._observe("write", self._journal.write(claim, state))
+        await self._run("write", self._journal.write(claim, state))
 
     async def release(self, claim: Claim) -> None:
         """Release the claim, even if the run is cancelled or the journal has failed."""
-        releasing = asyncio.ensure_future(self._observe("release", self._journal.release(claim)))
+        releasing = asyncio.ensure_future(self._run("release", self._journal.release(claim)))
         try:
             await asyncio.shield(releasing)
         except ClaimLost:
@@ -68,32 +75,15 @@ class GuardedJournal:
         except SigningError as error:
             log.warning("%s", error)
 
-    async def _observe(self, name: str, operation: Awaitable[T]) -> T:
-        observed = switch.active() if self._telemetry else None
-        if observed is None:
-            return await _convert_errors(operation)
-        from ..telemetry.work import record_journal
-
-        began, raised = time.perf_counter(), None
-        try:
-            return await _convert_errors(operation)
-        except BaseException as error:
-            raised = error
-            raise
-        finally:
-            record_journal(observed, name, time.perf_counter() - began, raised)
-            # The error's traceback refers to this frame.
-            del raised
-
-
-async def _convert_errors(operation: Awaitable[T]) -> T:
-    try:
-        return await operation
-    except (ClaimLost, SigningError):
-        raise
-    except Exception as error:
-        message = f"the journal failed: {type(error).__name__}: {error}"
-        raise JournalError(message, transient=is_transient(error)) from error
+    async def _run(self, name: str, operation: Awaitable[T]) -> T:
+        with telemetry.active(self._telemetry).timed(JOURNAL_DURATION, {JOURNAL_OPERATION: name}):
+            try:
+                return await operation
+            except (ClaimLost, SigningError):
+                raise
+            except Exception as error:
+                message = f"the journal failed: {type(error).__name__}: {error}"
+                raise JournalError(message, transient=is_transient(error)) from error
 
 
 def open_journal(journal: Any) -> Journal:
@@ -139,6 +129,8 @@ class PackageState:
     abandoned: list[str] = attrs.field(
         factory=list, validator=validators.deep_iterable(validators.instance_of(str), validators.instance_of(list))
     )
+    trace_context: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
+    """The context of the span of the last run; the next run links to it."""
 
     @property
     def is_ambiguous(self) -> bool:
@@ -153,22 +145,52 @@ class PackageState:
 
 
 class JournalEntry:
-    """The state of a claimed package, and the journal that keeps it."""
+    """What the journal keeps of a claimed package."""
 
-    def __init__(self, journal: GuardedJournal, claim: Claim, content: str, service: str, context: str | None) -> None:
+    def __init__(self, journal: GuardedJournal, claim: Claim, package: Prepared, api: Api, context: str | None) -> None:
         self._journal = journal
         self._claim = claim
+        self._package = package
+        self._api = api
         self._context = context
-        """The trace context of this run's span for the package; the next run links to it."""
-        self.state: PackageState = PackageState(content, service)
+        self.state: PackageState = PackageState(package.content, api.origin)
         self._changes = self._saved = 0
         self._saved_status = DRAFT
         self._writing = asyncio.Lock()
 
     @property
-    def was_saved(self) -> bool:
-        """Whether this run has saved anything."""
-        return self._changes > 0
+    def ledger(self) -> SigningLedger:
+        """What the client knows about its own requests to the draft."""
+        assert self.state.signing is not None
+        return self._api.ledger.signing(signing_path(self.state.signing))
+
+    @property
+    def abandoned(self) -> tuple[str, ...]:
+        """The ids of the package's abandoned drafts at this service."""
+        return tuple(self.state.abandoned) if self.state.service == self._api.origin else ()
+
+    @property
+    def has_signing(self) -> bool:
+        """Whether the package has a signing at this service."""
+        return self.state.signing is not None and self.state.service == self._api.origin
+
+    def known_signing(self) -> Signing:
+        """Return what the entry says of the package's signing."""
+        state, package, fields = self.state, self._package, self._package.fields
+        assert state.signing is not None
+        if state.content != package.content:
+            return Signing(state.signing)
+        order = fields["signing_order"]
+        ids = [(state.documents.get(str(n)), pdf.source.filename) for n, pdf in enumerate(package.documents)]
+        return Signing(
+            state.signing,
+            name=fields["name"],
+            language=Language(fields["language"]),
+            signing_order=None if order is None else SigningOrder(order),
+            message=fields["message"],
+            is_draft={DRAFT: True, SENDING: None, SENT: False}[state.status],
+            documents=tuple(Document(id_, name) for id_, name in ids if id_ is not None),
+        )
 
     def load(self) -> PackageState:
         """Return the state that earlier runs saved; raise `OutcomeUnknown` if it can't be decoded."""
@@ -192,11 +214,41 @@ class JournalEntry:
             if self._saved >= change:
                 return
             covered, status = self._changes, self.state.status
-            text = keep_context(json.dumps(attrs.asdict(self.state)), self._context)
             try:
-                await self._journal.write(self._claim, text)
+                await self._journal.write(self._claim, self._encode())
             except SigningError as error:
-                if DRAFT not in (self._saved_status, status):
-                    error.effect = "unknown"
-                raise
+                if DRAFT in (self._saved_status, status):
+                    raise
+                raise amended(error, effect="unknown").with_traceback(error.__traceback__) from error.__cause__
             self._saved, self._saved_status = covered, status
+
+    def _encode(self) -> str:
+        fields = attrs.asdict(self.state) | {"trace_context": self._context}
+        if self.state.status == DRAFT and self.state.signing is not None and self.ledger.is_tainted:
+            # A lost request may still add to the draft: the next run abandons a draft with a step of unknown outcome.
+            fields |= {name: dict.fromkeys(fields[name]) for name in ("documents", "recipients")}
+        return json.dumps(fields)
+
+    async def note_failure(self, error: Exception) -> None:
+        """Save the error, if this run has saved anything, and log it."""
+        text = self._api.transport.redacted(str(error))
+        if self._changes:
+            self.state.error = text[:_MAX_ERROR]
+            await self.save()
+        log.warning("package %s was not sent: %s", self._package.label, text)
+
+    def add_notes(self, error: BaseException) -> None:
+        """Tell in the notes of an error where the package stands."""
+        state, label = self.state, self._package.label
+        where = f"its signing is {state.signing}" if state.signing else "it has no draft"
+        error.add_note(f"package {label}: {where}; status {state.status!r}")
+        if state.abandoned:
+            error.add_note(f"package {label}: abandoned drafts: {', '.join(state.abandoned)}")
+
+
+def find_context(state: str | None) -> str | None:
+    """Return the trace context in the saved state of a package, a sweep or an archived signing."""
+    with suppress(ValueError, RecursionError, AttributeError):
+        context: str | None = json.loads(state or "{}").get("trace_context")
+        return context
+    return None

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import sqlite3
-import time
-import warnings
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
-from functools import partial
-from pathlib import Path
-from typing import Protocol, Self, runtime_checkable
+from datetime import datetime
+from typing import Protocol, runtime_checkable
 
 import attrs
 
 from .. import _checks
-from .._group_commit import FileFormat, GroupCommit, Work
 from ..errors import InvalidRequest, JournalError
 
 __all__ = [
@@ -25,17 +18,11 @@ __all__ = [
     "JournalError",
     "JournalRecord",
     "ListedJournal",
-    "SqliteJournal",
     "check_key",
     "check_text",
 ]
 
 _MAX_KEY_BYTES = 1000
-_TABLE = (
-    "CREATE TABLE packages (key TEXT PRIMARY KEY, state TEXT, owner TEXT, fence INTEGER NOT NULL,"
-    " updated_at REAL NOT NULL) WITHOUT ROWID"
-)
-_FORMAT = FileFormat("journal", "SqliteJournal", 0x5369676E, 1, (_TABLE,), JournalError)
 
 
 class ClaimLost(Exception):
@@ -64,8 +51,7 @@ class Journal(Protocol):
     """Keeps one text for each package, and lets one run at a time work on the package.
 
     Its failures are raised as `JournalError`, which ends a run. A `SigningError` that is not ``client_wide``, such as
-    an `InvalidRequest` for a key, fails only its package. ``signing_async.testing`` has a suite that implementations
-    should pass.
+    an `InvalidRequest` for a key, fails only its package.
     """
 
     async def claim(self, key: str) -> Claim | None:
@@ -102,92 +88,6 @@ class ListedJournal(Protocol):
 
     def records(self) -> AsyncIterator[JournalRecord]:
         """Yield the texts of all packages, claimed or not, sorted by key. Keys without a text are left out."""
-
-
-class SqliteJournal:
-    """A journal in a SQLite file, shared by any number of runs and processes on one machine.
-
-    A text is on disk when ``write`` returns (WAL, ``synchronous=FULL``); concurrent writes are committed together. Each
-    journal object holds a lock on a file beside the journal for as long as it lives: a claim is free as soon as its
-    process is dead, however it died, and never before. ::
-
-        async with SqliteJournal("leases.journal") as journal:
-            signing = await client.dispatch(package, journal)
-
-    The file must be on a local disk. ``timeout`` is how many seconds to wait while another program locks the file.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], *, timeout: float = 10.0) -> None:
-        self._commits = GroupCommit(path, _FORMAT, timeout=timeout)
-        self.path: Path = self._commits.path
-
-    def __repr__(self) -> str:
-        return f"SqliteJournal({str(self.path)!r})"
-
-    def __del__(self) -> None:
-        commits = getattr(self, "_commits", None)  # the constructor may have raised
-        if commits is not None and commits.lock.is_held:
-            commits.lock.release()
-            warnings.warn(
-                f"{self!r} was not closed: use `async with`, or await aclose()", ResourceWarning, stacklevel=2
-            )
-
-    async def claim(self, key: str) -> Claim | None:
-        check_key(key)
-        return await self._commits.run(lambda connection: self._claim(connection, key), self._unclaim)
-
-    async def write(self, claim: Claim, state: str) -> None:
-        check_text("state", state)
-        await self._commits.run(self._change(claim, "state = ?, updated_at = ?", state, time.time()))
-
-    async def release(self, claim: Claim) -> None:
-        await self._commits.run(self._change(claim, "owner = NULL"))
-
-    async def records(self) -> AsyncIterator[JournalRecord]:
-        key = ""
-        while rows := await self._commits.run(partial(_select_page, after=key)):
-            for key, state, updated_at in rows:
-                yield JournalRecord(key, state, datetime.fromtimestamp(updated_at, UTC))
-
-    async def aclose(self) -> None:
-        """Finish what was requested, close the file, and release all claims."""
-        await self._commits.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    def _change(self, claim: Claim, changes: str, *values: object) -> Work[ClaimLost | None]:
-        # A stale or released claim matches no row.
-        statement = f"UPDATE packages SET {changes} WHERE key = ? AND fence = ? AND owner = ?"  # noqa: S608  # callers pass literals
-
-        def run(connection: sqlite3.Connection) -> ClaimLost | None:
-            changed = connection.execute(statement, (*values, claim.key, claim.fence, self._commits.lock.owner))
-            return None if changed.rowcount else ClaimLost(claim.key)
-
-        return run
-
-    def _unclaim(self, claim: Claim | None) -> Work[object] | None:
-        return None if claim is None else self._change(claim, "owner = NULL")
-
-    def _claim(self, connection: sqlite3.Connection, key: str) -> Claim | None:
-        row = connection.execute("SELECT state, owner, fence FROM packages WHERE key = ?", (key,)).fetchone()
-        state, owner, fence = row or (None, None, 0)
-        if owner is not None and self._commits.lock.is_alive(owner):
-            return None
-        connection.execute(
-            "INSERT INTO packages (key, state, owner, fence, updated_at) VALUES (?, ?, ?, ?, ?)"
-            " ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, fence = excluded.fence",
-            (key, state, self._commits.lock.owner, fence + 1, time.time()),
-        )
-        return Claim(key, state, fence + 1)
-
-
-def _select_page(connection: sqlite3.Connection, after: str) -> list[tuple[str, str, float]]:
-    statement = "SELECT key, state, updated_at FROM packages WHERE key > ? AND state IS NOT NULL ORDER BY key LIMIT 500"
-    return connection.execute(statement, (after,)).fetchall()
 
 
 def check_key(key: str) -> None:

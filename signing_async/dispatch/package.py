@@ -7,17 +7,16 @@ import hashlib
 import json
 import os
 import tempfile
-import threading
 import unicodedata
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 import attrs
 
-from ..documents.files import buffer_errors
-from ..documents.source import OpenPdf, PdfSource, Source
+from ..documents.source import OpenPdf, PdfSource, Source, buffer_errors
 from ..errors import InvalidRequest
 from ..models import Language, NewRecipient, SigningOrder
 from ..recipients import check_recipient
@@ -108,15 +107,16 @@ class Prepared:
     fields: Mapping[str, Any]
     documents: tuple[CheckedPdf, ...]
     recipients: tuple[Mapping[str, Any], ...]
-    buffer: _Buffer
+    buffers: ExitStack
+    """Closes the unnamed files that hold the content of sources that can be read only once."""
 
     @property
     def label(self) -> str:
-        """The key, or the start of the hash, for messages."""
-        return repr(self.key if self.key != self.content else self.key[:12])
+        """The key, or the name of a package without a key, for messages."""
+        return repr(self.key if self.key != self.content else self.fields["name"])
 
     def close(self) -> None:
-        self.buffer.close()
+        self.buffers.close()
 
 
 async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
@@ -134,18 +134,12 @@ async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
         problems += _problems_of("", partial(check_key, package.key))
     recipients = _check_recipients(package, problems)
     transient: list[str] = []
-    buffer = _Buffer()
-    try:
-        documents = await _check_documents(package.documents, max_pdf_bytes, buffer, problems, transient)
+    with ExitStack() as buffers:
+        documents = await _check_documents(package.documents, max_pdf_bytes, buffers, problems, transient)
         if found := problems + transient:
-            error = InvalidRequest("; ".join(found), problems=found)
-            error.transient = not problems
-            raise error
-    except BaseException:
-        buffer.close()
-        raise
-    content = _hash_content(fields, documents, recipients)
-    return Prepared(package.key or content, content, fields, documents, recipients, buffer)
+            raise InvalidRequest("; ".join(found), problems=found, transient=not problems)
+        content = _hash_content(fields, documents, recipients)
+        return Prepared(package.key or content, content, fields, documents, recipients, buffers.pop_all())
 
 
 def _problems_of(prefix: str, check: Callable[[], object]) -> list[str]:
@@ -218,7 +212,7 @@ def _assign_order(recipients: list[dict[str, Any]], problems: list[str]) -> None
 async def _check_documents(
     sources: tuple[Source | PdfSource, ...],
     max_pdf_bytes: int,
-    buffer: _Buffer,
+    buffers: ExitStack,
     problems: list[str],
     transient: list[str],
 ) -> tuple[CheckedPdf, ...]:
@@ -226,23 +220,24 @@ async def _check_documents(
     if _check_list("documents", sources, problems):
         for number, source in enumerate(sources):
             try:
-                checked.append(await _check_document(source, max_pdf_bytes, buffer))
+                checked.append(await _check_document(source, max_pdf_bytes, buffers))
             except InvalidRequest as error:
                 found = [f"documents[{number}]: {problem.removeprefix('source: ')}" for problem in error.problems]
                 (transient if error.transient else problems).extend(found)
     return tuple(checked)
 
 
-async def _check_document(given: Source | PdfSource, max_pdf_bytes: int, buffer: _Buffer) -> CheckedPdf:
+async def _check_document(given: Source | PdfSource, max_pdf_bytes: int, buffers: ExitStack) -> CheckedPdf:
     """Check one document and hash it. Its file isn't kept open: there may be many."""
     pdf_source = PdfSource(given)
     source, name = pdf_source.source, pdf_source.filename
     status = _file_status(source)
     with await pdf_source.open(max_pdf_bytes) as pdf:
         if _is_single_use(source):
-            start = buffer.size
-            digest = await asyncio.to_thread(_hash, pdf, buffer)
-            source = _BufferedPdf(buffer, name, start, pdf.size)
+            with buffer_errors(name):
+                source = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # `Prepared.close` closes it
+            buffers.callback(source.close)
+            digest = await asyncio.to_thread(_hash, pdf, source)
         elif pdf.size <= _BLOCK:
             digest = _hash(pdf, None)
         else:
@@ -252,14 +247,17 @@ async def _check_document(given: Source | PdfSource, max_pdf_bytes: int, buffer:
         return CheckedPdf(PdfSource(source, name, sha256=digest), pdf.size, status)
 
 
-def _hash(pdf: OpenPdf, buffer: _Buffer | None) -> str:
-    """Return the sha256 of the content, and append the content to the buffer if there is one."""
+def _hash(pdf: OpenPdf, buffer: IO[bytes] | None) -> str:
+    """Return the sha256 of the content, and write the content to the buffer if there is one."""
     digest = hashlib.sha256()
     for block in pdf.blocks():
         digest.update(block)
         if buffer is not None:
             with buffer_errors(pdf.filename):
-                buffer.append(block)
+                while block:
+                    block = block[buffer.write(block) :]
+    if buffer is not None:
+        buffer.seek(0)
     return digest.hexdigest()
 
 
@@ -279,49 +277,6 @@ def _file_status(source: Source) -> _FileStatus | None:
 def _is_single_use(source: Any) -> bool:
     """Return whether the source can be read only once, such as a pipe."""
     return isinstance(source, AsyncIterable) or (hasattr(source, "read") and not source.seekable())
-
-
-class _Buffer:
-    """An unnamed file with the content of a package's single-use sources."""
-
-    def __init__(self) -> None:
-        self._file: IO[bytes] | None = None
-        self._position_lock = threading.Lock()
-        self.size: int = 0
-
-    def append(self, block: memoryview) -> None:
-        if self._file is None:
-            self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # closed by `close`
-        while block:
-            written = self._file.write(block)
-            self.size += written
-            block = block[written:]
-
-    def read(self, size: int, offset: int) -> bytes:
-        assert self._file is not None
-        with self._position_lock:
-            self._file.seek(offset)
-            return self._file.read(size)
-
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
-
-
-class _BufferedPdf:
-    """One source's content in the buffer: an async iterable that can be read any number of times."""
-
-    def __init__(self, buffer: _Buffer, filename: str, start: int, size: int) -> None:
-        self._buffer = buffer
-        self._filename = filename
-        self._start = start
-        self._end = start + size
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        for offset in range(self._start, self._end, _BLOCK):
-            with buffer_errors(self._filename):
-                block = await asyncio.to_thread(self._buffer.read, min(_BLOCK, self._end - offset), offset)
-            yield block
 
 
 def _hash_content(

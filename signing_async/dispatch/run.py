@@ -9,293 +9,164 @@ lost its claim.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from contextlib import asynccontextmanager, closing
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
-from ..errors import InvalidRequest, OutcomeUnknown, SigningError
+from .. import telemetry
+from .._api import Api
+from ..bulk import Deferrals, FileProgress, Progress, ProgressReporter, Results, copy_unsent
+from ..errors import InvalidRequest, OutcomeUnknown, SigningError, amended
 from ..models import Signing
-from ..reconcile import Tracker
-from ..telemetry import switch
-from ..telemetry.names import DISPATCH_SPAN
-from ..transport.call import Transport, log
-from ..worker_pool import Deferrals, Deferred, FileProgress, Progress, ProgressReporter, Results, copy_unsent
-from .entry import GuardedJournal, JournalEntry, NoJournal, open_journal
-from .journal import Claim, ClaimLost, Journal, JournalError
+from ..telemetry.names import DISPATCH_SPAN, OUTCOME, PACKAGE_NUMBER, PACKAGE_SPAN, SIGNING_ID
+from ..transport.operation import log
+from .entry import GuardedJournal, JournalEntry, NoJournal, find_context, open_journal
+from .journal import ClaimLost, Journal, JournalError
 from .package import CheckedPdf, NewRecipient, Prepared, SigningPackage, prepare
-from .steps import Draft, Resources, Sending, Uploads
+from .send import OnProgress, Uploads, send_package
 
-if TYPE_CHECKING:
-    from ..telemetry.spans import Telemetry
-
-__all__ = ["DispatchResult", "Dispatcher", "NewRecipient", "SigningPackage"]
+__all__ = ["DispatchResult", "NewRecipient", "SigningPackage", "dispatch_many", "dispatch_one"]
 
 _MAX_UPLOADS = 8
 
 
-@attrs.frozen
-class DispatchResult:
-    """The result of one package. ``error`` is None if it was sent, by this run or an earlier one.
+if TYPE_CHECKING:
 
-    ``signing`` is the signing as sent; with an error, what is known of the draft. ``abandoned`` are the ids of drafts
-    that this run or an earlier one abandoned: they stay at the service, unsent.
-    """
+    class _Result: ...
+
+    # Type checkers narrow the union by `result.error is None`.
+    DispatchResult: TypeAlias = "DispatchSuccess | DispatchFailure"
+else:
+
+    class DispatchResult:
+        """The result of one package: its signing, or an error."""
+
+        __slots__ = ()
+
+    _Result = DispatchResult
+
+
+@attrs.frozen
+class DispatchSuccess(_Result):
+    """A package that was sent."""
 
     package: SigningPackage
-    signing: Signing | None = None
-    error: Exception | None = None
+    signing: Signing
+    """The signing as sent."""
     abandoned: tuple[str, ...] = ()
+    """The ids of drafts that this run or an earlier one abandoned: they stay at the service, unsent."""
+    sent_earlier: bool = False
+    """Whether the package was found sent, instead of being sent by this call."""
+    error: None = None
 
 
-class Dispatcher:
-    """``client.dispatch`` and ``client.dispatch_many``."""
+@attrs.frozen
+class DispatchFailure(_Result):
+    """A package that was not sent, or whose outcome is unknown."""
 
-    def __init__(self, transport: Transport, tracker: Tracker) -> None:
-        self._resources = Resources(transport, tracker)
+    package: SigningPackage
+    signing: Signing | None
+    """What is known of the draft."""
+    error: Exception
+    abandoned: tuple[str, ...] = ()
+    """The ids of drafts that this run or an earlier one abandoned: they stay at the service, unsent."""
+    sent_earlier: bool = False
 
-    async def one(
-        self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None, ordered: bool
-    ) -> Signing:
-        """Send one package. If another run is working on it, wait for that run."""
-        opened = NoJournal() if journal is None else open_journal(journal)
-        reporter = ProgressReporter(None)
-        run = _Run(self._resources, [package], opened, opened is not journal, _MAX_UPLOADS, ordered, reporter)
-        async with run.opened():
-            job = await anext(run.jobs)
-            while isinstance(result := await run.work(job), Deferred):
-                await asyncio.sleep(result.delay)
-            if result.error is not None:
-                raise result.error
-            assert result.signing is not None
-            return result.signing
 
-    def many(
-        self,
-        packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage],
-        journal: Journal | str | os.PathLike[str],
-        concurrency: int,
-        on_progress: Callable[[Progress], None] | None,
-        ordered: bool,
-    ) -> Results[DispatchResult]:
-        """Send packages, ``concurrency`` at a time."""
-        if not isinstance(packages, Iterable | AsyncIterable):
-            raise InvalidRequest(f"packages: must be an iterable of SigningPackage, got {type(packages).__name__}")
-        reporter = ProgressReporter(on_progress)
-        opened = open_journal(journal)
-        run = _Run(self._resources, packages, opened, opened is not journal, concurrency, ordered, reporter)
-        return Results(run.jobs, run.work, concurrency, around=run.opened())
+async def dispatch_one(
+    api: Api, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None, ordered: bool
+) -> Signing:
+    """Send one package. If another run is working on it, wait for that run."""
+    run = _Run(api, [package], NoJournal() if journal is None else journal, _MAX_UPLOADS, ordered, None)
+    async with run.opened():
+        result = await run.work(await anext(run.packages))
+        if result.error is not None:
+            raise result.error
+        return result.signing
+
+
+def dispatch_many(
+    api: Api,
+    packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage],
+    journal: Journal | str | os.PathLike[str],
+    concurrency: int,
+    on_progress: Callable[[Progress], None] | None,
+    ordered: bool,
+) -> Results[DispatchResult]:
+    """Send packages, ``concurrency`` at a time."""
+    if not isinstance(packages, Iterable | AsyncIterable):
+        raise InvalidRequest(f"packages: must be an iterable of SigningPackage, got {type(packages).__name__}")
+    run = _Run(api, packages, journal, concurrency, ordered, on_progress)
+    return Results(run.packages, run.work, concurrency, around=run.opened())
 
 
 class _Run:
     """One run over packages, with one journal."""
 
     _uploads: Uploads
-    _observed: Telemetry | None = None
 
     def __init__(
         self,
-        resources: Resources,
+        api: Api,
         packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage],
-        journal: Journal,
-        is_own_journal: bool,
+        journal: Journal | str | os.PathLike[str],
         concurrency: int,
         ordered: bool,
-        reporter: ProgressReporter,
+        on_progress: Callable[[Progress], None] | None,
     ) -> None:
-        self._resources = resources
-        self._journal = journal
-        observed = resources.telemetry and not isinstance(journal, NoJournal)
-        self._guarded = GuardedJournal(journal, telemetry=observed)
-        self._is_own_journal = is_own_journal
-        self._concurrency = concurrency
-        self._ordered = ordered
-        self._totals = _Totals(reporter)
-        self._prepared: set[_Job] = set()
-        self.jobs: AsyncGenerator[_Job, None] = self._pull(packages)
-        self._without_key: dict[bytes, int] = {}
-        """The numbers of this run's packages without a key, by the hash of their content."""
-        self._fatal: SigningError | None = None
-        """The error after which nothing more is sent."""
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        self._uploads = Uploads(self._concurrency, ordered=self._ordered)
-        try:
-            with self._span():
-                yield
-        finally:
-            for job in self._prepared:
-                job.close()
-            await self.jobs.aclose()
-            if self._is_own_journal:
-                await self._journal.aclose()
-
-    def _span(self) -> AbstractContextManager[object]:
-        """Make the span of the run the current one; the tasks of the workers inherit it."""
-        self._observed = switch.active() if self._resources.telemetry else None
-        return nullcontext() if self._observed is None else self._observed.span(DISPATCH_SPAN)
-
-    async def _pull(self, packages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[_Job, None]:
-        number = 0
-        if isinstance(packages, AsyncIterable):
-            async for package in packages:
-                self._totals.expect()
-                yield _Job(number, package)
-                number += 1
-        else:
-            for package in packages:
-                self._totals.expect()
-                yield _Job(number, package)
-                number += 1
-        self._totals.add([])
-
-    async def work(self, job: _Job) -> DispatchResult | Deferred:
-        """Return the result of a package; defer a package that another run is working on."""
-        if self._fatal is not None:
-            if job.prepared is None:
-                self._totals.add([])
-            return DispatchResult(job.package, None, copy_unsent(self._fatal))
-        try:
-            prepared = await self._prepare(job)
-        except Exception as error:
-            return DispatchResult(job.package, None, error)
-        result = await self._claim(job, prepared)
-        if result is None:
-            return job.defer()
-        job.close()
-        self._prepared.discard(job)
-        self._forget_failed(job, prepared, result)
-        return result
-
-    async def _prepare(self, job: _Job) -> Prepared:
-        if job.prepared is not None:
-            return job.prepared
-        try:
-            prepared = await prepare(job.package, self._resources.max_pdf_bytes)
-            self._check_distinct(job, prepared)
-            job.prepared = prepared
-            self._prepared.add(job)
-            return prepared
-        finally:
-            job.on_progress = self._totals.add([] if job.prepared is None else job.prepared.documents)
-
-    def _check_distinct(self, job: _Job, prepared: Prepared) -> None:
-        """Raise `InvalidRequest` if the package has no key, and the same content as an earlier one of this run."""
-        if job.package.key is not None:
-            return
-        first = self._without_key.setdefault(bytes.fromhex(prepared.content), job.number)
-        if first != job.number:
-            prepared.close()
-            text = (
-                f"key: missing, and packages[{job.number}] is the same package as packages[{first}];"
-                " if both are to be sent, give each a key"
-            )
-            raise InvalidRequest(text)
-
-    def _forget_failed(self, job: _Job, prepared: Prepared, result: DispatchResult) -> None:
-        """Forget the content of a failed package without a key, so that the caller can repeat the package."""
-        if result.error is not None and job.package.key is None:
-            del self._without_key[bytes.fromhex(prepared.content)]
-
-    async def _claim(self, job: _Job, prepared: Prepared) -> DispatchResult | None:
-        """Send the package under its claim; return None if another run holds the claim."""
-        try:
-            claim = await self._guarded.claim(prepared.key)
-        except SigningError as error:
-            if error.client_wide:
-                raise
-            return DispatchResult(job.package, None, error)
-        return None if claim is None else await self._observe(job, prepared, claim)
-
-    async def _observe(self, job: _Job, prepared: Prepared, claim: Claim) -> DispatchResult | None:
-        if self._observed is None:
-            return await self._send(job, prepared, claim, None)
-        from ..telemetry.work import Package
-
-        with Package(self._observed, job.number, claim.state) as package:
-            result = await self._send(job, prepared, claim, package.span.context)
-            if result is None:
-                package.defer()
-            else:
-                package.end_with(None if result.signing is None else result.signing.id, result.error)
-            return result
-
-    async def _send(self, job: _Job, prepared: Prepared, claim: Claim, context: str | None) -> DispatchResult | None:
-        entry = JournalEntry(self._guarded, claim, prepared.content, self._resources.service, context)
-        draft = Draft(self._resources, prepared, entry, self._uploads, job.on_progress)
-        sending = Sending(self._resources, prepared, entry, draft)
-        try:
-            return DispatchResult(job.package, await sending.run(), None, sending.abandoned)
-        except ClaimLost as error:
-            log.warning("%s", error)
-            return None
-        except Exception as error:
-            if isinstance(error, JournalError) and error.client_wide:
-                raise
-            if isinstance(error, OutcomeUnknown) and not isinstance(self._journal, NoJournal):
-                # The next run knows from the journal what is ambiguous, and reads the service first.
-                error.transient = error.may_clear
-            return await self._note_failure(sending, job, error)
-        finally:
-            await self._guarded.release(claim)
-
-    async def _note_failure(self, sending: Sending, job: _Job, error: Exception) -> DispatchResult | None:
-        try:
-            await sending.note_failure(error)
-        except ClaimLost as lost:
-            log.warning("%s", lost)
-            return None
-        except SigningError as failure:
-            if failure.client_wide:
-                raise
-            log.warning("%s", failure)
-        if isinstance(error, SigningError) and error.fatal:
-            self._fatal = error
-        return DispatchResult(job.package, sending.known_signing(), error, sending.abandoned)
-
-
-class _Job:
-    """A package that was pulled and has no result yet."""
-
-    on_progress: Callable[[int, Progress], None]
-
-    def __init__(self, number: int, package: SigningPackage) -> None:
-        self.number = number
-        self.package = package
-        self.prepared: Prepared | None = None
-        self._deferrals = Deferrals()
-
-    def defer(self) -> Deferred:
-        """Return the delay before the next attempt: another run is working on the package."""
-        assert self.prepared is not None
-        return self._deferrals.next(f"package {self.prepared.label}")
-
-    def close(self) -> None:
-        assert self.prepared is not None
-        self.prepared.close()
-
-
-class _Totals:
-    """The totals of a run, reported once all packages are prepared."""
-
-    def __init__(self, reporter: ProgressReporter) -> None:
-        self._reporter = reporter
+        self._api = api
+        self._reporter = ProgressReporter(on_progress)
+        self._journal = open_journal(journal)
+        self._is_own_journal = self._journal is not journal
+        self._is_kept = not isinstance(journal, NoJournal)
+        self._guarded = GuardedJournal(self._journal, telemetry=api.telemetry and self._is_kept)
+        self._new_uploads = partial(Uploads, concurrency, ordered=ordered)
+        self.packages: AsyncGenerator[tuple[int, SigningPackage], None] = self._pull(packages)
         # The end of the packages counts as one more package.
         self._unprepared = 1
         self._files = self._bytes = 0
+        self._without_key: dict[str, int] = {}
+        """The numbers of this run's packages without a key, by the hash of their content."""
+        self._fatal: SigningError | None = None
+        """The error after which nothing more is sent."""
+        self._failure: SigningError | None = None
+        """The error that ends the run: it ends the wait for other runs, too."""
 
-    def expect(self) -> None:
-        """Count a package whose documents are not known yet."""
-        self._unprepared += 1
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        self._uploads = self._new_uploads()
+        try:
+            # The tasks of the workers inherit the current span.
+            with telemetry.active(self._api.telemetry).span(DISPATCH_SPAN):
+                yield
+        finally:
+            await self.packages.aclose()
+            if self._is_own_journal:
+                await self._journal.aclose()
 
-    def add(self, documents: Sequence[CheckedPdf]) -> Callable[[int, Progress], None]:
+    async def _pull(self, packages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[tuple[int, Any], None]:
+        number = 0
+        if isinstance(packages, AsyncIterable):
+            async for package in packages:
+                self._unprepared += 1
+                yield number, package
+                number += 1
+        else:
+            for package in packages:
+                self._unprepared += 1
+                yield number, package
+                number += 1
+        self._count(())
+
+    def _count(self, documents: Sequence[CheckedPdf]) -> OnProgress:
         """Count the documents of a package, and return the progress callback of their uploads.
 
-        An invalid package, and the end of the packages, count without documents.
+        An invalid package, and the end of the packages, count without documents. Totals are reported once all packages
+        are prepared.
         """
         self._unprepared -= 1
         self._files += len(documents)
@@ -306,3 +177,102 @@ class _Totals:
             self._reporter.add(0, 0)
         files = [FileProgress(self._reporter) for _ in documents]
         return lambda number, progress: files[number](progress)
+
+    async def work(self, numbered: tuple[int, SigningPackage]) -> DispatchResult:
+        """Return the result of a package. If another run is working on it, wait for that run."""
+        number, package = numbered
+        documents: Sequence[CheckedPdf] = ()
+        try:
+            if self._fatal is not None:
+                return DispatchFailure(package, None, copy_unsent(self._fatal))
+            prepared = await self._prepare(number, package)
+            documents = prepared.documents
+        except Exception as error:
+            return DispatchFailure(package, None, error)
+        finally:
+            on_progress = self._count(documents)
+        deferrals = Deferrals(f"package {prepared.label}")
+        try:
+            with closing(prepared):
+                while (result := await self._attempt(number, package, prepared, on_progress)) is None:
+                    await deferrals.wait()
+                    if self._failure is not None:
+                        raise copy_unsent(self._failure)
+        except SigningError as error:
+            self._failure = error
+            raise
+        if result.error is not None and package.key is None:
+            # The caller can repeat the package.
+            del self._without_key[prepared.content]
+        return result
+
+    async def _prepare(self, number: int, package: SigningPackage) -> Prepared:
+        """Check a package. Without a key, it must differ from the earlier ones of this run."""
+        prepared = await prepare(package, self._api.transport.options.assumptions.max_pdf_bytes)
+        first = number if package.key is not None else self._without_key.setdefault(prepared.content, number)
+        if first != number:
+            prepared.close()
+            raise InvalidRequest(
+                f"key: missing, and packages[{number}] is the same package as packages[{first}];"
+                " if both are to be sent, give each a key"
+            )
+        return prepared
+
+    async def _attempt(
+        self, number: int, package: SigningPackage, prepared: Prepared, on_progress: OnProgress
+    ) -> DispatchResult | None:
+        """Send the package under its claim; return None if another run holds the claim, or takes it."""
+        if self._fatal is not None:
+            return DispatchFailure(package, None, copy_unsent(self._fatal))
+        try:
+            claim = await self._guarded.claim(prepared.key)
+        except SigningError as error:
+            if error.client_wide:
+                raise
+            return DispatchFailure(package, None, error)
+        if claim is None:
+            return None
+        recorder, links = telemetry.active(self._api.telemetry), [find_context(claim.state)]
+        with recorder.span(PACKAGE_SPAN, {PACKAGE_NUMBER: number}, links=links) as span:
+            entry = JournalEntry(self._guarded, claim, prepared, self._api, span.context)
+            try:
+                result = await self._send(package, prepared, entry, on_progress)
+            except ClaimLost as error:
+                log.warning("%s", error)
+                span.set({OUTCOME: "deferred"})
+                return None
+            finally:
+                await self._guarded.release(claim)
+            span.set({SIGNING_ID: None if result.signing is None else result.signing.id})
+            if result.error is not None:
+                span.fail(result.error)
+            return result
+
+    async def _send(
+        self, package: SigningPackage, prepared: Prepared, entry: JournalEntry, on_progress: OnProgress
+    ) -> DispatchResult:
+        try:
+            signing, sent_earlier = await send_package(self._api, prepared, entry, self._uploads, on_progress)
+            return DispatchSuccess(package, signing, entry.abandoned, sent_earlier)
+        except ClaimLost:
+            raise
+        except Exception as error:
+            entry.add_notes(error)
+            if isinstance(error, JournalError) and error.client_wide:
+                raise
+            failure = error
+        except BaseException as error:
+            entry.add_notes(error)
+            raise
+        if isinstance(failure, OutcomeUnknown) and self._is_kept:
+            # The next run knows from the journal what is ambiguous, and reads the service first.
+            failure = amended(failure, transient=failure.may_clear).with_traceback(failure.__traceback__)
+        try:
+            await entry.note_failure(failure)
+        except SigningError as error:
+            if error.client_wide:
+                raise
+            log.warning("%s", error)
+        if isinstance(failure, SigningError) and failure.fatal:
+            self._fatal = failure
+        return DispatchFailure(package, entry.known_signing() if entry.has_signing else None, failure, entry.abandoned)

@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING
 
 import attrs
 
+from .. import telemetry
 from .._files import is_transient, place_new, sync_folder, unusable
 from ..errors import DecodeError, InvalidRequest, NotSound, TransportError
-from ..telemetry import switch
+from ..telemetry.names import DIRECTION, TRANSFERRED
 from ..transport import wire
-from ..transport.call import Operation, Transport
+from ..transport.attempt import response_of, timeout_error, transport_error
+from ..transport.call import Transport
 from ..transport.decode import Unreadable
-from ..transport.exchange import Exchange
-from ..transport.operation import CallContext
+from ..transport.operation import Operation
 
 if TYPE_CHECKING:
     from ..sealed import Trust
@@ -80,8 +81,7 @@ async def stream(
 ) -> AsyncGenerator[bytes, None]:
     """Yield the chunks received. Raise a `SigningError` if one cannot be read or does not arrive in time."""
     options = transport.options
-    exchange = Exchange(operation, transport.shared, options, CallContext(options.on_attempt))
-    exchange.note_head(response)
+    head = response_of(operation, transport.shared, options, response)
     error: TransportError | DecodeError
     time_left = options.timeouts.transfer
     loop = asyncio.get_running_loop()
@@ -95,25 +95,16 @@ async def stream(
                     return
                 time_left -= loop.time() - began
                 yield chunk
-                # Some tracebacks show variables.
-                del chunk
+                del chunk  # a traceback shows variables
     except wire.BrokenResponse as broken:
-        error = exchange.transport_error(broken.failure)
+        error = transport_error(operation, broken, head)
     except Unreadable as unreadable:
-        error = exchange.decode_error(str(unreadable))
+        error = head.decode_error(str(unreadable))
     except TimeoutError:
-        error = exchange.timeout_error()
+        error = timeout_error(operation, options, head)
     finally:
-        _record_received(response, transport)
+        telemetry.active(options.telemetry).record(TRANSFERRED, response.received, {DIRECTION: "receive"})
     raise error
-
-
-def _record_received(response: wire.Response, transport: Transport) -> None:
-    telemetry = switch.active() if transport.options.telemetry else None
-    if telemetry is not None:
-        from ..telemetry.calls import record_transfer
-
-        record_transfer(telemetry, "receive", response.received)
 
 
 def check_target(path: str | os.PathLike[str]) -> Path:
@@ -169,10 +160,12 @@ class Download:
         self, target: Path, *, overwrite: bool, verify: Callable[[Path], None] | None, is_argument: bool
     ) -> None:
         self._target = target
+        # The file that a link leads to is replaced, not the link.
+        self._place = Path(os.path.realpath(target)) if overwrite else target
         self._overwrite = overwrite
         self._verify = verify
         self._is_argument = is_argument
-        self._path = target.with_name(f".{secrets.token_hex(8)}.part")
+        self._path = self._place.with_name(f".{secrets.token_hex(8)}.part")
         self._mode = "xb"
         self._digest = hashlib.sha256()
         self._size = 0
@@ -197,6 +190,8 @@ class Download:
     def write(self, chunks: Iterable[bytes], *, sync: bool = False) -> None:
         try:
             with self._path.open(self._mode) as file:
+                if self._mode == "xb" and self._overwrite and self._place.exists():
+                    self._path.chmod(stat.S_IMODE(self._place.stat().st_mode))
                 # Append mode would create the file again if it had been removed.
                 self._mode = "r+b"
                 file.seek(0, os.SEEK_END)
@@ -220,10 +215,10 @@ class Download:
             self._verify(self._path)
         if not self._aborted:
             if self._overwrite:
-                self._path.replace(self._target)
+                self._path.replace(self._place)
             else:
                 self._place_new()
-            sync_folder(self._target.parent)
+            sync_folder(self._place.parent)
         return SealedFile(self._target, self._size, self._digest.hexdigest())
 
     def _place_new(self) -> None:

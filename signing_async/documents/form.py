@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..transport import wire
 
-if TYPE_CHECKING:
-    from .source import OpenPdf
-
-__all__ = ["form_body"]
+__all__ = ["FilePart", "form_body"]
 
 
-def form_body(fields: Mapping[str, str | OpenPdf], sent: Callable[[int], None]) -> wire.Body:
+class FilePart(Protocol):
+    """A file of a form."""
+
+    filename: str
+    size: int
+
+    async def write(
+        self, write: wire.Write, most: int, sent: Callable[[int], None], before: bytes, after: bytes
+    ) -> None:
+        """Write the content between the other bytes of the form, at most ``most`` bytes at once."""
+
+
+def form_body(fields: Mapping[str, str | FilePart], sent: Callable[[int], None]) -> wire.Body:
     """Return a form with these fields, for one attempt; report the progress of its files to ``sent``."""
-    boundary = secrets.token_hex(16)
+    boundary = os.urandom(16).hex()
     # What comes before each file, and after the last one.
     parts, files = [b""], []
     for name, value in fields.items():
@@ -29,12 +38,12 @@ def form_body(fields: Mapping[str, str | OpenPdf], sent: Callable[[int], None]) 
         files.append(value)
     parts[-1] += f"--{boundary}--\r\n".encode()
 
-    async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
+    async def produce(write: wire.Write, most: int) -> None:
         *before, last = parts
         for file, part in zip(files[:-1], before[:-1], strict=True):
-            await file.write(write, waiting, sent, part, b"")
+            await file.write(write, most, sent, part, b"")
         if files:
-            await files[-1].write(write, waiting, sent, before[-1], last)
+            await files[-1].write(write, most, sent, before[-1], last)
         else:
             await write(last)
 

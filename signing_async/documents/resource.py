@@ -6,24 +6,25 @@ import asyncio
 import os
 import reprlib
 import threading
+from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
 import attrs
 
+from ..bulk import FileProgress, Progress, ProgressReporter, Results, copy_unsent
 from ..errors import InvalidRequest, NotYetSigned, RequestTimeout, SigningError
 from ..models import Document, Signing
-from ..reconcile import Creation, Listed, Tracker
-from ..record_matching import DocumentMatch
+from ..reconcile import Creation, DocumentMatch, Ledger, Listed
 from ..signings import reading, signing_path
 from ..transport import urls, wire
-from ..transport.call import Operation, Transport
-from ..transport.decode import decode_record
-from ..transport.lookup import record, record_decoder
-from ..transport.retry import Repeat
-from ..worker_pool import FileProgress, Progress, ProgressReporter, Results, copy_unsent
+from ..transport.call import Transport
+from ..transport.decode import decode_record, parse, record, record_decoder
+from ..transport.operation import Operation
+from ..transport.response import Response
+from ..transport.retry import Safety
 from .download import DOWNLOAD, Download, SealedFile, check_target, checked_chunks, load_verifier, stream, target_exists
 from .source import OpenPdf, PdfSource, Source
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Documents", "Progress", "SealedFile", "UploadResult"]
 
-S = TypeVar("S")
+S_co = TypeVar("S_co", covariant=True)
 T = TypeVar("T")
 OneSource = TypeVar("OneSource", bound=Source | PdfSource)
 Pair = TypeVar("Pair", bound=tuple[str | Signing, Source | PdfSource])
@@ -40,23 +41,56 @@ Pair = TypeVar("Pair", bound=tuple[str | Signing, Source | PdfSource])
 _UPLOAD = "documents.upload"
 
 
-@attrs.frozen
-class UploadResult(Generic[S]):
-    """The result of uploading one source: a document or an error."""
+class _Mixed:
+    """Nothing: mypy takes the overload for lists of several kinds of sources only if it accepts more than the other."""
 
-    source: S = attrs.field(repr=reprlib.repr)
+
+_AnySource = Source | PdfSource | _Mixed
+
+
+if TYPE_CHECKING:
+
+    class _Result(Generic[S_co]): ...
+
+    # Type checkers narrow the union by `result.error is None`.
+    UploadResult: TypeAlias = "UploadSuccess[S_co] | UploadFailure[S_co]"
+else:
+
+    class UploadResult(Generic[S_co]):
+        """The result of uploading one source: a document, or an error."""
+
+        __slots__ = ()
+
+    _Result = UploadResult
+
+
+@attrs.frozen
+class UploadSuccess(_Result[S_co]):
+    """A source that was uploaded, or that the draft already held."""
+
+    source: S_co = attrs.field(repr=reprlib.repr)
     """The item as given: a source, or a pair of signing and source."""
-    document: Document | None
-    error: Exception | None
+    document: Document
+    error: None = None
+
+
+@attrs.frozen
+class UploadFailure(_Result[S_co]):
+    """A source that was not uploaded, or whose upload has an unknown outcome."""
+
+    source: S_co = attrs.field(repr=reprlib.repr)
+    """The item as given: a source, or a pair of signing and source."""
+    document: None
+    error: Exception
     """A `SigningError`, or an exception that the caller's own file or iterator raised while it was read."""
 
 
 class Documents:
     """``client.documents``."""
 
-    def __init__(self, transport: Transport, tracker: Tracker) -> None:
+    def __init__(self, transport: Transport, ledger: Ledger) -> None:
         self._transport = transport
-        self._tracker = tracker
+        self._ledger = ledger
 
     async def upload(
         self,
@@ -78,19 +112,39 @@ class Documents:
 
             document = await client.documents.upload(signing, "contract.pdf")
         """
-        path = signing_path(signing_id)
         reporter = ProgressReporter(on_progress, files_total=1)
-        max_bytes = self._transport.options.assumptions.max_pdf_bytes
+
+        def begin(size: int) -> FileProgress:
+            reporter.bytes_total = size
+            return FileProgress(reporter)
+
+        return await self._upload(signing_id, PdfSource(source, filename), begin, preflight)
+
+    async def _upload(
+        self,
+        signing_id: str | Signing,
+        source: PdfSource,
+        begin: Callable[[int], FileProgress],
+        preflight: bool,
+        existing: _Existing | None = None,
+    ) -> Document:
+        """Upload a file, and report the progress to what ``begin`` returns for its size."""
+        path = signing_path(signing_id)
+        max_bytes = self._transport.options.assumptions.max_pdf_bytes if preflight else None
         deadline = self._transport.deadline(transfer=True)
         try:
             async with asyncio.timeout_at(deadline) as preparing:
-                with await PdfSource(source, filename).open(max_bytes if preflight else None) as pdf:
+                with await source.open(max_bytes) as pdf:
                     if preparing.expired():
                         raise TimeoutError  # the source swallowed its cancellation
-                    # From here on the call enforces the deadline itself: its errors say whether anything was sent.
+                    # From here on the calls enforce the deadline: their errors say whether anything was sent.
                     preparing.reschedule(None)
-                    reporter.bytes_total = pdf.size
-                    return await self._send(path, pdf, FileProgress(reporter), deadline)
+                    progress = begin(pdf.size)
+                    document = None if existing is None else await existing.take(path, pdf, deadline)
+                    if document is None:
+                        document = await self._send(path, pdf, progress, deadline)
+                    progress.finish(pdf.size)
+                    return document
         except TimeoutError:
             if not preparing.expired():
                 raise
@@ -106,7 +160,20 @@ class Documents:
         on_progress: Callable[[Progress], None] | None = ...,
         *,
         preflight: bool = ...,
+        skip_existing: bool = ...,
     ) -> Results[UploadResult[OneSource]]: ...
+
+    @overload
+    def upload_many(
+        self,
+        signing_id: str | Signing,
+        sources: Iterable[_AnySource] | AsyncIterable[_AnySource],
+        concurrency: int = ...,
+        on_progress: Callable[[Progress], None] | None = ...,
+        *,
+        preflight: bool = ...,
+        skip_existing: bool = ...,
+    ) -> Results[UploadResult[Source | PdfSource]]: ...
 
     @overload
     def upload_many(
@@ -117,7 +184,20 @@ class Documents:
         on_progress: Callable[[Progress], None] | None = ...,
         *,
         preflight: bool = ...,
+        skip_existing: bool = ...,
     ) -> Results[UploadResult[Pair]]: ...
+
+    @overload
+    def upload_many(
+        self,
+        signing_id: None,
+        sources: Iterable[tuple[str | Signing, _AnySource]] | AsyncIterable[tuple[str | Signing, _AnySource]],
+        concurrency: int = ...,
+        on_progress: Callable[[Progress], None] | None = ...,
+        *,
+        preflight: bool = ...,
+        skip_existing: bool = ...,
+    ) -> Results[UploadResult[tuple[str | Signing, Source | PdfSource]]]: ...
 
     def upload_many(
         self,
@@ -127,11 +207,13 @@ class Documents:
         on_progress: Callable[[Progress], None] | None = None,
         *,
         preflight: bool = True,
-    ) -> Results[UploadResult[Any]]:
+        skip_existing: bool = False,
+    ) -> Results[Any]:
         """Upload many PDFs, ``concurrency`` at a time, and return their results in completion order; see `Results`. ::
 
             async for result in client.documents.upload_many(signing, Path("leases").glob("*.pdf")):
-                print(result.source, result.error or result.document)
+                if result.error is None:
+                    print(result.source, result.document.id)
 
         ``sources`` is an iterable or async iterable of sources for `upload`. They are pulled as workers become free:
         100,000 items need no more memory than a few. With ``signing_id=None`` the items are pairs ``(signing_id,
@@ -140,6 +222,9 @@ class Documents:
         An error of one file is the ``error`` of its result and does not affect the others. An error raised by
         ``sources`` itself is raised after the results of the items before it. If no upload can succeed any more (the
         client is closed, the token is rejected for good), every remaining item gets that error and nothing is sent.
+
+        ``skip_existing`` resumes an interrupted run: a file is not sent if the draft already held a document with its
+        name, and with its size and SHA-256 if the service reports them. The result has that document.
 
         ``on_progress`` is called with the progress of all files together. The number of files is known if ``sources``
         has a length, the number of bytes if it is a sequence of paths or bytes. A failed file counts as done.
@@ -155,7 +240,8 @@ class Documents:
             signing_path(signing_id)
         _check_sources(sources)
         reporter = ProgressReporter(on_progress, files_total=len(sources) if isinstance(sources, Sized) else None)
-        uploads = _BulkUpload(self, signing_id, reporter, preflight)
+        existing = _Existing(self._transport, self._list) if skip_existing else None
+        uploads = _BulkUpload(self, signing_id, reporter, preflight, existing)
         measured = uploads.measured(sources) if reporter.enabled and isinstance(sources, Sequence) else None
         return Results(sources, uploads.upload, concurrency, around=measured)
 
@@ -164,12 +250,11 @@ class Documents:
             progress.restart()
             return pdf.body(progress.add)
 
-        signing = self._tracker.signing(path)
+        signing = self._ledger.signing(path)
         creation = Creation(
             _UPLOAD,
-            "signings.get",
             deadline,
-            signing.ambiguities,
+            signing.additions,
             signing.documents,
             DocumentMatch(pdf.filename, pdf.size, pdf.digest, self._transport.options.assumptions),
             lambda read: read(self._list(path)),
@@ -179,7 +264,7 @@ class Documents:
             _UPLOAD,
             "POST",
             f"{path}/documents",
-            Repeat.RECONCILED,
+            Safety.RECONCILED,
             decode=record_decoder(Document, self._transport.options.assumptions),
             effect=creation,
             body=body,
@@ -188,7 +273,6 @@ class Documents:
         async with creation:
             document = await self._transport.call(operation, deadline)
             creation.note_created(document)
-        progress.finish(pdf.size)
         return document
 
     async def download_signed(
@@ -285,8 +369,9 @@ class Documents:
             DOWNLOAD,
             "GET",
             path,
-            Repeat.READ,
-            receive=receive,
+            Safety.READ,
+            decode=receive,
+            stream=True,
             not_found=NotYetSigned,
             transfer=True,
             accept=self._transport.options.assumptions.download_accept,
@@ -296,44 +381,71 @@ class Documents:
         """Return the operation that reads the documents of a signing. Its result is None if the response lists none."""
         assumptions = self._transport.options.assumptions
 
-        def decode(data: Any, response: wire.Response) -> Listed:
-            found = record(data, assumptions)
+        def decode(response: Response) -> Listed:
+            found = record(parse(response.bytes), assumptions)
             has_list = isinstance(found, dict) and isinstance(found.get("documents"), list)
             return decode_record(found, Signing).documents if has_list else None
 
         return reading(path, decode)
 
 
+class _Existing:
+    """The documents that each draft held before the first of its files was sent."""
+
+    def __init__(self, transport: Transport, list_documents: Callable[[str], Operation[Listed]]) -> None:
+        self._transport = transport
+        self._list_documents = list_documents
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._drafts: dict[str, list[Document]] = {}
+
+    async def take(self, path: str, pdf: OpenPdf, deadline: float) -> Document | None:
+        """Return the draft's document for this file, or None. Each document is returned once."""
+        async with self._locks[path]:
+            if path not in self._drafts:
+                listed = await self._transport.call(self._list_documents(path), deadline)
+                if listed is None:
+                    raise InvalidRequest("skip_existing: the service does not list the documents of the signing")
+                self._drafts[path] = list(listed)
+            match = DocumentMatch(pdf.filename, pdf.size, pdf.digest, self._transport.options.assumptions)
+            document = await match.find(self._drafts[path])
+            if document is not None:
+                self._drafts[path].remove(document)
+            return document
+
+
 class _BulkUpload:
     """The uploads of one `Documents.upload_many`."""
 
     def __init__(
-        self, documents: Documents, signing_id: str | Signing | None, reporter: ProgressReporter, preflight: bool
+        self,
+        documents: Documents,
+        signing_id: str | Signing | None,
+        reporter: ProgressReporter,
+        preflight: bool,
+        existing: _Existing | None,
     ) -> None:
         self._documents = documents
         self._signing_id = signing_id
         self._reporter = reporter
         self._preflight = preflight
+        self._existing = existing
         self._fatal: SigningError | None = None
 
     async def upload(self, item: Any) -> UploadResult[Any]:
         progress = FileProgress(self._reporter)
-        document: Document | None = None
-        error: Exception | None = None
-        if self._fatal is None:
-            try:
-                signing_id, source = self._split(item)
-                document = await self._documents.upload(
-                    signing_id, source, on_progress=progress, preflight=self._preflight
-                )
-            except Exception as raised:
-                error = raised
-                if isinstance(raised, SigningError) and raised.fatal:
-                    self._fatal = raised
-        else:
-            error = copy_unsent(self._fatal)
-        progress.finish(self._size(item) if progress.size is None else progress.size)
-        return UploadResult(item, document, error)
+        try:
+            if self._fatal is not None:
+                raise copy_unsent(self._fatal)
+            signing_id, source = self._split(item)
+            document = await self._documents._upload(
+                signing_id, PdfSource(source), progress.begin, self._preflight, self._existing
+            )
+        except Exception as error:
+            if isinstance(error, SigningError) and error.fatal:
+                self._fatal = self._fatal or error
+            progress.finish(self._size(item) if progress.size is None else progress.size)
+            return UploadFailure(item, None, error)
+        return UploadSuccess(item, document)
 
     def _split(self, item: Any) -> tuple[Any, Any]:
         """Return the signing and the source of an item."""

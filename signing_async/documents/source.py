@@ -1,4 +1,4 @@
-"""The source of an upload: opened once, sent as often as needed, and not held in memory as a whole if it is large."""
+"""Sources of uploads: opened and checked once, sent in each attempt, and not held in memory if they are large."""
 
 from __future__ import annotations
 
@@ -12,36 +12,25 @@ import re
 import stat
 import tempfile
 import threading
-from collections import deque
 from collections.abc import AsyncIterable, Callable, Iterator
-from functools import cache
+from contextlib import AbstractContextManager
 from pathlib import PurePath
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
-from .._files import open_regular
+from .._files import open_regular, unusable
 from ..errors import InvalidRequest, PdfRejected
 from ..transport import wire
-from .files import OpenFile, buffer_errors, read_cached, read_fully, source_errors
 from .form import form_body
+from .preflight import BLOCK, preflight
 
-if TYPE_CHECKING:
-    from .pdf_syntax import Bytes, Read
-    from .preflight import Verdict
+__all__ = ["OpenPdf", "PdfSource", "Source", "buffer_errors"]
 
-__all__ = ["OpenPdf", "PdfSource", "Source"]
-
-# Files up to this size are read at once; streams are kept in memory up to this size.
-_BLOCK = 256 * 1024
-# The size of one write, and of one read of a larger file from the system's memory. Measured: TLS is slower with more.
-_WRITE_SIZE = 120 * 1024
-# The size of one read in a thread: each thread costs as much as sending 60 KiB.
-_THREAD_READ_SIZE = 1024 * 1024
+# Missing on macOS and Windows.
+_NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None) if hasattr(os, "preadv") else None
+_HAS_PREAD = hasattr(os, "pread")
 # Up to this size the form is sent in a single write.
 _SINGLE_WRITE = 64 * 1024
-# Reusable buffers, the last one used first: unlike a new one it is in the processor's cache.
-_buffers: deque[memoryview] = deque(maxlen=4)
-_whole_file_lock = threading.Lock()
-# Without `preadv` an upload of a file object moves its position, which other uploads of the object need.
+# Reading an object moves its position, which other uploads of the object need.
 _position_lock = threading.Lock()
 _REASONS = {
     "not_pdf": "not a PDF",
@@ -81,58 +70,50 @@ class PdfSource:
         """Return the open file; the caller closes it.
 
         With ``max_bytes``, raise `PdfRejected` if the file is larger or the service is sure to refuse it. A path is
-        opened on the event loop and read there if the system has it in memory, at a fifth of the cost of a thread.
-        Reads that may wait for a disk run in a thread.
+        opened on the event loop, and up to 1 MiB are read there if the system has them in memory, at a fifth of the
+        cost of a thread. Reads that may wait for a disk, and checks of larger files, run in a thread.
         """
-        pdf = await self._open(max_bytes)
-        pdf.sha256 = self.sha256
-        return pdf
-
-    async def _open(self, max_bytes: float | None) -> OpenPdf:
-        source = self.source
+        source, sha256 = self.source, self.sha256
         if isinstance(source, str | os.PathLike):
             pdf = _open_path(source, self.filename)
-            in_memory = pdf.load_cached()
+            is_ready = pdf.load_cached() or (pdf.size > BLOCK and max_bytes is None)
         elif isinstance(source, bytes | bytearray | memoryview):
             pdf = _open_memory(source, self.filename)
-            in_memory = pdf.size <= _BLOCK
+            is_ready = pdf.size <= BLOCK
         elif isinstance(source, AsyncIterable):
-            return await self._open_stream(source, max_bytes)
+            with contextlib.closing(_Spool(self.filename, max_bytes)) as spool:
+                async for chunk in source:
+                    if spool.add(chunk):
+                        await asyncio.to_thread(spool.flush)
+                return await asyncio.to_thread(lambda: spool.open().prepared(max_bytes, sha256))
         else:
-            return await _open_in_thread(lambda: _open_file(source, self.filename, max_bytes), max_bytes)
-        # The first check runs in a thread: importing the preflight would block the event loop for too long.
-        is_imported = max_bytes is None or _preflight.cache_info().currsize > 0
+            # If the call is cancelled, a file that the thread opens later is closed when its result is dropped.
+            return await asyncio.to_thread(
+                lambda: _open_file(source, self.filename, max_bytes).prepared(max_bytes, sha256)
+            )
         try:
-            if is_imported and pdf.passes_cached(max_bytes):
-                return pdf
-            if is_imported and in_memory:
-                return _load_and_check(pdf, max_bytes)
-            return await asyncio.to_thread(_load_and_check, pdf, max_bytes)
+            if is_ready:
+                return pdf.prepared(max_bytes, sha256)
+            return await asyncio.to_thread(pdf.prepared, max_bytes, sha256)
         except BaseException:
-            pdf.close()
+            pdf.close()  # if its thread never starts
             raise
-
-    async def _open_stream(self, source: AsyncIterable[bytes], max_bytes: float | None) -> OpenPdf:
-        spool = _Spool(self.filename, max_bytes)
-        try:
-            async for chunk in source:
-                if spool.add(chunk):
-                    await asyncio.to_thread(spool.flush)
-            return await _open_in_thread(spool.open, max_bytes)
-        finally:
-            spool.close()
 
 
 class OpenPdf:
-    """A PDF that can be sent repeatedly: bytes in memory, or an open file of its own."""
+    """A PDF that can be sent repeatedly: bytes in memory, or an open file of its own.
 
-    def __init__(self, filename: str, content: memoryview | OpenFile, start: int = 0) -> None:
+    The first ``start`` bytes of the content do not belong to it.
+    """
+
+    def __init__(self, filename: str, content: bytes | bytearray | memoryview | _File, start: int = 0) -> None:
         self.filename = filename
-        self._content: memoryview | OpenFile | None = content
+        self._content = content
         self._start = start
-        self.sha256: str | None = None
-        """The hash that the content must have when it is sent."""
-        self.size: int = len(content) if isinstance(content, memoryview) else max(0, content.status.st_size - start)
+        self._is_moved = start > 0
+        self._sha256: str | None = None
+        total = content.status.st_size if isinstance(content, _File) else len(content)
+        self.size: int = max(0, total - start)
 
     def __enter__(self) -> OpenPdf:
         return self
@@ -141,90 +122,68 @@ class OpenPdf:
         self.close()
 
     def close(self) -> None:
-        # A thread that outlives the upload may replace the content meanwhile.
-        content, self._content = self._content, None
-        if isinstance(content, OpenFile):
+        content, self._content = self._content, b""
+        if isinstance(content, _File):
             content.close()
 
-    # Checks
-
-    def passes_cached(self, max_bytes: float | None) -> bool:
-        """Return whether a large file passes the checks, judged by the parts that the system has in memory."""
-        if self.size <= _BLOCK:
-            return False
-        if max_bytes is None:
-            return True
-        if self.size > max_bytes:
-            return False
-        glance, _ = _preflight()
-        try:
-            return glance(self._peek_cached, self.size)
-        except BlockingIOError:
-            return False
-
-    def check(self, max_bytes: float) -> None:
-        """Raise `PdfRejected` if the service is sure to refuse the file. Call it in a thread."""
-        if self.size > max_bytes:
-            raise _too_large(self.filename, max_bytes, f"{self.size} bytes")
-        if not self.size:
-            raise PdfRejected(f"{self.filename}: the file is empty", reason="not_pdf", filename=self.filename)
-        reason = self._verdict()
-        if reason is not None:
-            raise PdfRejected(f"{self.filename}: {_REASONS[reason]}", reason=reason, filename=self.filename)
-
-    def _verdict(self) -> Verdict | None:
-        glance, preflight = _preflight()
-        if isinstance(self._content, memoryview):
-            return preflight(self._content)
-        with _whole_file_lock:
-            # Files that `glance` cannot judge are read as a whole, one at a time.
-            return None if glance(self._peek, self.size) else preflight(self._peek(0, self.size))
-
-    def _peek_cached(self, at: int, size: int) -> bytearray | memoryview:
-        if isinstance(self._content, memoryview):
-            return self._content[at : at + size]
-        block = bytearray(size)
-        if not read_cached(self._file, memoryview(block), self._start + at):
-            raise BlockingIOError
-        return block
-
-    def _peek(self, at: int, size: int) -> bytearray:
-        block = bytearray(size)
-        self._read(memoryview(block), at)
-        return block
-
-    # Content
-
     def load_cached(self) -> bool:
-        """Read a small file into memory if that does not wait for a disk."""
-        assert isinstance(self._content, OpenFile)
-        if self.size > _BLOCK:
-            return False
-        block = memoryview(bytearray(self.size))
-        if not read_cached(self._content, block, self._start) or self._content.has_changed():
+        """Read a small file into memory if that does not wait for a disk; return whether it did."""
+        assert isinstance(self._content, _File)
+        block = self._content.read_cached(0, self.size) if self.size <= BLOCK else None
+        if block is None or self._content.has_changed():
             return False
         self._content.close()
         self._content = block
         return True
 
-    def load(self) -> None:
-        """Read a small file into memory. Call it in a thread."""
-        if isinstance(self._content, OpenFile) and self.size <= _BLOCK:
-            block = self._peek(0, self.size)
-            self._check_unchanged()
-            self._content.close()
-            self._content = memoryview(block)
+    def prepared(self, max_bytes: float | None, sha256: str | None) -> OpenPdf:
+        """Read a small file into memory, check the content, and return this object. Call it in a thread."""
+        try:
+            if isinstance(self._content, _File) and self.size <= BLOCK:
+                block = self.read(0, self.size)
+                self._check_unchanged()
+                self._content.close()
+                self._content, self._start = block, 0
+            if max_bytes is not None:
+                self._check(max_bytes)
+            self._sha256 = sha256
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def _check(self, max_bytes: float) -> None:
+        if self.size > max_bytes:
+            raise _too_large(self.filename, max_bytes, f"{self.size} bytes")
+        if not self.size:
+            problem = "the file is at its end: seek(0)?" if self._is_moved else "the file is empty"
+            raise PdfRejected(f"{self.filename}: {problem}", reason="not_pdf", filename=self.filename)
+        content = self._content
+        if isinstance(content, (bytes, bytearray)):
+            # Without the checks that `read` makes for files.
+            reason = preflight(lambda at, size: content[at : at + size], self.size)
+        else:
+            reason = preflight(self.read, self.size)
+        if reason is not None:
+            raise PdfRejected(f"{self.filename}: {_REASONS[reason]}", reason=reason, filename=self.filename)
+
+    def read(self, at: int, size: int) -> bytes | bytearray:
+        """Return a part of the content; less only if it ends before. Call it in a thread if the file is large."""
+        content, size, at = self._content, max(0, min(size, self.size - at)), self._start + at
+        if isinstance(content, bytes | bytearray):
+            return content if size == len(content) else content[at : at + size]
+        if isinstance(content, memoryview):
+            return bytes(content[at : at + size])
+        with _source_errors(f"cannot read {self.filename}"):
+            block = content.read(at, size)
+        if len(block) < size:
+            raise self._changed()
+        return block
 
     def blocks(self) -> Iterator[memoryview]:
-        """Yield the content in blocks; the next block may overwrite it. Call it in a thread if the file is large."""
-        buffer = memoryview(bytearray(min(_BLOCK, self.size)))
-        for at in range(0, self.size, _BLOCK):
-            size = min(_BLOCK, self.size - at)
-            if isinstance(self._content, memoryview):
-                yield self._content[at : at + size]
-            else:
-                self._read(buffer[:size], at)
-                yield buffer[:size]
+        """Yield the content in blocks. Call it in a thread if the file is large."""
+        for at in range(0, self.size, BLOCK):
+            yield memoryview(self.read(at, BLOCK))
 
     def digest(self) -> str:
         """Read the file and return its sha256."""
@@ -233,83 +192,129 @@ class OpenPdf:
             digest.update(block)
         return digest.hexdigest()
 
-    # Sending
-
     def body(self, sent: Callable[[int], None]) -> wire.Body:
         """Return a form with this file as ``selected_file``, for one attempt; report its progress to ``sent``."""
         return form_body({"selected_file": self}, sent)
 
     async def write(
-        self, write: wire.Write, waiting: Callable[[], int], sent: Callable[[int], None], before: bytes, after: bytes
+        self, write: wire.Write, most: int, sent: Callable[[int], None], before: bytes, after: bytes
     ) -> None:
-        """Write the content between the other bytes of a form."""
-        if isinstance(self._content, memoryview) and self.size <= _SINGLE_WRITE:
-            if self.sha256 is not None:
-                self._check_sent(hashlib.sha256(self._content))
-            await write(b"".join((before, self._content, after)))
-            sent(self.size)
-            return
-        await write(before)
-        await self._send(write, waiting, sent)
+        """Write the content between the other bytes of a form, at most ``most`` bytes at once."""
+        content = self._content
+        if not isinstance(content, _File):
+            if self._sha256 is not None:
+                self._check_hash(self.digest())
+            view = memoryview(content)[self._start :]
+            if self.size <= _SINGLE_WRITE:
+                await write(b"".join((before, view, after)))
+                sent(self.size)
+                return
+            await write(before)
+            await _write_block(view, write, most, sent)
+        else:
+            await write(before)
+            digest = None if self._sha256 is None else hashlib.sha256()
+            for at in range(0, self.size, BLOCK):
+                size = min(BLOCK, self.size - at)
+                block: bytes | bytearray | None = content.read_cached(self._start + at, size)
+                if block is None:
+                    block = await asyncio.to_thread(self.read, at, size)
+                if digest is not None:
+                    digest.update(block)
+                if at + size == self.size:
+                    # Checked before the last block is written: without that block the upload is incomplete.
+                    self._check_unchanged()
+                    self._check_hash(digest.hexdigest() if digest is not None else None)
+                await _write_block(memoryview(block), write, most, sent)
         await write(after)
 
-    async def _send(self, write: wire.Write, waiting: Callable[[], int], sent: Callable[[int], None]) -> None:
-        digest = None if self.sha256 is None else hashlib.sha256()
-        buffer = spare = None
-        at = 0
-        while at < self.size:
-            size = min(_WRITE_SIZE, self.size - at)
-            if isinstance(self._content, memoryview):
-                block = self._content[at : at + size]
-            else:
-                buffer = buffer or _take_buffer()
-                block = buffer[:size]
-                if not read_cached(self._file, block, self._start + at):
-                    size = min(_THREAD_READ_SIZE, self.size - at)
-                    block = memoryview(await asyncio.to_thread(self._peek, at, size))
-            at += size
-            if digest is not None:
-                digest.update(block)
-            if at == self.size:
-                # Checked before the last block is written: without that block the upload is incomplete.
-                self._check_sent(digest)
-            for start in range(0, size, _WRITE_SIZE):
-                part = block[start : start + _WRITE_SIZE]
-                await write(part)
-                sent(len(part))
-            unsent = waiting()
-            if unsent:
-                # Unsent bytes must not be overwritten: they are in this block, and rarely in the one before, too.
-                buffer, spare = spare if unsent <= size else None, buffer
-            elif buffer is not None:
-                _buffers.append(buffer)
-                buffer = None
-
-    def _read(self, block: memoryview, at: int) -> None:
-        with source_errors(f"cannot read {self.filename}"):
-            is_whole = read_fully(self._file, block, self._start + at)
-        if not is_whole:
-            raise self._changed()
-
-    def _check_sent(self, digest: hashlib._Hash | None) -> None:
-        """Raise `InvalidRequest` unless all bytes are from one version of the file, and have the expected hash."""
-        self._check_unchanged()
-        if digest is not None and digest.hexdigest() != self.sha256:
-            raise InvalidRequest(
-                f"source: {self.filename}: sha256 mismatch: expected {self.sha256}, found {digest.hexdigest()}"
-            )
+    def _check_hash(self, found: str | None) -> None:
+        if found != self._sha256:
+            raise InvalidRequest(f"source: {self.filename}: sha256 mismatch: expected {self._sha256}, found {found}")
 
     def _check_unchanged(self) -> None:
-        if isinstance(self._content, OpenFile) and self._content.has_changed():
+        if isinstance(self._content, _File) and self._content.has_changed():
             raise self._changed()
-
-    @property
-    def _file(self) -> OpenFile:
-        assert isinstance(self._content, OpenFile)
-        return self._content
 
     def _changed(self) -> InvalidRequest:
         return InvalidRequest(f"source: {self.filename} changed while it was read")
+
+
+class _File:
+    """An open file. If it is closed while a thread uses it, its descriptor stays open until the thread is done.
+
+    Otherwise the system could give the descriptor's number to another file, which the thread would read or write.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._closed = False
+        self._is_open = True
+        self.status: os.stat_result = os.fstat(descriptor)
+
+    @contextlib.contextmanager
+    def _use(self) -> Iterator[int]:
+        try:
+            with self._lock:
+                if not self._is_open:
+                    raise ValueError("the file is closed")
+                yield self._descriptor
+        finally:
+            if self._closed:
+                self.close()
+
+    def read(self, at: int, size: int) -> bytes:
+        """Return bytes from an offset; less only if the file ends before. Call it in a thread."""
+        data = b""
+        with self._use() as descriptor:
+            while len(data) < size:
+                if _HAS_PREAD:
+                    part = os.pread(descriptor, size - len(data), at + len(data))
+                else:  # Windows
+                    os.lseek(descriptor, at + len(data), os.SEEK_SET)
+                    part = os.read(descriptor, size - len(data))
+                data = data + part if data else part
+                if not part:
+                    break
+        return data
+
+    def read_cached(self, at: int, size: int) -> bytearray | None:
+        """Return bytes from an offset if the system has them in memory, otherwise None. Never waits for a disk."""
+        if _NO_WAIT is None:
+            return None
+        block = bytearray(size)
+        try:
+            return block if os.preadv(self._descriptor, [block], at, _NO_WAIT) == size else None
+        except OSError:  # not in memory, or the file system cannot tell
+            return None
+
+    def append(self, data: bytearray) -> None:
+        with self._use() as descriptor:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            self.status = os.fstat(descriptor)
+
+    def has_changed(self) -> bool:
+        """Return whether the file differs from when it was opened, or can no longer be examined."""
+        try:
+            now = os.fstat(self._descriptor)
+        except OSError:
+            return True
+        return now.st_mtime_ns != self.status.st_mtime_ns or now.st_size != self.status.st_size
+
+    def close(self) -> None:
+        self._closed = True
+        if self._lock.acquire(blocking=False):
+            if self._is_open:
+                self._is_open = False
+                os.close(self._descriptor)
+            self._lock.release()
+
+    def __del__(self) -> None:
+        # For files that a thread opens after its caller was cancelled, and if `fstat` fails in `__init__`.
+        self.close()
 
 
 class _Spool:
@@ -319,8 +324,7 @@ class _Spool:
         self._filename = filename
         self._max_bytes = max_bytes
         self._buffer = bytearray()
-        self._file: OpenFile | None = None
-        self._closed = False
+        self._file: _File | None = None
         self._size = 0
 
     def add(self, chunk: object) -> bool:
@@ -331,70 +335,53 @@ class _Spool:
         self._size += memoryview(chunk).nbytes
         if self._max_bytes is not None and self._size > self._max_bytes:
             raise _too_large(self._filename, self._max_bytes, "more")
-        return len(self._buffer) > _BLOCK
+        return len(self._buffer) > BLOCK
 
     def flush(self) -> None:
         """Move the buffer to the file."""
         with buffer_errors(self._filename):
             if self._file is None:
                 with tempfile.TemporaryFile(buffering=0) as made:
-                    self._file = OpenFile(os.dup(made.fileno()))
-                if self._closed:  # the upload was cancelled, and `close` found no file
-                    self._file.close()
-            with self._file as descriptor:
-                view = memoryview(self._buffer)
-                while view:
-                    view = view[os.write(descriptor, view) :]
-                self._buffer = bytearray()
+                    self._file = _File(os.dup(made.fileno()))
+            self._file.append(self._buffer)
+            self._buffer = bytearray()
 
     def open(self) -> OpenPdf:
         if self._file is None:
-            return OpenPdf(self._filename, memoryview(self._buffer))
+            return OpenPdf(self._filename, self._buffer)
         self.flush()
-        with buffer_errors(self._filename), self._file as descriptor:
-            return OpenPdf(self._filename, OpenFile(os.dup(descriptor)))
+        file, self._file = self._file, None
+        return OpenPdf(self._filename, file)
 
     def close(self) -> None:
-        self._closed = True
         if self._file is not None:
             self._file.close()
 
 
-@cache
-def _preflight() -> tuple[Callable[[Read, int], bool], Callable[[Bytes], Verdict | None]]:
-    """Import `glance` and `preflight` at the first upload: compiling their patterns takes 10 ms."""
-    from .preflight import glance, preflight
-
-    return glance, preflight
-
-
-async def _open_in_thread(open_pdf: Callable[[], OpenPdf], max_bytes: float | None) -> OpenPdf:
-    """Open and check a file in a thread. If the call is cancelled, the thread closes a file that it opens later."""
-    opened: list[OpenPdf] = []
-    failed = threading.Event()
-
-    def work() -> OpenPdf:
-        pdf = open_pdf()
-        opened.append(pdf)
-        if failed.is_set():
-            pdf.close()
-            return pdf
-        return _load_and_check(pdf, max_bytes)
-
+@contextlib.contextmanager
+def _source_errors(problem: str) -> Iterator[None]:
+    """Turn `OSError` and `ValueError` into `InvalidRequest`. Closed files and invalid paths raise `ValueError`."""
     try:
-        return await asyncio.to_thread(work)
-    except BaseException:
-        failed.set()
-        for pdf in opened:
-            pdf.close()
-        raise
+        yield
+    except (OSError, ValueError) as error:
+        raise _unusable_source(problem, error) from None
 
 
-def _load_and_check(pdf: OpenPdf, max_bytes: float | None) -> OpenPdf:
-    pdf.load()
-    if max_bytes is not None:
-        pdf.check(max_bytes)
-    return pdf
+def _unusable_source(problem: str, error: OSError | ValueError) -> InvalidRequest:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return unusable(f"source: {problem}: {reason}", error)
+
+
+def buffer_errors(filename: str) -> AbstractContextManager[None]:
+    """Turn an error of the temporary file that holds a stream into `InvalidRequest`."""
+    return _source_errors(f"cannot buffer {filename} in a temporary file (TMPDIR sets its folder)")
+
+
+async def _write_block(view: memoryview, write: wire.Write, most: int, sent: Callable[[int], None]) -> None:
+    for at in range(0, len(view), most):
+        part = view[at : at + most]
+        await write(part)
+        sent(len(part))
 
 
 def _check_kind(source: Any) -> None:
@@ -410,70 +397,73 @@ def _check_kind(source: Any) -> None:
 
 
 def _open_path(path: str | os.PathLike[str], filename: str) -> OpenPdf:
-    shown = repr(os.fspath(path))
-    with source_errors(f"cannot open {shown}"):
+    try:
         descriptor = open_regular(path)
         if descriptor is not None:
-            return OpenPdf(filename, OpenFile(descriptor))
-    raise InvalidRequest(f"source: {shown} is not a regular file")
+            return OpenPdf(filename, _File(descriptor))
+    except (OSError, ValueError) as error:
+        raise _unusable_source(f"cannot open {os.fspath(path)!r}", error) from None
+    raise InvalidRequest(f"source: {os.fspath(path)!r} is not a regular file")
 
 
 def _open_memory(source: bytes | bytearray | memoryview, filename: str) -> OpenPdf:
-    with source_errors(f"cannot read {filename}"):
+    if isinstance(source, bytes):
+        return OpenPdf(filename, source)
+    with _source_errors(f"cannot read {filename}"):
         view = memoryview(source)
-        return OpenPdf(filename, view.cast("B") if view.c_contiguous else memoryview(view.tobytes()))
+        return OpenPdf(filename, view.cast("B") if view.c_contiguous else view.tobytes())
 
 
 def _open_file(source: IO[bytes], filename: str, max_bytes: float | None) -> OpenPdf:
     """Open a file object from its current position, and restore that position if the object was read."""
-    with source_errors(f"cannot read {filename}"):
+    with _source_errors(f"cannot read {filename}"):
         if type(source) is io.BytesIO:
-            return OpenPdf(filename, memoryview(source.getvalue())[source.tell() :])
+            return OpenPdf(filename, memoryview(source.getvalue()), source.tell())
         if _is_plain(source):
             source.flush()
             start = source.tell()
-            return OpenPdf(filename, OpenFile(os.dup(source.fileno())), start)
-        is_seekable = source.seekable()
-    with _position_lock if is_seekable and not hasattr(os, "preadv") else contextlib.nullcontext():
+            return OpenPdf(filename, _File(os.dup(source.fileno())), start)
+        is_seekable = source.seekable() if hasattr(source, "seekable") else hasattr(source, "seek")
+    with _position_lock if is_seekable else contextlib.nullcontext():
         return _copy_file(source, filename, max_bytes, is_seekable)
 
 
 def _copy_file(source: IO[bytes], filename: str, max_bytes: float | None, is_seekable: bool) -> OpenPdf:
-    with source_errors(f"cannot read {filename}"):
-        position = source.tell() if is_seekable else None
-    spool = _Spool(filename, max_bytes)
+    with _source_errors(f"cannot read {filename}"):
+        position = source.tell() if is_seekable else 0
     try:
-        while True:
-            with source_errors(f"cannot read {filename}"):
-                chunk = source.read(_BLOCK)
-            if spool.add(chunk):
-                spool.flush()
-            if not chunk:
-                return spool.open()
+        with contextlib.closing(_Spool(filename, max_bytes)) as spool:
+            while True:
+                with _source_errors(f"cannot read {filename}"):
+                    chunk = source.read(BLOCK)
+                if spool.add(chunk):
+                    spool.flush()
+                if not chunk:
+                    pdf = spool.open()
+                    return pdf if pdf.size else OpenPdf(filename, b"", position)
     finally:
-        spool.close()
-        if position is not None:
+        if is_seekable:
             source.seek(position)
 
 
 def _is_plain(source: Any) -> bool:
     """Return whether the file's descriptor has the same bytes; that of a `GzipFile` has the compressed ones."""
-    if not hasattr(os, "preadv"):
+    if not _HAS_PREAD:
         return False  # reading a duplicate of the descriptor would move the caller's file
     raw = source.raw if type(source) in (io.BufferedReader, io.BufferedRandom) else source
     return type(raw) is io.FileIO and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
 
 
-def _take_buffer() -> memoryview:
-    try:
-        return _buffers.pop()
-    except IndexError:
-        return memoryview(bytearray(_WRITE_SIZE))
-
-
 def _name_of(source: object) -> str:
-    name = os.fsdecode(source) if isinstance(source, str | os.PathLike) else getattr(source, "name", None)
-    return PurePath(name).name if isinstance(name, str) else ""
+    if isinstance(source, PurePath):
+        return source.name
+    if isinstance(source, str | os.PathLike):
+        return PurePath(os.fsdecode(source)).name
+    # An uploaded file of werkzeug has a `filename`, and the `name` of the form's field. That of a `GzipFile` warns.
+    for name in (getattr(source, "__dict__", {}).get("filename"), getattr(source, "name", None)):
+        if isinstance(name, str) and PurePath(name).name:
+            return "" if name[0] + name[-1] == "<>" else PurePath(name).name  # "<stdin>"
+    return ""
 
 
 def _too_large(filename: str, max_bytes: float, size: str) -> PdfRejected:

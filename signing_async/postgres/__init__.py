@@ -11,9 +11,9 @@ token may be used twice. Name every replica that may take over in ``synchronous_
 ``synchronous_commit`` on.
 """
 
-from .database import Pool
+from ..storage.journal import PostgresJournal
+from ..storage.postgres import Pool
 from .inbox import PostgresInbox
-from .journal import PostgresJournal
 from .tokens import PostgresTokenStore
 
 __all__ = ["Pool", "PostgresInbox", "PostgresJournal", "PostgresTokenStore"]

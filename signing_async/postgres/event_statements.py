@@ -2,14 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from functools import partial
-from typing import Any
-
-import asyncpg
-
-from .database import Database
-
 __all__ = [
     "ADD",
     "BACKLOG",
@@ -25,23 +17,17 @@ __all__ = [
     "SETTLE",
     "STATS",
     "TABLE",
-    "EventStatements",
 ]
-
-log: logging.Logger = logging.getLogger("signing_async")
 
 PAGE = 100
 """The most events in one statement: each may have a body of 1 MiB."""
-_BATCH = 1000
-"""The most events that one statement purges or requeues: it has to end within the timeout."""
 _SPREAD = 2.0
 """Seconds, for each attempt after the first, over which the takeover of a dead process's events is spread.
 
 One of the events may have killed the process. If they ran together again, the others would use up their attempts too.
 """
 
-# The unique index lets one event of a signing be claimed at a time, whatever concurrent claimers see. Tables of earlier
-# versions lack the last column.
+# The unique index lets one event of a signing be claimed at a time, whatever concurrent claimers see.
 TABLE = """\
 CREATE TABLE IF NOT EXISTS {table} (
     seq bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -57,25 +43,25 @@ CREATE TABLE IF NOT EXISTS {table} (
     settled_at timestamptz,
     owner text,
     fence bigint NOT NULL DEFAULT 0,
-    leased_until timestamptz
+    leased_until timestamptz,
+    trace_context text
 );
 CREATE UNIQUE INDEX IF NOT EXISTS {name}_claimed ON {table} (signing_id) WHERE owner IS NOT NULL;
 CREATE INDEX IF NOT EXISTS {name}_due ON {table} (due_at, seq) WHERE status = 'pending';
 CREATE INDEX IF NOT EXISTS {name}_pending ON {table} (signing_id, seq) WHERE status = 'pending';
 CREATE INDEX IF NOT EXISTS {name}_status ON {table} (status, seq);
 CREATE INDEX IF NOT EXISTS {name}_settled ON {table} (settled_at)
-    WHERE body IS NOT NULL AND status IN ('handled', 'dropped');
-ALTER TABLE {table} ADD COLUMN IF NOT EXISTS trace_context text"""
+    WHERE body IS NOT NULL AND status IN ('handled', 'dropped')"""
 _COLUMNS = """\
 event.seq, event.id, event.type, event.signing_id, event.body, event.received_at, event.status, event.attempts,
     event.error, event.settled_at, CASE WHEN event.owner IS NOT NULL THEN event.fence END AS fence,
     CASE WHEN event.status = 'pending' AND event.owner IS NULL AND event.attempts > 0 THEN event.due_at END AS due_at,
-    {trace_context} AS trace_context"""
+    event.trace_context"""
 # PostgreSQL sends equal notifications of a transaction once.
 ADD = """\
 WITH added AS (
-    INSERT INTO {table} (id, type, signing_id, body, received_at{trace_column})
-    SELECT id, type, signing_id, body, received_at{trace_column}
+    INSERT INTO {table} (id, type, signing_id, body, received_at, trace_context)
+    SELECT id, type, signing_id, body, received_at, trace_context
     FROM unnest($2::text[], $3::text[], $4::text[], $5::bytea[], $6::timestamptz[], $7::text[])
         WITH ORDINALITY AS event (id, type, signing_id, body, received_at, trace_context, number)
     ORDER BY number
@@ -115,7 +101,7 @@ UPDATE {table} AS event
 SET owner = $2, fence = event.fence + 1, leased_until = statement_timestamp() + $3,
     attempts = event.attempts + (event.owner IS DISTINCT FROM $2)::int
 FROM claimable WHERE event.seq = claimable.seq
-RETURNING {columns}, event.due_at AS due"""
+RETURNING {columns}, event.due_at AS due""".replace("{columns}", _COLUMNS).replace("{spread}", f"{_SPREAD}")
 RENEW = """\
 UPDATE {table} AS event SET leased_until = statement_timestamp() + $3
 FROM unnest($1::text[], $2::bigint[]) AS held (key, fence)
@@ -161,22 +147,23 @@ _SELECTED = """\
 seq > $1 AND ($2::text[] IS NULL OR id = ANY($2)) AND ($3::text IS NULL OR status = $3)
     AND ($4::text IS NULL OR type LIKE $4) AND ($5::timestamptz IS NULL OR received_at >= $5)
     AND ($6::timestamptz IS NULL OR received_at < $6)"""
-SELECT = "SELECT {columns} FROM {table} AS event WHERE {selected} ORDER BY seq LIMIT {page}"
+SELECT = f"SELECT {_COLUMNS} FROM {{table}} AS event WHERE {_SELECTED} ORDER BY seq LIMIT {PAGE}"  # noqa: S608  # of constants above
+# A thousand events at a time: the statement has to end within the timeout.
 REQUEUE = """\
 WITH chosen AS (
     SELECT seq FROM {table} WHERE {selected} AND owner IS NULL AND body IS NOT NULL
-    ORDER BY seq LIMIT {batch} FOR UPDATE
+    ORDER BY seq LIMIT 1000 FOR UPDATE
 ), requeued AS (
     UPDATE {table} AS event
     SET status = 'pending', attempts = 0, due_at = statement_timestamp(), error = NULL, settled_at = NULL
     FROM chosen WHERE event.seq = chosen.seq
     RETURNING event.seq
 )
-SELECT seq, pg_notify($7, '') FROM requeued"""
+SELECT seq, pg_notify($7, '') FROM requeued""".replace("{selected}", _SELECTED)
 PURGE = """\
 UPDATE {table} SET body = NULL WHERE seq IN (
     SELECT seq FROM {table} WHERE settled_at < $1 AND body IS NOT NULL AND status IN ('handled', 'dropped')
-    LIMIT {batch} FOR UPDATE SKIP LOCKED
+    LIMIT 1000 FOR UPDATE SKIP LOCKED
 ) RETURNING seq"""
 STATS = """\
 SELECT status, count(*) AS number, min(received_at) FILTER (WHERE status = 'pending') AS oldest
@@ -185,39 +172,3 @@ BACKLOG = """\
 SELECT count(*) FILTER (WHERE status = 'pending') AS pending, count(*) FILTER (WHERE status = 'dead') AS dead,
     min(received_at) FILTER (WHERE status = 'pending') AS oldest
 FROM {table} WHERE status IN ('pending', 'dead')"""
-
-
-class EventStatements:
-    """Runs the statements on a table, which an earlier version may have created."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._has_context = True
-
-    def render(self, statement: str) -> str:
-        """Return the statement for the columns that the table has."""
-        value, column = ("event.trace_context", ", trace_context") if self._has_context else ("NULL::text", "")
-        return self._database.render(
-            statement,
-            columns=_COLUMNS.format(trace_context=value),
-            trace_column=column,
-            selected=_SELECTED,
-            page=PAGE,
-            batch=_BATCH,
-            spread=_SPREAD,
-        )
-
-    async def run(self, statement: str, *arguments: object) -> Any:
-        """Run a statement on any connection, and return its rows."""
-        return await self._database.run(partial(self.fetch, statement=statement, arguments=arguments))
-
-    async def fetch(self, connection: Any, statement: str, arguments: tuple[object, ...]) -> Any:
-        """Run a statement on this connection, and return its rows."""
-        try:
-            return await connection.fetch(self.render(statement), *arguments)
-        except asyncpg.UndefinedColumnError:
-            # The column is not added here: that would lock a table that is in use.
-            self._has_context = False
-            table = self._database.table
-            log.info("spans of handlers have no links: ALTER TABLE %s ADD COLUMN trace_context text", table)
-        return await connection.fetch(self.render(statement), *arguments)

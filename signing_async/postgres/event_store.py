@@ -17,13 +17,14 @@ from typing import Any
 
 import asyncpg
 
+from .._secret import Secret, hide
 from ..errors import ConfigurationError, InboxError
+from ..storage.claims import Leases
+from ..storage.postgres import Pool, PostgresEngine, terminate
 from ..webhooks.event import Event
 from ..webhooks.event_store import Backlog, EventClaim, EventFilter, EventStatus, InboxStats, StoredEvent
 from . import event_statements as sql
-from .database import Database, Pool, terminate
 from .event_writer import EventWriter
-from .leases import Leases
 from .store_thread import StoreThread
 
 __all__ = ["PostgresEventStore"]
@@ -43,29 +44,31 @@ class PostgresEventStore:
 
     def __init__(
         self,
-        postgres: str | Pool,
+        postgres: str | Secret[str] | Pool,
         *,
         table: str = "signing_events",
         lease: float = 30.0,
         timeout: float = 2.0,
     ) -> None:
-        self._database = Database(postgres, table, sql.TABLE, timeout=timeout, failure=InboxError)
+        postgres = hide(postgres)
+        self._database = PostgresEngine(postgres, table, sql.TABLE, timeout=timeout, failure=InboxError)
         if len(self._database.name) > _LONGEST_NAME:
             raise ConfigurationError(f"table: must have at most {_LONGEST_NAME} characters, got {table!r}")
-        self._statements = sql.EventStatements(self._database)
-        self._leases = Leases(self._database, sql.RENEW, lease, owner=repr(self), noun="event")
+        renewal = self._database.render(sql.RENEW)
+        self._leases = Leases(
+            self._database, renewal, lease, timeout=self._database.timeout, owner=repr(self), noun="event"
+        )
         self._thread: StoreThread | None = None
-        if isinstance(postgres, str):
+        if isinstance(postgres, Secret):
             opening = partial(PostgresEventStore, postgres, table=table, lease=lease, timeout=timeout)
             self._thread = StoreThread(opening, name=repr(self))
-        self._listens = isinstance(postgres, str) or postgres.get_max_size() > 1
-        del postgres  # some tools show the variables of a traceback
+        self._listens = isinstance(postgres, str | Secret) or postgres.get_max_size() > 1
         self._id = secrets.token_hex(8)
         self._claiming = asyncio.Lock()
         self._unrecorded: dict[str, int] = {}
         """The fences of claims whose end could not be recorded: the caller may retry until the lease expires."""
         # The writer has no reference to this store: an unclosed store can be collected.
-        self._writer = EventWriter(partial(self._statements.run, sql.ADD, self._database.name))
+        self._writer = EventWriter(partial(self._database.run, self._database.render(sql.ADD), self._database.name))
         self._woken = asyncio.Event()
         self._listener: asyncio.Task[None] | None = None
 
@@ -88,7 +91,7 @@ class PostgresEventStore:
 
     async def table_exists(self) -> bool:
         """Return whether the table exists."""
-        (row,) = await self._statements.run("SELECT to_regclass($1) IS NOT NULL AS found", self._database.table)
+        (row,) = await self._run("SELECT to_regclass($1) IS NOT NULL AS found", self._database.table)
         return bool(row["found"])
 
     # Adding
@@ -119,6 +122,7 @@ class PostgresEventStore:
             self._forget(claim)
 
     async def _claim(self, limit: int) -> list[EventClaim]:
+        statement = self._database.render(sql.CLAIM)
         owner = f"{socket.gethostname()}:{os.getpid()}:{self._id}"
 
         async def claim(connection: Any) -> Any:
@@ -127,11 +131,11 @@ class PostgresEventStore:
                 with contextlib.suppress(asyncpg.UniqueViolationError):
                     known = list(self._leases.held), list(self._unrecorded)
                     arguments = limit, owner, self._leases.duration, *known
-                    return await self._statements.fetch(connection, sql.CLAIM, arguments)
+                    return await connection.fetch(statement, *arguments)
 
         # One call at a time: another one would claim these events again, as they are not held yet.
         async with self._claiming:
-            rows = sorted(await self._database.run(claim), key=lambda row: (row["due"], row["seq"]))
+            rows = sorted(await self._database.perform(claim), key=lambda row: (row["due"], row["seq"]))
             for row in rows:
                 self._unrecorded.pop(row["id"], None)
                 self._leases.add(row["id"], row["fence"])
@@ -142,15 +146,15 @@ class PostgresEventStore:
         is_held = self._leases.held.get(claim.stored.id) == claim.fence or arguments in self._unrecorded.items()
 
         async def update(connection: Any) -> bool:
-            updated = await connection.fetchval(self._statements.render(statement), *arguments, *values)
+            updated = await connection.fetchval(self._database.render(statement), *arguments, *values)
             if not updated and is_held:
                 # An earlier attempt may have ended the claim, and only its response was lost.
-                updated = await connection.fetchval(self._statements.render(sql.IS_ENDED), *arguments)
+                updated = await connection.fetchval(self._database.render(sql.IS_ENDED), *arguments)
             return bool(updated)
 
         self._unrecorded.pop(claim.stored.id, None)
         try:
-            return await self._database.run(update)
+            return await self._database.perform(update)
         except InboxError:
             if is_held:
                 self._unrecorded[claim.stored.id] = claim.fence
@@ -166,7 +170,10 @@ class PostgresEventStore:
             await self._release({claim.stored.id: claim.fence for claim in claims})
 
     async def _release(self, held: dict[str, int]) -> None:
-        await self._statements.run(sql.RELEASE, list(held), list(held.values()), self._database.name)
+        await self._run(sql.RELEASE, list(held), list(held.values()), self._database.name)
+
+    async def _run(self, statement: str, *arguments: object) -> Any:
+        return await self._database.run(self._database.render(statement), *arguments)
 
     def _forget(self, claim: EventClaim) -> None:
         if self._leases.held.get(claim.stored.id) == claim.fence:
@@ -188,7 +195,7 @@ class PostgresEventStore:
     async def select(self, selection: EventFilter) -> AsyncIterator[StoredEvent]:
         seq, filters = 0, _arguments(selection)
         while True:
-            rows = await self._statements.run(sql.SELECT, seq, *filters)
+            rows = await self._run(sql.SELECT, seq, *filters)
             for row in rows:
                 seq = row["seq"]
                 yield _decode(row)
@@ -198,7 +205,7 @@ class PostgresEventStore:
     async def requeue(self, selection: EventFilter) -> int:
         seq, filters, requeued = 0, _arguments(selection), 0
         while True:
-            rows = await self._statements.run(sql.REQUEUE, seq, *filters, self._database.name)
+            rows = await self._run(sql.REQUEUE, seq, *filters, self._database.name)
             if not rows:
                 return requeued
             requeued += len(rows)
@@ -207,18 +214,18 @@ class PostgresEventStore:
     async def purge(self, settled_before: datetime) -> int:
         purged = 0
         while True:
-            rows = await self._statements.run(sql.PURGE, settled_before)
+            rows = await self._run(sql.PURGE, settled_before)
             if not rows:
                 return purged
             purged += len(rows)
 
     async def stats(self) -> InboxStats:
-        rows = await self._statements.run(sql.STATS)
+        rows = await self._run(sql.STATS)
         counts = dict.fromkeys(EventStatus, 0) | {EventStatus(row["status"]): row["number"] for row in rows}
         return InboxStats(counts, min((row["oldest"] for row in rows if row["oldest"]), default=None))
 
     async def backlog(self) -> Backlog:
-        (row,) = await self._statements.run(sql.BACKLOG)
+        (row,) = await self._run(sql.BACKLOG)
         return Backlog(row["pending"], row["dead"], row["oldest"])
 
     async def aclose(self) -> None:
@@ -245,7 +252,7 @@ class PostgresEventStore:
             self._database.warn_if_open(self)
 
 
-async def _listen(database: Database, woken: asyncio.Event) -> None:
+async def _listen(database: PostgresEngine, woken: asyncio.Event) -> None:
     """Set ``woken`` at each notification. Without a connection none arrives, and workers poll."""
     while True:
         async with AsyncExitStack() as kept:

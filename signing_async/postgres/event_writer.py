@@ -49,7 +49,9 @@ class EventWriter:
             await self._write(self._next_batch())
 
     async def _write(self, batch: list[_Addition]) -> None:
-        rows = [(one.id, one.type, one.signing_id, body, one.received_at, one.trace_context) for one, body, _ in batch]
+        rows = [
+            (one.key, one.type, one.signing_key, body, one.received_at, one.trace_context) for one, body, _ in batch
+        ]
         columns = [list(column) for column in zip(*rows, strict=True)]
         failure, new = None, set()
         try:
@@ -64,8 +66,8 @@ class EventWriter:
             # In an outage, senders time out and deliver again: drop the additions whose senders are gone.
             self._adding = [each for each in self._adding if not each[2].done()]
         for event, _, added in batch:
-            is_new = event.id in new
-            new.discard(event.id)
+            is_new = event.key in new
+            new.discard(event.key)
             if added.done():
                 continue  # the caller was cancelled
             if failure is None:

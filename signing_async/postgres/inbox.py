@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from .._encryption import Keys, hide_keys
+from .._secret import Secret, hide
+from ..storage.postgres import Pool
 from ..webhooks.inbox import HandlerRetryPolicy, Inbox
 from ..webhooks.wakeups import Wakeups
-from .database import Pool
 from .event_store import PostgresEventStore
 
 __all__ = ["PostgresInbox"]
@@ -29,22 +29,21 @@ class PostgresInbox(Inbox):
 
     def __init__(
         self,
-        postgres: str | Pool,
+        postgres: str | Secret[str] | Pool,
         *,
         table: str = "signing_events",
         lease: float = 30.0,
         timeout: float = 2.0,
-        key: str | bytes | Sequence[str | bytes] | None = None,
+        key: Keys = None,
         retention: float | None = 30 * _DAY,
         retry: HandlerRetryPolicy | None = None,
         handler_timeout: float = 60.0,
         wakeups: Wakeups | None = None,
     ) -> None:
-        store = PostgresEventStore(postgres, table=table, lease=lease, timeout=timeout)
-        del postgres  # some tools show the variables of a traceback
-        self._store = store
+        postgres, key = hide(postgres), hide_keys(key)
+        self._store = PostgresEventStore(postgres, table=table, lease=lease, timeout=timeout)
         super().__init__(
-            store, key=key, retention=retention, retry=retry, handler_timeout=handler_timeout, wakeups=wakeups
+            self._store, key=key, retention=retention, retry=retry, handler_timeout=handler_timeout, wakeups=wakeups
         )
 
     def __repr__(self) -> str:

@@ -6,13 +6,10 @@ import asyncio
 import os
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ..errors import InboxError
 from ..webhooks.event import Event
-
-if TYPE_CHECKING:
-    from .event_store import PostgresEventStore
+from ..webhooks.event_store import EventStore
 
 __all__ = ["StoreThread"]
 
@@ -20,14 +17,14 @@ __all__ = ["StoreThread"]
 class StoreThread:
     """The thread of one store. It starts at the first `add`, and again in a forked child."""
 
-    def __init__(self, open_store: Callable[[], PostgresEventStore], name: str) -> None:
+    def __init__(self, open_store: Callable[[], EventStore], name: str) -> None:
         self._open_store = open_store
         self._name = name
         self._closed = False
         self._lock = threading.Lock()
         self._process = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._store: PostgresEventStore | None = None
+        self._store: EventStore | None = None
 
     def add(self, event: Event, body: bytes) -> bool:
         with self._lock:  # `close` waits for what was submitted before it
@@ -47,7 +44,7 @@ class StoreThread:
             asyncio.run_coroutine_threadsafe(self._store.aclose(), loop).result()
             loop.call_soon_threadsafe(loop.stop)
 
-    def _start(self) -> tuple[asyncio.AbstractEventLoop, PostgresEventStore]:
+    def _start(self) -> tuple[asyncio.AbstractEventLoop, EventStore]:
         # A forked child has the objects of its parent, but not its thread.
         if self._loop is None or self._store is None or self._process != os.getpid():
             self._loop, self._store, self._process = asyncio.new_event_loop(), self._open_store(), os.getpid()

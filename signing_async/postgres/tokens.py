@@ -9,7 +9,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from datetime import timedelta
@@ -20,12 +20,13 @@ import asyncpg
 import attrs
 
 from .. import _checks
-from .._encryption import Sealer
+from .._encryption import Keys, Sealer, hide_keys
+from .._secret import Secret, hide
 from .._tasks import finish
 from ..auth.token_stores import token_from_json, token_to_json
 from ..errors import AuthError, ConfigurationError, TokenSuperseded
 from ..models import Token
-from .database import PERMANENT, TRANSIENT, Database, Pool, terminate
+from ..storage.postgres import PERMANENT, TRANSIENT, Pool, PostgresEngine, terminate
 
 __all__ = ["PostgresTokenStore"]
 
@@ -131,11 +132,11 @@ class _Hold:
 _holds: ContextVar[tuple[_Hold, ...]] = ContextVar("signing_async_postgres_holds", default=())
 
 
-async def _run_until_done(database: Database, work: Callable[[Any], Awaitable[T]], hold: _Hold) -> T:
+async def _run_until_done(database: PostgresEngine, work: Callable[[Any], Awaitable[T]], hold: _Hold) -> T:
     """Retry the work until PostgreSQL has executed it."""
     while True:
         try:
-            return await database.run(work)
+            return await database.perform(work)
         except AuthError as error:
             hold.failure = error
         await asyncio.sleep(_POLL)
@@ -171,17 +172,17 @@ class PostgresTokenStore:
 
     def __init__(
         self,
-        postgres: str | Pool,
+        postgres: str | Secret[str] | Pool,
         name: str,
         *,
-        key: str | bytes | Sequence[str | bytes] | None = None,
+        key: Keys = None,
         table: str = "signing_tokens",
         grace: float = 45.0,
         timeout: float = 2.0,
     ) -> None:
+        postgres, key = hide(postgres), hide_keys(key)
         self._sealer = Sealer(key, owner="PostgresTokenStore")
-        self._database = Database(postgres, table, _TABLE, timeout=timeout, failure=AuthError)
-        del key, postgres  # some tools show the variables of a traceback
+        self._database = PostgresEngine(postgres, table, _TABLE, timeout=timeout, failure=AuthError)
         self.name: str = _checks.string("name", name)
         if "\0" in name:
             raise ConfigurationError(f"name: must not contain null characters, got {name!r}")
@@ -221,13 +222,13 @@ class PostgresTokenStore:
             if hold.ended:
                 await self._release(hold)
                 hold = None
-        return self._decode(await self._database.run(self._read))
+        return self._decode(await self._database.perform(self._read))
 
     async def save(self, token: Token) -> None:
         hold = self._current_hold()
         data = self._sealer.seal(token_to_json(token), self._place)
         if hold is None:
-            await self._database.run(partial(self._write, data))
+            await self._database.perform(partial(self._write, data))
             return
         if hold.saving is not None:
             await self._wait_for(hold, hold.saving, "a refreshed token is not saved yet")

@@ -8,8 +8,8 @@ No command waits longer than ``timeout`` seconds for Redis, whatever the client'
 """
 
 from .connection import RedisClient
-from .rate_limiter import RedisGate, RedisRateLimiter
+from .rate_limiter import RedisRateLimiter
 from .seen import RedisSeenEvents
 from .tokens import RedisTokenStore
 
-__all__ = ["RedisClient", "RedisGate", "RedisRateLimiter", "RedisSeenEvents", "RedisTokenStore"]
+__all__ = ["RedisClient", "RedisRateLimiter", "RedisSeenEvents", "RedisTokenStore"]

@@ -10,44 +10,43 @@ import secrets
 import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, Self
+from typing import Self
 
 from .. import _checks
+from .._secret import Secret, hide
 from ..errors import ConfigurationError
-from ..transport.rate_limit import Gate, LocalRateLimiter, OldNames, RateLimiter, as_rate_limiter
+from ..transport.rate_limit import LocalRateLimiter, RateLimiter, as_rate_limiter
 from .connection import Connection, RedisClient, RedisUnavailable, Script, cancel_and_wait, decoded
 
-__all__ = ["RedisGate", "RedisRateLimiter"]
+__all__ = ["RedisRateLimiter"]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
-_POLL = 1.0  # seconds between two reads of the pause, which also show that Redis is gone
+_POLL = 0.2  # seconds between two exchanges with Redis about the pause
+_RECONNECT = 1.0  # seconds between them while Redis is unavailable
 _BATCH = 0.1  # seconds for which slots are reserved at a time
 _SLOT_LIFETIME = 1.0  # seconds after which an unused slot has expired
 _SAME_END = 0.05  # pauses that end within this many seconds of each other count as one
-_RECONNECT = 0.05
 
-# KEYS: gate. ARGV: milliseconds, id of the pause. A longer pause is not shortened.
-_PAUSE = Script(
+# KEYS: pause. ARGV: milliseconds and id of the pause that this worker knows. Returns the pause that ends last.
+_EXCHANGE = Script(
     """
-if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[1]) then
+if tonumber(ARGV[1]) > math.max(0, redis.call('PTTL', KEYS[1])) then
     redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[1])
-    redis.call('PUBLISH', KEYS[1], ARGV[1] .. ' ' .. ARGV[2])
 end
-return 1
+return {redis.call('GET', KEYS[1]) or '', redis.call('PTTL', KEYS[1])}
 """
 )
-_READ_PAUSE = Script("return {redis.call('GET', KEYS[1]) or '', redis.call('PTTL', KEYS[1])}")
 # KEYS: rate. ARGV: number of slots, requests per second, seconds of unused slots that may be used later (the burst).
 # Reserves the next slots of all workers; returns the seconds until the first one (negative: in the past).
 _RESERVE = Script(
     """
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1000000
--- The next slot, and the time of the last reservation, which earlier versions do not write.
-local slot, at = string.match(redis.call('GET', KEYS[1]) or '0 0', '(%S+) ?(%S*)')
+-- The next slot, and the time of the last reservation.
+local slot, at = string.match(redis.call('GET', KEYS[1]) or '0 0', '(%S+) (%S+)')
 -- If the clock was set back, the slots keep their distance from it.
-local first = math.max(slot - math.max((tonumber(at) or now) - now, 0), now - tonumber(ARGV[3]))
+local first = math.max(slot - math.max(at - now, 0), now - tonumber(ARGV[3]))
 local following = first + tonumber(ARGV[1]) / tonumber(ARGV[2])
 local milliseconds = math.ceil((following - now + 60) * 1000)
 redis.call('SET', KEYS[1], string.format('%.6f %.6f', following, now), 'PX', milliseconds)
@@ -102,12 +101,8 @@ class _SharedRate:
         """Stop reserving."""
         await cancel_and_wait(self._task)
 
-    def forget_loop(self) -> None:
-        """Forget the task of an event loop that has ended."""
-        self._task = None
-
     def _refill(self) -> asyncio.Task[None]:
-        if self._task is None or self._task.done():
+        if self._task is None or self._task.done() or self._task.get_loop() is not asyncio.get_running_loop():
             self._task = asyncio.create_task(self._reserve_batch(), name="signing_async rate limiter slots")
         return self._task
 
@@ -132,28 +127,28 @@ class RedisRateLimiter:
         async with RedisRateLimiter("redis://redis.example.com", "tenant-7", rate=50) as limiter:
             client = SigningClient(base_url, oauth, rate_limiter=limiter)
 
-    A 429 for one worker pauses all workers within moments. With a ``rate``, all workers together send at most that
-    many requests per second, and up to ``burst`` at once after an idle time; each worker reserves slots ahead, for at
-    most a tenth of a second. Everything else is decided by ``local``, by default a `LocalRateLimiter`.
+    A 429 for one worker pauses all workers within a fifth of a second. With a ``rate``, all workers together send at
+    most that many requests per second, and up to ``burst`` at once after an idle time; each worker reserves slots
+    ahead, for at most a tenth of a second. Everything else is decided by ``local``, by default a `LocalRateLimiter`.
 
     If Redis does not respond within ``timeout`` seconds, each worker continues alone, with its own 429s and the whole
-    ``rate``, and logs this once; they share again when Redis is back. The keys are ``<prefix>gate:<name>`` (also the
-    channel) and ``<prefix>gate-rate:<name>``. Times are by Redis's clock.
+    ``rate``, and logs this once; they share again when Redis is back. The keys are ``<prefix>gate:<name>`` and
+    ``<prefix>gate-rate:<name>``. Times are by Redis's clock.
     """
 
     def __init__(
         self,
-        redis: str | RedisClient,
+        redis: str | Secret[str] | RedisClient,
         name: str = "default",
         *,
         rate: float | None = None,
         burst: int | None = None,
-        local: RateLimiter | Gate | None = None,
+        local: RateLimiter | None = None,
         prefix: str = "signing:",
         timeout: float = 0.5,
     ) -> None:
+        redis = hide(redis)
         self._connection = Connection(redis, timeout)
-        del redis  # some tools show the variables of a traceback
         self.name: str = _checks.string("name", name)
         prefix = _checks.string("prefix", prefix, may_be_empty=True)
         if burst is not None and rate is None:
@@ -168,9 +163,10 @@ class RedisRateLimiter:
         self._pause_id = ""
         """The id of the pause that was applied last."""
         self._watcher: asyncio.Task[None] | None = None
-        self._publishing: set[asyncio.Task[None]] = set()
         self._synchronized = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        """Set when a pause that began earlier is known."""
+        self._paused = asyncio.Event()
+        """Set when a pause has to be published."""
         self._is_shared: bool | None = None
         """Whether Redis responded last time; None before the first time."""
 
@@ -189,12 +185,10 @@ class RedisRateLimiter:
 
     async def aclose(self) -> None:
         """Stop watching and close the connections, except a given client."""
-        self._adopt_loop(asyncio.get_running_loop())
-        await cancel_and_wait(self._watcher, *self._publishing)
+        await cancel_and_wait(self._watcher)
         if self._slots is not None:
             await self._slots.aclose()
         self._watcher = None
-        self._synchronized.clear()
         await self._connection.aclose()
 
     # The protocol
@@ -207,21 +201,19 @@ class RedisRateLimiter:
 
     def pause(self, seconds: float) -> None:
         """Pause all workers for at least ``seconds``."""
-        loop = asyncio.get_running_loop()
-        self._adopt_loop(loop)
-        until = loop.time() + seconds
-        self._paused_until = max(self._paused_until, until)
-        self._local.pause(seconds)
+        self._watch()
         self._pause_id = secrets.token_hex(8)
-        task = loop.create_task(self._publish(until, self._pause_id), name="signing_async rate limiter pause")
-        self._publishing.add(task)
-        task.add_done_callback(self._publishing.discard)
+        self._paused_until = max(self._paused_until, asyncio.get_running_loop().time() + seconds)
+        self._local.pause(seconds)
+        self._paused.set()
 
     async def acquire(self, deadline: float) -> bool:
         """Wait until a request may be sent; return False if none may be sent before the deadline."""
-        self._adopt_loop(asyncio.get_running_loop())
-        if not self._synchronized.is_set():
-            await self._synchronize(deadline)
+        if not self._watch().is_set():
+            left = deadline - asyncio.get_running_loop().time()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, self._connection.timeout)):
+                    await self._synchronized.wait()
         if self._slots is None:
             return await self._local.acquire(deadline)
         # Slots acquired during a pause would all be used at its end.
@@ -241,16 +233,6 @@ class RedisRateLimiter:
             await asyncio.sleep(self._paused_until - loop.time())
         return True
 
-    def _adopt_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Restart in another event loop: the tasks ended with the earlier loop."""
-        if self._loop is not loop:
-            self._loop = loop
-            self._watcher = None
-            self._publishing = set()
-            self._synchronized = asyncio.Event()
-            if self._slots is not None:
-                self._slots.forget_loop()
-
     # Redis
 
     async def _reserve(self, count: int, burst_seconds: float) -> float | None:
@@ -264,62 +246,32 @@ class RedisRateLimiter:
             self._continue_alone(error)
             return None
 
-    async def _publish(self, until: float, pause_id: str) -> None:
-        """Pause the other workers as soon as Redis responds, unless the pause is over by then."""
+    def _watch(self) -> asyncio.Event:
+        """Start to watch, unless this event loop does already, and return the event `_synchronized`."""
         loop = asyncio.get_running_loop()
-        while (left := until - loop.time()) > 0:
-            try:
-                await self._connection.script(_PAUSE, [self._key], max(1, round(left * 1000)), pause_id)
-                return
-            except RedisUnavailable as error:
-                self._continue_alone(error)
-            await asyncio.sleep(min(_POLL, left))
+        if self._watcher is None or self._watcher.get_loop() is not loop:
+            self._synchronized, self._paused = asyncio.Event(), asyncio.Event()
+            self._watcher = loop.create_task(self._exchange_pauses(), name="signing_async rate limiter")
+        return self._synchronized
 
-    async def _synchronize(self, deadline: float) -> None:
-        """Before the first request, wait until a pause that began earlier is known."""
-        if self._watcher is None:
-            self._watcher = asyncio.create_task(self._watch(), name="signing_async rate limiter")
-        left = deadline - asyncio.get_running_loop().time()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(min(left, self._connection.timeout)):
-                await self._synchronized.wait()
-
-    async def _watch(self) -> None:
+    async def _exchange_pauses(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
-            delay = _RECONNECT
+            self._paused.clear()
+            left = max(0, round((self._paused_until - loop.time()) * 1000))
             try:
-                await self._follow()
+                pause_id, left = await self._connection.script(_EXCHANGE, [self._key], left, self._pause_id)
             except RedisUnavailable as error:
                 self._continue_alone(error)
-                delay = _POLL
-            self._synchronized.set()
-            await asyncio.sleep(delay)
-
-    async def _follow(self) -> None:
-        """Apply the pauses of other workers until the connection is lost."""
-        subscription = await self._connection.subscribe(self._key)
-        listener = asyncio.create_task(self._listen(subscription), name="signing_async rate limiter listener")
-        try:
-            while not listener.done():
-                # This read finds a pause that was published before the subscription, and notices that Redis is gone.
-                pause_id, left = await self._connection.script(_READ_PAUSE, [self._key])
-                self._apply(decoded(pause_id), max(left, 0) / 1000)
+            else:
+                self._apply(decoded(pause_id), left / 1000)
                 if self._is_shared is False:
                     log.info("%r: Redis is back, the rate limit is shared again", self)
                 self._is_shared = True
-                self._synchronized.set()
-                await asyncio.wait([listener], timeout=_POLL)
-        finally:
-            await cancel_and_wait(listener)
-            await self._connection.unsubscribe(subscription)
-
-    async def _listen(self, subscription: Any) -> None:
-        """Apply published pauses until the connection is lost, or the client's own timeout ends the read."""
-        with contextlib.suppress(Exception):
-            while True:
-                message = await subscription.get_message(ignore_subscribe_messages=True, timeout=None)
-                milliseconds, _, pause_id = decoded(message["data"]).partition(" ")
-                self._apply(pause_id, int(milliseconds) / 1000)
+            self._synchronized.set()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL if self._is_shared else _RECONNECT):
+                    await self._paused.wait()
 
     def _apply(self, pause_id: str, seconds: float) -> None:
         until = asyncio.get_running_loop().time() + seconds
@@ -331,7 +283,3 @@ class RedisRateLimiter:
         if self._is_shared is not False:
             self._is_shared = False
             log.warning("%r: the rate limit is not shared for now, this worker continues alone: %s", self, error)
-
-
-class RedisGate(OldNames, RedisRateLimiter):
-    """Deprecated: use `RedisRateLimiter`."""

@@ -6,10 +6,13 @@ import asyncio
 import secrets
 import warnings
 from collections.abc import Awaitable, Callable
+from copy import copy
 from typing import Any, Self, TypeVar
+from urllib.parse import quote
 
 from .. import _checks
-from ..errors import WebhookError
+from .._secret import Secret, hide
+from ..errors import ConfigurationError, WebhookError
 from ..webhooks.seen import DAY, Claim
 from .connection import Connection, RedisClient, Script, decoded
 
@@ -17,19 +20,23 @@ __all__ = ["RedisSeenEvents"]
 
 T = TypeVar("T")
 
-# KEYS: event. ARGV: claimer, lease in milliseconds.
+# KEYS: event. ARGV: claimer, lease in milliseconds. A longer lease means that Redis's clock was set back.
 _CLAIM = Script(
     """
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
     return 'new'
+elseif redis.call('GET', KEYS[1]) == 'confirmed' then
+    return 'confirmed'
+elseif redis.call('PTTL', KEYS[1]) > tonumber(ARGV[2]) then
+    redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
-return redis.call('GET', KEYS[1]) == 'confirmed' and 'confirmed' or 'pending'
+return 'pending'
 """
 )
 # KEYS: event. ARGV: time to live in milliseconds.
 _CONFIRM = Script("return redis.call('SET', KEYS[1], 'confirmed', 'PX', ARGV[1])")
 # KEYS: event. ARGV: claimer.
-_RELEASE = Script("if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end return 1")
+_RELEASE = Script("return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1])")
 
 
 class RedisSeenEvents:
@@ -42,24 +49,30 @@ class RedisSeenEvents:
     ``ttl`` seconds after it was confirmed, or when Redis loses or evicts its key (set ``maxmemory-policy noeviction``);
     a later duplicate of a forgotten event is handled again. Only the claimer can release a claim.
 
-    Where no event loop runs, as in a threaded server, every method is a plain call; this requires a URL, not a client.
-    The keys are ``<prefix>seen:<event id>``. Close it with `aclose`, or with `close` where no event loop runs.
+    Receivers of different tenants need different namespaces: event ids are unique only within a ``namespace``.
+
+    Where no event loop runs, every method is a plain call with a connection of its own; this requires a URL, not a
+    client. The keys are ``<prefix>seen:<event id>``, or ``<prefix>seen@<namespace>:<event id>``. Close it with
+    `aclose`.
     """
 
     def __init__(
         self,
-        redis: str | RedisClient,
+        redis: str | Secret[str] | RedisClient,
         *,
         prefix: str = "signing:",
         ttl: float = 30 * DAY,
         lease: float = 60.0,
         timeout: float = 1.0,
+        namespace: str | None = None,
     ) -> None:
+        redis = hide(redis)
         self._connection = Connection(redis, timeout, _unavailable)
-        del redis  # some tools show the variables of a traceback
         self.ttl: float = _checks.number("ttl", ttl, above=0)
         self.lease: float = _checks.number("lease", lease, above=0)
-        self._prefix = _checks.string("prefix", prefix, may_be_empty=True) + "seen:"
+        self.namespace: str | None = None if namespace is None else _checks.string("namespace", namespace)
+        place = "seen" if namespace is None else f"seen@{quote(namespace, safe='')}"
+        self._prefix = f"{_checks.string('prefix', prefix, may_be_empty=True)}{place}:"
         self._claimer = secrets.token_hex(8)
 
     def __repr__(self) -> str:
@@ -80,8 +93,7 @@ class RedisSeenEvents:
         await self._connection.aclose()
 
     def close(self) -> None:
-        """Close the connections where no event loop runs."""
-        self._connection.close()
+        """Do nothing: where no event loop runs, no connection stays open."""
 
     def claim(self, event_id: str) -> Claim | Awaitable[Claim]:
         return self._run(_CLAIM, event_id, _to_claim, self._claimer, _milliseconds(self.lease))
@@ -95,21 +107,34 @@ class RedisSeenEvents:
     def _run(self, script: Script, event_id: str, convert: Callable[[Any], T], *arguments: Any) -> T | Awaitable[T]:
         # JSON allows half a surrogate pair in an id.
         key = f"{self._prefix}{event_id}".encode("utf-8", "surrogatepass")
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return convert(self._connection.script_blocking(script, [key], *arguments))
 
-        async def run() -> T:
-            return convert(await self._connection.script(script, [key], *arguments))
+        async def run(connection: Connection) -> T:
+            return convert(await connection.script(script, [key], *arguments))
 
-        return run()
+        async def run_alone() -> T:
+            connection = copy(self._connection)
+            try:
+                return await run(connection)
+            finally:
+                await connection.aclose()
+
+        if _has_loop():
+            return run(self._connection)
+        if self._connection.is_given:
+            raise ConfigurationError("redis: must be a URL where no event loop runs, got a client of redis.asyncio")
+        return asyncio.run(run_alone())
 
 
-def _unavailable(message: str) -> WebhookError:
-    error = WebhookError(f"the seen events are unavailable: {message}")
-    error.client_wide = True
-    return error
+def _has_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _unavailable(message: str, transient: bool) -> WebhookError:
+    return WebhookError(f"the seen events are unavailable: {message}", transient=transient, client_wide=True)
 
 
 def _milliseconds(seconds: float) -> int:

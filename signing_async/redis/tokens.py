@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
-import json
 import logging
 import math
 import os
@@ -14,7 +13,7 @@ import secrets
 import socket
 import time
 import warnings
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
 from datetime import timedelta
 from typing import Any, Self
@@ -22,13 +21,13 @@ from typing import Any, Self
 import attrs
 
 from .. import _checks
-from .._encryption import Sealer
+from .._encryption import Keys, Sealer, hide_keys
+from .._secret import Secret, hide
 from .._tasks import finish
 from ..auth.token_stores import token_from_json, token_to_json
 from ..errors import AuthError, TokenSuperseded
 from ..models import Token
 from .connection import Connection, RedisClient, Script, cancel_and_wait, decoded
-from .token_scripts import ACQUIRE, LOAD, RELEASE, RENEW, SAVE
 
 __all__ = ["RedisTokenStore"]
 
@@ -38,130 +37,88 @@ _POLL = 0.2
 _LEASES_OF_GRACE = 9
 _CLOCK_TOLERANCE = 2.0
 
+# KEYS of the scripts: token, lock, mark. The token's hash holds ``record``, ``fence``, ``ahead`` (how many seconds the
+# saver's clock was ahead of Redis's) and ``run`` (the server's run id). The mark names the owner of the lock whose
+# refresh may have used the refresh token.
+_RUN = """
+local function this_run()
+    local info = redis.call('INFO', 'server')
+    return string.match(info, 'run_id:(%x+)'), tonumber(string.match(info, 'uptime_in_seconds:(%-?%d+)'))
+end
+"""
+# ARGV: owner of the lock, or '' outside it; milliseconds that the mark lasts; the reader's clock.
+# Inside the lock a refresh follows: the script marks the token, or returns for how long the refresh has to wait.
+_LOAD = Script(
+    _RUN
+    + """
+local owner, longest = ARGV[1], tonumber(ARGV[2])
+local kept = redis.call('HMGET', KEYS[1], 'record', 'fence', 'ahead', 'run')
+if owner ~= '' then
+    if redis.call('GET', KEYS[2]) ~= owner then
+        return {'unlocked'}
+    end
+    local marked, run, uptime = redis.call('GET', KEYS[3]), this_run()
+    if marked and marked ~= owner then
+        local left = redis.call('PTTL', KEYS[3])
+        if left > longest then  -- Redis's clock was set back
+            redis.call('PEXPIRE', KEYS[3], longest)
+        end
+        return {'wait', math.min(left, longest), marked}
+    end
+    -- After a restart the last writes may be lost, also with an append-only file: the mark, for example.
+    local left = longest - uptime * 1000
+    if not marked and kept[4] and kept[4] ~= run and uptime >= 0 and left > 0 then
+        return {'wait', left, ''}
+    end
+    redis.call('SET', KEYS[3], owner, 'PX', longest)
+end
+local time = redis.call('TIME')
+local ahead = ARGV[3] - time[1] - time[2] / 1000000 - (kept[3] or 0)
+return {'loaded', kept[1] or '', kept[2] or 0, string.format('%.6f', ahead)}
+"""
+)
+# ARGV: fence of the token to replace, or '' for any; record; the saver's clock. Returns the new fence, or 0 if a newer
+# token is stored.
+_SAVE = Script(
+    _RUN
+    + """
+local stored, replaced = tonumber(redis.call('HGET', KEYS[1], 'fence') or 0), tonumber(ARGV[1])
+if replaced and stored > replaced then
+    return 0
+end
+local time, fence = redis.call('TIME'), math.max(stored, replaced or 0) + 1
+local ahead = string.format('%.6f', ARGV[3] - time[1] - time[2] / 1000000)
+redis.call('HSET', KEYS[1], 'record', ARGV[2], 'fence', fence, 'ahead', ahead, 'run', (this_run()))
+redis.call('DEL', KEYS[3])
+return fence
+"""
+)
+# ARGV: owner, milliseconds that the mark lasts from now on: 0 removes it.
+_MARK = Script("return redis.call('GET', KEYS[3]) == ARGV[1] and redis.call('PEXPIRE', KEYS[3], ARGV[2])")
+# ARGV: the lease in milliseconds. Returns the lock's owner. A longer lease means that Redis's clock was set back.
+_HOLDER = Script(
+    """
+if redis.call('PTTL', KEYS[2]) > tonumber(ARGV[1]) then
+    redis.call('PEXPIRE', KEYS[2], ARGV[1])
+end
+return redis.call('GET', KEYS[2]) or ''
+"""
+)
 
-@attrs.frozen
-class _Known:
-    """The newest token that this worker has seen."""
 
-    fence: str = ""
-    saved: str = "0"
-    record: str = attrs.field(default="", repr=False)
-    token: Token | None = attrs.field(default=None, repr=False)
-    lifetime: float = 0.0
-
-    def arguments(self, grace: float) -> tuple[str, str, str, float]:
-        """Return what a script needs to restore the token, and for how long a newer token may still appear.
-
-        Before the last tenth of its lifetime a token is refreshed only if the service rejects it. After that another
-        worker might have a newer token, and not contact Redis until that token expires.
-        """
-        fresh = self.token is None or _seconds_left(self.token) > self.lifetime / 10
-        return self.fence, self.saved, self.record, grace if fresh else max(self.lifetime, grace)
-
-
-class _Records:
-    """Converts tokens to records, encrypted if there is a key, and back."""
-
-    def __init__(self, key: str | bytes | Sequence[str | bytes] | None, place: str) -> None:
-        self._is_encrypted = key is not None
-        self._sealer = Sealer(key, owner="RedisTokenStore")
-        self._place = place
-
-    def encode(self, token: Token, lifetime: float) -> str:
-        fields = {"token": token_to_json(token).decode(), "clock": time.time(), "lives": lifetime}
-        data = json.dumps(fields).encode()
-        if not self._is_encrypted:
-            return data.decode()
-        return base64.b64encode(self._sealer.seal(data, self._place)).decode()
-
-    def decode(self, record: str, saved: float, now: float) -> tuple[Token, float]:
-        """Return the token and its lifetime when it was saved; ``saved`` and ``now`` are by Redis's clock."""
-        token, clock, lifetime = self._parse(record)
-        # The expiry is by the clock of the worker that saved the token; either clock may be wrong.
-        shift = (time.time() - now) - (clock - saved)
-        if token.expires_at is not None and abs(shift) > _CLOCK_TOLERANCE:
-            token = attrs.evolve(token, expires_at=token.expires_at + timedelta(seconds=shift))
-        return token, lifetime
-
-    def _parse(self, record: str) -> tuple[Token, float, float]:
-        # Base64 has no brace.
-        data = record.encode() if record.startswith("{") else _from_base64(record)
-        data = self._sealer.unseal(data, self._place)
-        # The error is not kept as a cause: json's holds the whole text.
-        with contextlib.suppress(TypeError, ValueError, KeyError, AttributeError, RecursionError):
-            fields = json.loads(data)
-            return token_from_json(fields["token"].encode()), float(fields["clock"]), float(fields["lives"])
-        raise ValueError("no token in it")
-
-
+@attrs.define(eq=False)
 class _Hold:
-    """The lock as held by one worker: a lease that is renewed, and a connection that shows that the worker is alive."""
+    """The lock as held by one worker."""
 
-    def __init__(self, store: RedisTokenStore, connection: Connection, keys: list[bytes], lease: float) -> None:
-        self.store = store
-        self.owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
-        self.fence = ""
-        self.loaded = False
-        """Whether the token was read: a refresh may be in progress."""
-        self.no_response = False
-        """Whether Redis did not respond to the last command."""
-        self.ended = False
-        """Whether the block that held the lock has ended."""
-        self.unsaved: Token | None = None
-        self.failure: AuthError | None = None
-        """Why the last attempt of the background task failed."""
-        self._connection = connection
-        self._keys = keys
-        self._lease = lease
-        self._channel = keys[1] + f":{self.owner}".encode()
-        self._subscription: Any = None
-        self._renewing: asyncio.Task[None] | None = None
-
-    async def run(self, script: Script, *arguments: Any) -> Any:
-        """Run a script, and remember whether Redis responded."""
-        try:
-            result = await self._connection.script(script, self._keys, *arguments)
-        except AuthError:
-            self.no_response = True
-            raise
-        self.no_response = False
-        return result
-
-    async def start(self) -> None:
-        """Renew the lease from now on, and keep a connection that shows that this worker lives, even if paused."""
-        await self.stop_renewing()
-        try:
-            await self._subscribe()
-        except AuthError:
-            self.no_response = True
-            raise
-        self._renewing = asyncio.create_task(self._renew(), name="signing_async token lock")
-
-    async def stop(self) -> None:
-        """Stop renewing the lease, and close the connection."""
-        await self.stop_renewing()
-        await self._unsubscribe()
-
-    async def stop_renewing(self) -> None:
-        await cancel_and_wait(self._renewing)
-
-    async def _subscribe(self) -> None:
-        await self._unsubscribe()
-        self._subscription = await self._connection.subscribe(self._channel)
-
-    async def _unsubscribe(self) -> None:
-        subscription, self._subscription = self._subscription, None
-        if subscription is not None:
-            await self._connection.unsubscribe(subscription)
-
-    async def _renew(self) -> None:
-        subscribers = 1
-        while subscribers >= 0:
-            with contextlib.suppress(AuthError):
-                if not subscribers:
-                    await self._subscribe()
-                subscribers = await self._connection.script(RENEW, self._keys, self.owner, self._lease)
-            await asyncio.sleep(self._lease / 3)
+    store: RedisTokenStore
+    owner: str
+    lock: Any
+    renewing: asyncio.Task[None] | None = None
+    fence: int | None = None
+    """The fence of the token that was loaded; None before the load."""
+    is_marked: bool = False
+    """Whether Redis may hold this owner's mark."""
+    has_ended: bool = False
 
 
 # Inherited by the tasks that start inside the lock.
@@ -182,43 +139,41 @@ class RedisTokenStore:
     former holder cannot overwrite a newer token: its save raises `TokenSuperseded`, and its `OAuth` continues with the
     newer token.
 
-    No refresh token is used twice: if a refresher disappears, no other worker refreshes until it has saved, or until
-    ``grace`` (by default nine leases) has passed since its last sign of life, and since Redis restarted or lost its
-    data. Other workers wait even longer for a paused refresher that is still connected; the error names its machine and
-    process. ``redis/README.md`` says why, and what this does not cover.
+    A refresh is marked in Redis until its token is saved. If its worker disappears, or Redis is restarted, the others
+    log a warning and wait for the save, at most for ``grace`` seconds (by default nine leases). ``redis/README.md``
+    says what this does not cover.
 
     If Redis does not respond within ``timeout`` seconds, `AuthError` is raised, and an `OAuth` uses its current token
-    while it is valid. A refreshed token that cannot be saved is saved as soon as Redis is back. If Redis comes back
-    without its data, the workers restore the newest token that they know. All times are by Redis's clock.
+    while it is valid. A refreshed token that cannot be saved is saved as soon as Redis is back. All times are by
+    Redis's clock.
     """
 
     def __init__(
         self,
-        redis: str | RedisClient,
+        redis: str | Secret[str] | RedisClient,
         name: str,
         *,
-        key: str | bytes | Sequence[str | bytes] | None = None,
+        key: Keys = None,
         prefix: str = "signing:",
         lease: float = 5.0,
         grace: float | None = None,
         timeout: float = 1.0,
     ) -> None:
+        redis, key = hide(redis), hide_keys(key)
         self._connection = Connection(redis, timeout, _unavailable)
-        del redis  # some tools show the variables of a traceback
         self.name: str = _checks.string("name", name)
         prefix = _checks.string("prefix", prefix, may_be_empty=True)
         self._lease = _checks.number("lease", lease, above=0)
         self._grace = _checks.number("grace", _LEASES_OF_GRACE * lease if grace is None else grace, above=0)
-        place = f"{prefix}token:{name}"
-        self._records = _Records(key, place)
-        del key
-        self._keys = [place.encode(), f"{prefix}token-lock:{name}".encode()]
+        self._sealer = Sealer(key, owner="RedisTokenStore")
+        self._place = f"{prefix}token:{name}"
+        self._keys = [f"{prefix}{part}:{name}".encode() for part in ("token", "token-lock", "token-mark")]
         self._local_lock = asyncio.Lock()
-        self._known = _Known()
-        self._seen_fence = ""
-        """The fence of the token that the caller loaded or saved last."""
-        self._unfinished: _Hold | None = None
-        self._finishing: asyncio.Task[None] | None = None
+        self._pending: asyncio.Task[None] | None = None
+        """Repeats a save, or the removal of a mark, until Redis responds."""
+        self._pending_problem = ""
+        self._failure: AuthError | None = None
+        """Why the last repetition failed."""
 
     def __repr__(self) -> str:
         return f"RedisTokenStore({self._connection.address!r}, {self.name!r})"
@@ -235,67 +190,69 @@ class RedisTokenStore:
 
     async def aclose(self) -> None:
         """Close the connections, except a given client. A save that waits for Redis is given ``timeout`` seconds."""
-        if self._finishing is not None:
-            _, pending = await asyncio.wait([self._finishing], timeout=self._connection.timeout)
-            if pending and self._is_save_pending():
+        if self._pending is not None:
+            await asyncio.wait([self._pending], timeout=self._connection.timeout)
+            if not self._pending.done() and self._pending_problem == _UNSAVED:
                 log.error(
                     "%r was closed before a refreshed token was saved: its user may have to authorize again", self
                 )
-            await cancel_and_wait(self._finishing)
+            await cancel_and_wait(self._pending)
         await self._connection.aclose()
 
     async def load(self) -> Token | None:
-        began = time.monotonic()
+        give_up: float | None = None
         while True:
-            # The lock may be released while a task that was started inside it waits here.
-            hold, known = self._current_hold(), self._known
-            arguments = (self._grace, *known.arguments(self._grace))
-            if hold is None:
-                result = await self._connection.script(LOAD, self._keys, "", *arguments)
-            else:
-                hold.loaded = True
-                result = await hold.run(LOAD, hold.owner, *arguments)
-                if not result[0]:
-                    # The lease expired before the token was read, so this worker may acquire the lock again.
+            hold = self._current_hold()
+            if hold is not None:
+                hold.is_marked = True
+            owner = "" if hold is None else hold.owner
+            result = await self._run(_LOAD, owner, _milliseconds(self._grace), f"{time.time():.6f}")
+            match [decoded(field) for field in result]:
+                case ["loaded", record, fence, ahead]:
+                    if hold is not None:
+                        hold.fence = int(fence)
+                    return self._decode(record, float(ahead)) if record else None
+                case ["wait", left, refresher]:
+                    now, seconds = time.monotonic(), int(left) / 1000
+                    reason = f"{_describe(refresher)} began a refresh" if refresher else "Redis was restarted"
+                    reason += ", and the refresh token may have been used"
+                    if give_up is None:
+                        give_up = now + self._grace + self._lease
+                        log.warning("%r: waiting for up to %.1f s: %s", self, seconds, reason)
+                    elif now > give_up:
+                        raise AuthError(f"{self!r}: {reason}", transient=True)
+                    await asyncio.sleep(min(seconds, _POLL))
+                case _:
+                    # The lease expired before the token was read.
+                    assert hold is not None
                     await self._acquire(hold)
-                    if hold.ended:
-                        await self._release(hold)
-                    continue
-            record, fence, saved, now, wait, refresher = map(decoded, result[1:])
-            token = self._learn(known, record, fence, saved, float(now)) if record else None
-            left = float(wait)
-            # A valid token that is new to the caller is adopted, not refreshed.
-            is_new = token is not None and fence != self._seen_fence and _seconds_left(token) > self._connection.timeout
-            if left <= 0 or is_new:
-                self._seen_fence = fence
-                if hold is not None:
-                    hold.fence = fence
-                return token
-            longest = self._grace + self._lease
-            if left > longest or time.monotonic() - began > longest:
-                raise AuthError(_describe_wait(self, left, refresher), transient=True)
-            await asyncio.sleep(min(left, _POLL))
 
     async def save(self, token: Token) -> None:
         hold = self._current_hold()
+        record = Secret(self._encode(token))
+        replaced = "" if hold is None or hold.fence is None else hold.fence
+
+        async def save() -> int:
+            return int(await self._run(_SAVE, replaced, record, f"{time.time():.6f}"))
+
         try:
-            await self._save(token, hold)
-        except TokenSuperseded:
-            raise
+            fence = await save()
         except AuthError:
             if hold is not None:
-                hold.unsaved = token
+                self._repeat(save, _UNSAVED)
             raise
-        self._seen_fence = self._known.fence
+        if not fence:
+            raise TokenSuperseded(f"{self!r} holds a newer token, which was not overwritten")
         if hold is not None:
-            hold.unsaved, hold.fence, hold.no_response = None, self._known.fence, False
+            hold.fence, hold.is_marked = fence, False
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
-        """Hold the lock: one worker at a time. Raises `AuthError` if a paused refresher keeps it for too long."""
+        """Hold the lock: one worker at a time."""
         async with self._local_lock:
-            await self._wait_for_unfinished()
-            hold = _Hold(self, self._connection, self._keys, self._lease)
+            await self._wait_for_pending()
+            owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
+            hold = _Hold(self, owner, self._connection.lock(self._keys[1], self._lease))
             try:
                 await self._acquire(hold)
                 mark = _holds.set((hold, *_holds.get()))
@@ -304,139 +261,110 @@ class RedisTokenStore:
                 finally:
                     _holds.reset(mark)
             finally:
-                hold.ended = True
+                hold.has_ended = True
                 await finish(self._release(hold))
 
     # The lock
 
     def _current_hold(self) -> _Hold | None:
         """Return the hold of this task, or of the task that started it."""
-        return next((hold for hold in _holds.get() if hold.store is self and not hold.ended), None)
+        return next((hold for hold in _holds.get() if hold.store is self and not hold.has_ended), None)
 
     async def _acquire(self, hold: _Hold) -> None:
-        give_up: float | None = None
-        # A stopped Redis executes abandoned commands when it resumes: such a lock is not renewed and soon expires.
-        begin = min(self._lease, 2 * self._connection.timeout)
-        longest = self._lease + self._grace
-        while True:
-            arguments = (begin, longest, *self._known.arguments(self._grace))
-            result = await hold.run(ACQUIRE, hold.owner, *arguments)
-            if result[0]:
-                break
-            left, now = float(decoded(result[1])), time.monotonic()
-            # Redis itself may have been stopped: a live holder renews within another lease.
-            give_up = None if left > 0 else give_up or now + self._lease
-            if give_up is not None and now > give_up:
-                raise AuthError(_describe_wait(self, left, decoded(result[2])), transient=True)
+        warn_at = time.monotonic() + self._lease
+        while not await self._connection.run(lambda: hold.lock.acquire(blocking=False, token=hold.owner)):
+            if time.monotonic() > warn_at:
+                holder = decoded(await self._run(_HOLDER, _milliseconds(self._lease)))
+                log.warning("%r: waiting for the lock, which %s holds", self, _describe(holder))
+                warn_at = math.inf
             await asyncio.sleep(random.uniform(0.01, 0.04))
-        hold.fence = decoded(result[1])
-        await hold.start()
+        if hold.renewing is None:
+            hold.renewing = asyncio.create_task(self._renew(hold), name="signing_async token lock")
+
+    async def _renew(self, hold: _Hold) -> None:
+        while True:
+            await asyncio.sleep(self._lease / 3)
+            # The mark is renewed even if the lock was lost: the refresh may be under way.
+            with contextlib.suppress(AuthError):
+                await self._connection.run(lambda: hold.lock.extend(self._lease, replace_ttl=True))
+            with contextlib.suppress(AuthError):
+                await self._run(_MARK, hold.owner, _milliseconds(self._grace))
 
     async def _release(self, hold: _Hold) -> None:
-        """Release the lock. If Redis does not respond, a background task saves the token and releases the lock."""
-        released = hold.unsaved is None and not hold.no_response
-        if released:
-            await hold.stop_renewing()
+        """Remove the mark, unless a save is pending, and release the lock."""
+        await cancel_and_wait(hold.renewing)
+        if hold.is_marked and self._pending is None:
+
+            async def unmark() -> None:
+                await self._run(_MARK, hold.owner, 0)
+
             try:
-                await self._connection.script(RELEASE, self._keys, hold.owner)
+                await unmark()
             except AuthError:
-                released = False
-        if released or not (hold.unsaved or hold.loaded):
-            await hold.stop()
-        else:
-            self._unfinished = hold
-            self._finishing = asyncio.create_task(self._finish(hold), name="signing_async token save")
+                self._repeat(unmark, "the lock is not released")
+        # Otherwise the lease expires.
+        with contextlib.suppress(AuthError):
+            await self._connection.run(hold.lock.release)
 
-    async def _finish(self, hold: _Hold) -> None:
-        """Save the unsaved token and release the lock: until then no other worker refreshes."""
-        try:
+    def _repeat(self, work: Callable[[], Awaitable[object]], problem: str) -> None:
+        """Repeat the work in the background until Redis responds: until then this store begins no other refresh."""
+
+        async def repeat() -> None:
             while True:
+                await asyncio.sleep(_POLL)
                 try:
-                    if hold.unsaved is not None:
-                        # Another worker saved a newer token, or the response to an earlier attempt was lost.
-                        with contextlib.suppress(TokenSuperseded):
-                            await self._save(hold.unsaved, hold)
-                        hold.unsaved = None
-                    await hold.stop_renewing()
-                    await self._connection.script(RELEASE, self._keys, hold.owner)
-                    return
+                    await work()
                 except AuthError as error:
-                    hold.failure = error
-                    await asyncio.sleep(_POLL)
-        finally:
-            await hold.stop()
+                    self._failure = error
+                else:
+                    return
 
-    async def _wait_for_unfinished(self) -> None:
-        if self._finishing is None:
-            return
-        assert self._unfinished is not None
-        await asyncio.wait([self._finishing], timeout=self._connection.timeout)
-        if not self._finishing.done():
-            pending = "a refreshed token is not saved" if self._is_save_pending() else "the lock is not released"
-            failure = self._unfinished.failure
-            if failure is not None and not failure.transient:
-                raise AuthError(f"{failure}, and {pending} yet")
-            raise _unavailable(f"{self._connection.address}: no response, and {pending} yet")
-        self._finishing = self._unfinished = None
+        self._failure, self._pending_problem = None, problem
+        self._pending = asyncio.create_task(repeat(), name="signing_async token save")
 
-    def _is_save_pending(self) -> bool:
-        return self._unfinished is not None and self._unfinished.unsaved is not None
+    async def _wait_for_pending(self) -> None:
+        if self._pending is not None:
+            await asyncio.wait([self._pending], timeout=self._connection.timeout)
+            if not self._pending.done():
+                failure, problem = self._failure, self._pending_problem
+                if failure is not None and not failure.transient:
+                    raise AuthError(f"{failure}, and {problem} yet")
+                raise _unavailable(f"{self._connection.address}: no response, and {problem} yet", transient=True)
+            self._pending = None
 
-    # The record
+    async def _run(self, script: Script, *arguments: Any) -> Any:
+        return await self._connection.script(script, self._keys, *arguments)
 
-    async def _save(self, token: Token, hold: _Hold | None) -> None:
-        lifetime = 0.0 if token.expires_at is None else max(_seconds_left(token), 0.0)
-        record = self._records.encode(token, lifetime)
-        replaced = "" if hold is None else hold.fence
-        # A token saved without a load comes from an authorization.
-        is_refresh = int(hold is not None and hold.loaded)
-        arguments = (secrets.token_hex(4), record, *self._known.arguments(self._grace))
-        result = await self._connection.script(SAVE, self._keys, replaced, is_refresh, *arguments)
-        if not result:
-            raise TokenSuperseded(f"{self!r} holds a newer token, which was not overwritten")
-        fence, saved = map(decoded, result)
-        self._known = _Known(fence, saved, record, token, lifetime)
+    def _encode(self, token: Token) -> bytes:
+        data = token_to_json(token)
+        # The caller's client may decode responses as UTF-8.
+        return base64.b64encode(self._sealer.seal(data, self._place)) if self._sealer else data
 
-    def _learn(self, known: _Known, record: str, fence: str, saved: str, now: float) -> Token:
-        """Return the record's token, and remember it unless a newer one was learned since ``known``."""
-        if record == self._known.record and self._known.token is not None:
-            return self._known.token
+    def _decode(self, record: str, ahead: float) -> Token:
+        """Return the token, with its expiry by the reader's clock, which is ``ahead`` of the saver's."""
         try:
-            token, lifetime = self._records.decode(record, float(saved), now)
+            # Base64 has no brace.
+            data = record.encode() if record.startswith("{") else base64.b64decode(record)
+            token = token_from_json(self._sealer.unseal(data, self._place))
         except ValueError as error:
             problem = str(error)
         else:
-            if known is self._known:
-                self._known = _Known(fence, saved, record, token, lifetime)
-            return token
+            if token.expires_at is None or abs(ahead) < _CLOCK_TOLERANCE:
+                return token
+            return attrs.evolve(token, expires_at=token.expires_at + timedelta(seconds=ahead))
         raise AuthError(f"{self!r}: the stored token cannot be read and was not changed: {problem}")
 
 
-def _describe_wait(store: RedisTokenStore, left: float, refresher: str) -> str:
-    """Return why the token is not refreshed. A negative ``left`` is how long the refresher has been paused."""
-    if not refresher:
-        return (
-            f"{store!r} lost its data: the known token may be outdated and is not refreshed for another {left:.0f} s,"
-            " until a worker with a newer token restores it; or authorize again"
-        )
-    host, process, _ = refresher.rsplit(":", 2)
-    state = f"has been paused for {-left:.0f} s during a refresh" if left <= 0 else "is still connected"
-    return (
-        f"{store!r} is locked by process {process} on {host}, which {state} and may have used the refresh token:"
-        " resume that process, or end it"
-    )
+_UNSAVED = "a refreshed token is not saved"
 
 
-def _unavailable(message: str) -> AuthError:
-    return AuthError(f"the token store is unavailable: {message}", transient=True)
+def _describe(owner: str) -> str:
+    return "process {1} on {0}".format(*owner.split(":")) if owner else "another worker"
 
 
-def _seconds_left(token: Token) -> float:
-    return math.inf if token.expires_at is None else token.expires_at.timestamp() - time.time()
+def _milliseconds(seconds: float) -> int:
+    return max(1, round(seconds * 1000))
 
 
-def _from_base64(text: str) -> bytes:
-    try:
-        return base64.b64decode(text, validate=True)
-    except ValueError:
-        return b""
+def _unavailable(message: str, transient: bool) -> AuthError:
+    return AuthError(f"the token store is unavailable: {message}", transient=transient)

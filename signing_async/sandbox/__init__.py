@@ -20,15 +20,21 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "Refused", "Sandbox"]
 
 _MODULES = {"Profile": "profile", "Refused": "refused", "Sandbox": "server"}
-_REQUIRED = ("cryptography", "pikepdf", "pyhanko")
+_REQUIRED = {
+    "cryptography": "cryptography",
+    "fontTools": "fonttools",
+    "pikepdf": "pikepdf",
+    "pyhanko": "pyhanko",
+    "yaml": "pyyaml",
+}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for module in _REQUIRED:
+    for module, package in _REQUIRED.items():
         # Each is imported on first use; report a missing one now.
         if find_spec(module) is None:
-            message = f"signing_async.sandbox needs {module}: pip install 'signing-async[sandbox]'"
+            message = f"signing_async.sandbox needs {package}: pip install 'signing-async[sandbox]'"
             raise ModuleNotFoundError(message, name=module)
     return getattr(import_module(f".{_MODULES[name]}", __name__), name)

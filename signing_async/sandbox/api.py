@@ -63,6 +63,9 @@ class Api:
             ("GET", f"{signing}/recipients", "recipients.list", self._list_recipients),
             ("POST", f"{signing}/recipients/{{recipient_id}}/remind", "recipients.remind", self._remind),
             ("POST", "/api/oauth/token", "oauth.token", self._token),
+            # The sandbox's own: the specification shows neither.
+            ("POST", f"{signing}/cancel", "signings.cancel", self._cancel),
+            ("DELETE", signing, "signings.delete", self._delete),
         ]
         return [
             web.route(
@@ -125,6 +128,14 @@ class Api:
         return self._signing(
             self._profile.send_status, self._state.invitations.send(call.path("signing_id"), call.user), call
         )
+
+    async def _cancel(self, call: Call) -> Response:
+        signing = self._service.signing(call.path("signing_id"), call.user)
+        return self._signing(200, self._service.cancel(signing.id), call)
+
+    async def _delete(self, call: Call) -> Response:
+        self._service.delete(call.path("signing_id"), _user(call))
+        return Response(204, b"", {})
 
     def _signing(self, status: int, signing: Signing, call: Call) -> Response:
         shown = self._encoder.signing(signing, self._service.documents(signing.id))

@@ -10,10 +10,10 @@ from functools import partial
 from typing import Any
 
 from aiohttp import web
+from yarl import URL
 
 from .. import _checks
 from .clock import to_datetime
-from .control_schema import CONTROL_OPERATIONS
 from .records import Attempt, Delivery, Recipient
 from .refused import Refused, invalid, not_found
 from .request_body import read_json
@@ -38,6 +38,7 @@ _NOTIFICATION = ("kind", "signing_id", "recipient_id", "email", "sent_at")
 _FAULT = ("id", "operation", "kind", "times", "probability", "skip", "details", "hits")
 _REQUEST = ("id", "received_at", "operation", "method", "path", "query", "status", "fault", "seconds")
 _BODIES = ("headers", "request_body", "response_headers", "response_body")
+_APP = ("client_id", "client_secret", "name", "redirect_uri")
 _ENDPOINT = ("id", "url", "created_at")
 _DELIVERY = ("id", "event_id", "event_type", "endpoint_id", "url", "state", "due_at", "last_status", "last_error")
 
@@ -71,40 +72,38 @@ class Control:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
-        handlers: dict[str, Handler] = {
-            "reset": self._reset,
-            "createAccessToken": self._create_token,
-            "getClock": self._clock,
-            "advanceClock": self._advance,
-            "listSignings": self._signings,
-            "getSigning": self._signing,
-            "completeSigning": self._complete,
-            "cancelSigning": self._cancel,
-            "signAsRecipient": self._sign,
-            "declineAsRecipient": self._decline,
-            "listNotifications": self._notifications,
-            "listFaults": self._faults,
-            "addFault": self._add_fault,
-            "clearFaults": self._clear_faults,
-            "removeFault": self._remove_fault,
-            "getRateLimit": self._rate_limit,
-            "setRateLimit": self._set_rate_limit,
-            "listRequests": self._requests,
-            "getRequest": self._request,
-            "listWebhooks": self._webhooks,
-            "addWebhook": self._add_webhook,
-            "removeWebhook": self._remove_webhook,
-            "listDeliveries": self._deliveries,
-            "getDelivery": self._delivery,
-            "resendDelivery": self._resend,
-        }
+        table: list[tuple[str, str, int, Handler]] = [
+            ("POST", "/reset", 200, self._reset),
+            ("POST", "/access-tokens", 201, self._create_token),
+            ("POST", "/apps", 201, self._register_app),
+            ("POST", "/apps/{id}/authorize", 201, self._authorize),
+            ("GET", "/clock", 200, self._clock),
+            ("POST", "/clock/advance", 200, self._advance),
+            ("GET", "/signings", 200, self._signings),
+            ("GET", "/signings/{id}", 200, self._signing),
+            ("POST", "/signings/{id}/complete", 200, self._complete),
+            ("POST", "/signings/{id}/cancel", 200, self._cancel),
+            ("POST", "/recipients/{id}/sign", 200, self._sign),
+            ("POST", "/recipients/{id}/decline", 200, self._decline),
+            ("GET", "/notifications", 200, self._notifications),
+            ("GET", "/faults", 200, self._faults),
+            ("POST", "/faults", 201, self._add_fault),
+            ("DELETE", "/faults", 200, self._clear_faults),
+            ("DELETE", "/faults/{id}", 200, self._remove_fault),
+            ("GET", "/rate-limit", 200, self._rate_limit),
+            ("PUT", "/rate-limit", 200, self._set_rate_limit),
+            ("GET", "/requests", 200, self._requests),
+            ("GET", "/requests/{id}", 200, self._request),
+            ("GET", "/webhooks", 200, self._webhooks),
+            ("POST", "/webhooks", 201, self._add_webhook),
+            ("DELETE", "/webhooks/{id}", 200, self._remove_webhook),
+            ("GET", "/deliveries", 200, self._deliveries),
+            ("GET", "/deliveries/{id}", 200, self._delivery),
+            ("POST", "/deliveries/{id}/resend", 201, self._resend),
+        ]
         routes = [
-            web.route(
-                operation.method,
-                CONTROL_API + operation.path,
-                partial(self._serve, handlers[operation.name], operation.status),
-            )
-            for operation in CONTROL_OPERATIONS
+            web.route(method, CONTROL_API + path, partial(self._serve, handler, status))
+            for method, path, status, handler in table
         ]
         return [*routes, web.get("/sandbox/authority.pem", self._authority)]
 
@@ -127,6 +126,27 @@ class Control:
         if lifetime is not None:
             _checked(call.body, lambda: _checks.number("lifetime", lifetime, above=0, at_most=1e9, error=ValueError))
         return {"access_token": self._state.accounts.access_token(lifetime=lifetime)}
+
+    async def _register_app(self, call: _Call) -> Any:
+        name, redirect_uri = call.body.get("name"), call.body.get("redirect_uri")
+        for field, value in (("name", name), ("redirect_uri", redirect_uri)):
+            if not isinstance(value, str):
+                raise _invalid(field, f"must be a string, got {value!r}")
+        return _encode(self._state.accounts.register_app(str(name), str(redirect_uri)), _APP)
+
+    async def _authorize(self, call: _Call) -> Any:
+        accounts, app = self._state.accounts, self._state.accounts.app(call.id)
+        if app is None:
+            raise not_found("app")
+        query: dict[str, str] = {}
+        for name, value in call.body.items():
+            if not isinstance(value, str):
+                raise _invalid(name, f"must be a string, got {value!r}")
+            query[name] = value
+        code = accounts.authorize(app, challenge=accounts.code_challenge(query))
+        answer = {"code": code, **{name: value for name, value in query.items() if name == "state"}}
+        callback = URL(app.redirect_uri).update_query(answer)
+        return {"code": code, "callback_url": str(callback)}
 
     async def _clock(self, _: _Call) -> Any:
         clock = self._state.clock

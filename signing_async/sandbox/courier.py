@@ -7,6 +7,8 @@ import base64
 import hashlib
 import hmac
 import json
+import logging
+import os
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -22,6 +24,8 @@ from .redaction import redact_headers
 
 if TYPE_CHECKING:
     import aiohttp
+
+logger: logging.Logger = logging.getLogger("signing_async.sandbox")
 
 BACK_OFF = (5, 30, 120, 600, 3600, 6 * 3600, 24 * 3600)
 """Seconds before each retry; if the last retry fails, so does the delivery."""
@@ -42,6 +46,17 @@ class _Outcome:
     headers: str | None = None
     body: bytes | None = None
     error: str | None = None
+
+    @property
+    def is_delivered(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+    @property
+    def summary(self) -> str:
+        """The status or the error, for the log."""
+        if self.status is None:
+            return self.error or "no response"
+        return f"{self.status} {self.error}" if self.error else f"{self.status}"
 
 
 class Courier:
@@ -118,6 +133,7 @@ class Courier:
         elif fault.kind == "lose":
             sql = "UPDATE deliveries SET state = 'lost', due_at = NULL, last_error = 'lost on purpose' WHERE id = ?"
             self._database.run(sql, delivery.id)
+            logger.info("deliver %s -> %s lost on purpose", delivery.event_type, _address(endpoint))
         elif fault.kind == "reorder":
             due = due if len(due) > 1 else await self._with_next(delivery)
             for delivery in reversed(due):
@@ -143,6 +159,7 @@ class Courier:
             return  # a reset or a restored snapshot removed the event
         started = time.perf_counter()
         outcome = await self._post(event, endpoint, fault)
+        seconds = time.perf_counter() - started
         if self._database.get(Delivery, "deliveries", "id = ?", delivery.id) is None:
             return  # removed during the attempt
         now = self._clock.micros()
@@ -155,16 +172,22 @@ class Courier:
                 status=outcome.status,
                 error=outcome.error,
                 fault=fault and fault.kind,
-                seconds=time.perf_counter() - started,
+                seconds=seconds,
                 signature=outcome.signature,
                 response_headers=outcome.headers,
                 response_body=outcome.body,
             )
             self._conclude(delivery, outcome, now)
+        after = ""
+        if not outcome.is_delivered:
+            last = delivery.attempts >= len(BACK_OFF)
+            after = ", no more retries" if last else f", retry in {_span(BACK_OFF[delivery.attempts])}"
+        marked = f" (fault: {fault.kind})" if fault else ""
+        logger.info("deliver %s -> %s %s%s%s", event.type, _address(endpoint), outcome.summary, after, marked)
 
     def _conclude(self, delivery: Delivery, outcome: _Outcome, now: int) -> None:
         state, due_at = "delivered", None
-        if outcome.status is None or not 200 <= outcome.status < 300:
+        if not outcome.is_delivered:
             state = "failed"
             if delivery.attempts < len(BACK_OFF):
                 state, due_at = "pending", now + BACK_OFF[delivery.attempts] * 1_000_000
@@ -196,11 +219,11 @@ class Courier:
             ) as response:
                 content = await response.content.read(LONGEST_BODY)
                 kept = json.dumps(redact_headers(response.headers))
-                return _Outcome(signature, response.status, kept, content)
+                return _Outcome(signature, response.status, kept, content, _redirection(response))
         except TimeoutError:
             return _Outcome(signature, error=f"no response within {TIMEOUT:g} seconds")
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            return _Outcome(signature, error=f"{type(error).__name__}: {error}"[:300])
+            return _Outcome(signature, error=_describe(error))
 
     def _connect(self) -> aiohttp.ClientSession:
         import aiohttp
@@ -213,6 +236,42 @@ class Courier:
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._session
+
+
+def _redirection(response: aiohttp.ClientResponse) -> str | None:
+    """Return where the endpoint redirects to, as a phrase."""
+    location = response.headers.get("Location")
+    if location is None or not 300 <= response.status < 400:
+        return None
+    return f"redirected to {ascii(location.partition('?')[0])[1:-1][:200]}: not followed"
+
+
+def _describe(error: Exception) -> str:
+    """Return why there was no response, as a phrase."""
+    import aiohttp
+
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno or 0
+        reason = os.strerror(number) if number > 0 else str(error.os_error)  # asyncio's text repeats the address
+        return f"could not connect: {reason}"[:300]
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return "the endpoint closed the connection without a response"
+    return f"the delivery failed: {type(error).__name__}: {error}"[:300]
+
+
+def _address(endpoint: Endpoint) -> str:
+    """Return the URL for the log: a query or user information may hold a secret."""
+    scheme, _, rest = endpoint.url.partition("?")[0].partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _span(seconds: int) -> str:
+    """Return a span of time in its largest unit, such as `2 min`."""
+    for size, unit in ((3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
 
 
 def sign(body: bytes, secret: str, encoding: str) -> str:

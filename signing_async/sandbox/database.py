@@ -70,15 +70,6 @@ CREATE TABLE attempts (
     status INTEGER, error TEXT, fault TEXT, seconds REAL, signature TEXT, response_headers TEXT, response_body BLOB);
 """
 
-MIGRATIONS = {
-    1: "ALTER TABLE codes ADD COLUMN challenge TEXT;",
-    2: """ALTER TABLE attempts ADD COLUMN seconds REAL;
-          ALTER TABLE attempts ADD COLUMN signature TEXT;
-          ALTER TABLE attempts ADD COLUMN response_headers TEXT;
-          ALTER TABLE attempts ADD COLUMN response_body BLOB;""",
-}
-"""The statements that upgrade each version to the next."""
-
 
 class Database:
     """One connection, used by the thread of the event loop."""
@@ -101,6 +92,7 @@ class Database:
             raise
 
     def _open(self, *, durable: bool) -> None:
+        self._version()  # before a setting changes the file of another program
         # WAL with a synced commit: a committed transaction survives a kill and a power cut.
         settings = ("journal_mode=WAL", "synchronous=FULL") if durable else ("journal_mode=MEMORY", "synchronous=OFF")
         self._connection.create_function("folded", 1, _folded, deterministic=True)
@@ -111,12 +103,16 @@ class Database:
         self._create()
 
     def _create(self) -> None:
-        version = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        if version not in {0, *MIGRATIONS, VERSION}:
-            raise ValueError(f"the sandbox's database has version {version}; expected at most {VERSION}")
-        script = SCHEMA if version == 0 else "".join(MIGRATIONS[each] for each in range(version, VERSION))
-        if script:
-            self._connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version={VERSION}; COMMIT;")
+        if not self._version():
+            self._connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
+
+    def _version(self) -> int:
+        """Return the version of the file, 0 if it is new. Raises `ValueError` if it is neither new nor a sandbox's."""
+        version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
+        is_new = version == 0 and self._connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None
+        if version != VERSION and not is_new:
+            raise ValueError(f"the sandbox's database has version {version}; expected {VERSION}; it was not changed")
+        return version
 
     def close(self) -> None:
         """Close the file."""

@@ -147,6 +147,10 @@ class Deliveries:
         """Return the newest `last` deliveries (None: all), oldest first."""
         return self._database.select(Delivery, "deliveries", "1 ORDER BY seq DESC LIMIT ?", last or -1)[::-1]
 
+    def page_of_deliveries(self, offset: int, limit: int) -> tuple[list[Delivery], int]:
+        """Return up to `limit` deliveries, newest first, and how many there are in all."""
+        return self._database.page(Delivery, "deliveries", "1", {}, offset, limit)
+
     def delivery(self, delivery_id: str) -> Delivery:
         """Return the delivery with this id."""
         found = self._database.get(Delivery, "deliveries", "id = ?", delivery_id)

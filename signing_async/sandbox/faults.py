@@ -22,6 +22,8 @@ OPERATIONS = (
     "recipients.remind",
     "oauth.authorize",
     "oauth.token",
+    "signings.cancel",
+    "signings.delete",
 )
 DELIVERY = "webhooks.deliver"
 

@@ -126,9 +126,9 @@ class Profile:
     created_status: Literal[201, 200] = 201
     """Status of creating a signing, a document or a recipient."""
     send_status: Literal[200, 202, 204] = 200
-    """Status of sending; the body is the signing, or with 204 there is none."""
+    """Status of sending. The body is the signing; 204 has no body."""
     remind_status: Literal[200, 202, 204] = 200
-    """Status of reminding; the body is the recipient, or with 204 there is none."""
+    """Status of reminding. The body is the recipient; 204 has no body."""
     not_editable_status: Literal[400, 409, 422] = 400
     """Status of adding a document or recipient to a signing that is no longer editable."""
 
@@ -199,7 +199,7 @@ class Profile:
     remind_expired: Literal["refuse", "renew"] = "refuse"
     """A reminder of an expired invitation: 400 `invitation_expired`, or the invitation is renewed."""
     remind_finished: Literal["skip", "refuse"] = "skip"
-    """A reminder to a recipient who has finished or is not invited yet: nothing is sent, or 400."""
+    """A reminder to a recipient who has finished or is not invited yet sends nothing, or is refused with 400."""
     decline_effect: Literal["cancels", "nothing"] = "cancels"
     """Whether declining cancels the signing; if not, the others may sign, but the signing is never completed."""
 

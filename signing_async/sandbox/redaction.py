@@ -27,9 +27,12 @@ def _redact_header(name: str, value: str) -> str:
     return value.partition("?")[0] if name in URL_HEADERS else value
 
 
+_CODE = re.compile(r"\bcode_[\w-]{20,}")
+
+
 def redact_body(body: bytes, *, of_request: bool = False) -> str:
     """Return a JSON or form body as text without secrets. JSON may be malformed or truncated."""
-    text = body.decode("utf-8", "replace")
+    text = _CODE.sub(REDACTED, body.decode("utf-8", "replace"))
     if text.lstrip()[:1] in {"{", "["}:
         return (_IN_REQUEST if of_request else _IN_RESPONSE).sub(rf'\1"{REDACTED}"', text)
     return redact_form(text)

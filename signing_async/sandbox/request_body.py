@@ -112,7 +112,7 @@ async def _receive(reader: MultipartReader, incoming: Incoming) -> str | None:
     ignored = 0
     while (part := await reader.next()) is not None:
         if not isinstance(part, BodyPartReader):
-            raise ValueError("a part is multipart itself")  # noqa: TRY004  # not a programming error
+            raise ValueError("a part is multipart itself")  # noqa: TRY004  # the caller responds to it with 400
         wanted = part.name == FILE_FIELD and part.filename is not None
         if wanted and filename is not None:
             raise invalid({FILE_FIELD: [f"There must be only one {FILE_FIELD}."]})

@@ -1,78 +1,23 @@
-"""The names of the spans, the metrics and their attributes: by the semantic conventions where these have one."""
+"""The names of spans, events, attributes and metrics: by the semantic conventions where these have one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
-
-__all__ = [
-    "ACTIVE_REQUESTS",
-    "ARCHIVE_DOCUMENTS",
-    "ARCHIVE_FINDINGS",
-    "ARCHIVE_SIGNINGS",
-    "ARCHIVE_SIZE",
-    "ATTEMPT_NUMBER",
-    "ATTRIBUTES",
-    "DEAD_LETTERS",
-    "DELIVERIES",
-    "DELIVERY_DURATION",
-    "DELIVERY_SPAN",
-    "DISPATCH_ACTIVE",
-    "DISPATCH_DURATION",
-    "DISPATCH_SPAN",
-    "DOCUMENT_ID",
-    "DOCUMENT_SPAN",
-    "ERROR_TYPE",
-    "EVENTS",
-    "EVENT_ID",
-    "FINDING",
-    "HANDLER",
-    "HANDLER_ATTEMPTS",
-    "HANDLER_DURATION",
-    "HANDLER_OUTCOME",
-    "HANDLER_SPAN",
-    "JOURNAL_DURATION",
-    "JOURNAL_OPERATION",
-    "METRICS",
-    "OLDEST_PENDING",
-    "OPERATION",
-    "OPERATION_ATTEMPTS",
-    "OPERATION_DURATION",
-    "OUTCOME",
-    "PACKAGE_NUMBER",
-    "PACKAGE_SPAN",
-    "PENDING_EVENTS",
-    "READING_EVENT",
-    "REFRESHES",
-    "REFRESH_EVENT",
-    "REFRESH_RESULT",
-    "REFRESH_SPAN",
-    "REQUEST_DURATION",
-    "REQUEST_ID",
-    "RETRY_DELAY",
-    "RETRY_EVENT",
-    "SCHEMA_URL",
-    "SECONDS",
-    "SIGNING_ID",
-    "SPANS",
-    "STATUS_CODE",
-    "SWEEP_DURATION",
-    "SWEEP_SPAN",
-    "TRANSFERRED",
-    "UNKNOWN_OUTCOMES",
-    "URL_TEMPLATE",
-    "VERDICT",
-    "VERDICT_EVENT",
-    "WAIT",
-    "WAIT_DURATION",
-    "WAIT_EVENT",
-    "WAIT_PASSED",
-    "WEBHOOK_VERDICT",
-    "Metric",
-]
+from typing import Literal
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.38.0"
 """The version of the semantic conventions that the names follow."""
+
+# Attributes of the semantic conventions.
+ERROR_TYPE = "error.type"
+METHOD = "http.request.method"
+RESEND_COUNT = "http.request.resend_count"
+STATUS_CODE = "http.response.status_code"
+ADDRESS = "server.address"
+PORT = "server.port"
+URL = "url.full"
+URL_TEMPLATE = "url.template"
+DIRECTION = "network.io.direction"
 
 # This package's own attributes.
 SIGNING_ID = "signing.id"
@@ -93,30 +38,110 @@ HANDLER = "signing_async.inbox.handler"
 HANDLER_OUTCOME = "signing_async.inbox.outcome"
 ATTEMPT_NUMBER = "signing_async.inbox.attempt"
 FINDING = "signing_async.archive.finding"
-ATTRIBUTES = (
-    SIGNING_ID,
-    REQUEST_ID,
-    OPERATION,
-    OUTCOME,
-    WAIT,
-    WAIT_PASSED,
-    RETRY_DELAY,
-    VERDICT,
-    REFRESH_RESULT,
-    JOURNAL_OPERATION,
-    PACKAGE_NUMBER,
-    DOCUMENT_ID,
-    EVENT_ID,
-    WEBHOOK_VERDICT,
-    HANDLER,
-    HANDLER_OUTCOME,
-    ATTEMPT_NUMBER,
-    FINDING,
-)
 
-ERROR_TYPE = "error.type"
-STATUS_CODE = "http.response.status_code"
-URL_TEMPLATE = "url.template"
+# The events of an operation's span.
+WAIT_EVENT = "rate_limiter.wait"
+REFRESH_EVENT = "token.refresh"
+RETRY_EVENT = "retry"
+READING_EVENT = "reconcile.read"
+VERDICT_EVENT = "reconcile.verdict"
+
+# The buckets of the semantic conventions, and longer ones for what may take minutes or hours.
+_SHORT = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
+_LONG = (*_SHORT, 25, 50, 100, 250, 500)
+_LONGEST = (*_LONG, 1000, 2500, 5000, 10000)
+_COUNTS = (1, 2, 3, 4, 5, 7, 10)
+
+
+class Metric:
+    """A metric. ``combine`` makes one value of a gauge from the values of several parts of a process."""
+
+    def __init__(
+        self,
+        name: str,
+        kind: Literal["counter", "up_down_counter", "histogram", "gauge"],
+        unit: str,
+        description: str,
+        attributes: tuple[str, ...] = (),
+        boundaries: tuple[float, ...] = (),
+        combine: Callable[[Iterable[float]], float] = sum,
+    ) -> None:
+        self.name: str = name
+        self.kind: Literal["counter", "up_down_counter", "histogram", "gauge"] = kind
+        self.unit: str = unit
+        self.description: str = description
+        self.attributes: tuple[str, ...] = attributes
+        self.boundaries: tuple[float, ...] = boundaries
+        self.combine: Callable[[Iterable[float]], float] = combine
+
+
+def _duration(name: str, of: str, boundaries: tuple[float, ...], *attributes: str) -> Metric:
+    return Metric(f"signing_async.{name}.duration", "histogram", "s", f"Duration of {of}.", attributes, boundaries)
+
+
+def _attempts(name: str, of: str, *attributes: str) -> Metric:
+    return Metric(f"signing_async.{name}.attempts", "histogram", "{attempt}", f"Attempts of {of}.", attributes, _COUNTS)
+
+
+def _counter(name: str, unit: str, description: str, *attributes: str) -> Metric:
+    return Metric(f"signing_async.{name}", "counter", unit, description, attributes)
+
+
+_SERVER = METHOD, ADDRESS, PORT
+_REQUEST = *_SERVER, URL_TEMPLATE, STATUS_CODE, ERROR_TYPE
+_RESULT = OUTCOME, ERROR_TYPE
+_HANDLED = HANDLER, HANDLER_OUTCOME
+_WAITING = "Requests that use or await a pooled connection."
+_OLDEST = "Age of the oldest event that is not handled."
+
+REQUEST_DURATION = Metric(
+    "http.client.request.duration", "histogram", "s", "Duration of HTTP client requests.", _REQUEST, _SHORT
+)
+ACTIVE_REQUESTS = Metric("http.client.active_requests", "up_down_counter", "{request}", _WAITING, _SERVER)
+OPERATION_DURATION = _duration("operation", "operations, with their waits", _LONG, OPERATION, *_RESULT)
+OPERATION_ATTEMPTS = _attempts("operation", "an operation", OPERATION)
+UNKNOWN_OUTCOMES = _counter(
+    "operation.unknown_outcomes", "{operation}", "Operations that may have taken effect.", OPERATION
+)
+WAIT_DURATION = _duration("rate_limiter.wait", "waits for the rate limiter", _LONG, WAIT_PASSED)
+REFRESHES = _counter("token.refreshes", "{refresh}", "Token refreshes, by result.", REFRESH_RESULT)
+TRANSFERRED = _counter("transferred", "By", "Bytes of request and response bodies.", DIRECTION)
+JOURNAL_DURATION = _duration("journal", "a journal's operations", _SHORT, JOURNAL_OPERATION, ERROR_TYPE)
+DISPATCH_DURATION = _duration("dispatch.package", "the work on a package", _LONG, OUTCOME)
+DISPATCH_ACTIVE = Metric(
+    "signing_async.dispatch.active_packages", "up_down_counter", "{package}", "Packages being dispatched."
+)
+DELIVERIES = _counter("webhook.deliveries", "{delivery}", "Webhook deliveries, by verdict.", WEBHOOK_VERDICT)
+DELIVERY_DURATION = _duration("webhook.delivery", "webhook deliveries", _SHORT, WEBHOOK_VERDICT)
+HANDLER_DURATION = _duration("inbox.handler", "attempts to handle an event", _LONG, *_HANDLED, ERROR_TYPE)
+HANDLER_ATTEMPTS = _attempts("inbox", "an event that is settled", *_HANDLED)
+PENDING_EVENTS = Metric("signing_async.inbox.pending", "gauge", "{event}", "Events that are not handled yet.")
+OLDEST_PENDING = Metric("signing_async.inbox.oldest_pending.age", "gauge", "s", _OLDEST, combine=max)
+DEAD_LETTERS = Metric("signing_async.inbox.dead_letters", "gauge", "{event}", "Events whose handler failed too often.")
+SWEEP_DURATION = _duration("archive.sweep", "an archive's sweeps", _LONGEST, *_RESULT)
+ARCHIVE_SIGNINGS = _counter("archive.signings", "{signing}", "Signings that sweeps have read in the list.")
+ARCHIVE_DOCUMENTS = _counter("archive.documents", "{document}", "Documents to archive, by outcome.", *_RESULT)
+ARCHIVE_SIZE = _counter("archive.size", "By", "Bytes of archived documents.")
+ARCHIVE_FINDINGS = _counter("archive.findings", "{finding}", "Findings in archives, by kind.", FINDING)
+METRICS = tuple(each for each in tuple(globals().values()) if isinstance(each, Metric))
+
+
+class SpanType:
+    """What a span records at its end: its outcome, under this attribute, and metrics.
+
+    A histogram gets the seconds, a counter is increased by one, and an up-down counter is one higher during the span.
+    """
+
+    def __init__(
+        self,
+        outcome: str | None = None,
+        metrics: tuple[Metric, ...] = (),
+        kind: Literal["internal", "consumer", "client"] = "internal",
+    ) -> None:
+        self.outcome: str | None = outcome
+        self.metrics: tuple[Metric, ...] = metrics
+        self.kind: Literal["internal", "consumer", "client"] = kind
+
 
 # The span of an operation has the operation's name, that of an attempt its method and URL template.
 REFRESH_SPAN = "token.refresh"
@@ -126,132 +151,13 @@ DELIVERY_SPAN = "webhook.delivery"
 HANDLER_SPAN = "inbox.handler"
 SWEEP_SPAN = "archive.sweep"
 DOCUMENT_SPAN = "archive.document"
-SPANS = (REFRESH_SPAN, DISPATCH_SPAN, PACKAGE_SPAN, DELIVERY_SPAN, HANDLER_SPAN, SWEEP_SPAN, DOCUMENT_SPAN)
 
-# The events of an operation's span.
-WAIT_EVENT = "rate_limiter.wait"
-REFRESH_EVENT = "token.refresh"
-RETRY_EVENT = "retry"
-READING_EVENT = "reconcile.read"
-VERDICT_EVENT = "reconcile.verdict"
-EVENTS = (WAIT_EVENT, REFRESH_EVENT, RETRY_EVENT, READING_EVENT, VERDICT_EVENT)
-
-# The boundaries of the semantic conventions, and longer ones for what may take minutes or hours.
-SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10)
-_MINUTES = (*SECONDS, 25, 50, 100, 250, 500)
-_HOURS = (*_MINUTES, 1000, 2500, 5000, 10000)
-_COUNTS = (1, 2, 3, 4, 5, 7, 10)
-
-
-class Metric(NamedTuple):
-    """A metric: its kind of instrument, its unit, and what it counts or measures."""
-
-    name: str
-    kind: Literal["counter", "up_down_counter", "histogram", "gauge"]
-    unit: str
-    description: str
-    boundaries: tuple[float, ...] | None = None
-    """The bucket boundaries of a histogram."""
-    combine: Callable[[Iterable[float]], float] = sum
-    """How to combine the values that several parts of a process measure for a gauge."""
-
-
-REQUEST_DURATION = Metric(
-    "http.client.request.duration", "histogram", "s", "Duration of HTTP client requests.", SECONDS
-)
-ACTIVE_REQUESTS = Metric(
-    "http.client.active_requests", "up_down_counter", "{request}", "Requests that use or await a pooled connection."
-)
-OPERATION_DURATION = Metric(
-    "signing_async.operation.duration",
-    "histogram",
-    "s",
-    "Duration of operations, with their waits, attempts and readings.",
-    _MINUTES,
-)
-OPERATION_ATTEMPTS = Metric(
-    "signing_async.operation.attempts", "histogram", "{attempt}", "Attempts of an operation.", _COUNTS
-)
-UNKNOWN_OUTCOMES = Metric(
-    "signing_async.operation.unknown_outcomes", "counter", "{operation}", "Operations that may have taken effect."
-)
-WAIT_DURATION = Metric(
-    "signing_async.rate_limiter.wait.duration", "histogram", "s", "Waits for the rate limiter.", _MINUTES
-)
-REFRESHES = Metric("signing_async.token.refreshes", "counter", "{refresh}", "Token refreshes, by result.")
-TRANSFERRED = Metric("signing_async.transferred", "counter", "By", "Bytes of request and response bodies.")
-JOURNAL_DURATION = Metric(
-    "signing_async.journal.duration", "histogram", "s", "Duration of a journal's operations.", SECONDS
-)
-DISPATCH_DURATION = Metric(
-    "signing_async.dispatch.package.duration",
-    "histogram",
-    "s",
-    "Duration of the work on a package, by outcome.",
-    _MINUTES,
-)
-DISPATCH_ACTIVE = Metric(
-    "signing_async.dispatch.active_packages", "up_down_counter", "{package}", "Packages being dispatched."
-)
-DELIVERIES = Metric("signing_async.webhook.deliveries", "counter", "{delivery}", "Webhook deliveries, by verdict.")
-DELIVERY_DURATION = Metric(
-    "signing_async.webhook.delivery.duration",
-    "histogram",
-    "s",
-    "Duration of webhook deliveries, from their head to the response.",
-    SECONDS,
-)
-HANDLER_DURATION = Metric(
-    "signing_async.inbox.handler.duration", "histogram", "s", "Duration of an inbox's attempts, by outcome.", _MINUTES
-)
-HANDLER_ATTEMPTS = Metric(
-    "signing_async.inbox.attempts", "histogram", "{attempt}", "Attempts of an event that is settled.", _COUNTS
-)
-PENDING_EVENTS = Metric("signing_async.inbox.pending", "gauge", "{event}", "Events that are not handled yet.")
-OLDEST_PENDING = Metric(
-    "signing_async.inbox.oldest_pending.age", "gauge", "s", "Age of the oldest event that is not handled.", combine=max
-)
-DEAD_LETTERS = Metric("signing_async.inbox.dead_letters", "gauge", "{event}", "Events whose handler failed too often.")
-SWEEP_DURATION = Metric(
-    "signing_async.archive.sweep.duration", "histogram", "s", "Duration of an archive's sweeps, by outcome.", _HOURS
-)
-ARCHIVE_SIGNINGS = Metric(
-    "signing_async.archive.signings", "counter", "{signing}", "Signings that sweeps have read in the list."
-)
-ARCHIVE_DOCUMENTS = Metric(
-    "signing_async.archive.documents", "counter", "{document}", "Documents to archive, by outcome."
-)
-ARCHIVE_SIZE = Metric("signing_async.archive.size", "counter", "By", "Bytes of archived documents.")
-ARCHIVE_FINDINGS = Metric(
-    "signing_async.archive.findings",
-    "counter",
-    "{finding}",
-    "Differences between archives and their manifests, by kind.",
-)
-
-METRICS = (
-    REQUEST_DURATION,
-    ACTIVE_REQUESTS,
-    OPERATION_DURATION,
-    OPERATION_ATTEMPTS,
-    UNKNOWN_OUTCOMES,
-    WAIT_DURATION,
-    REFRESHES,
-    TRANSFERRED,
-    JOURNAL_DURATION,
-    DISPATCH_DURATION,
-    DISPATCH_ACTIVE,
-    DELIVERIES,
-    DELIVERY_DURATION,
-    HANDLER_DURATION,
-    HANDLER_ATTEMPTS,
-    PENDING_EVENTS,
-    OLDEST_PENDING,
-    DEAD_LETTERS,
-    SWEEP_DURATION,
-    ARCHIVE_SIGNINGS,
-    ARCHIVE_DOCUMENTS,
-    ARCHIVE_SIZE,
-    ARCHIVE_FINDINGS,
-)
-"""All metrics: the guide, its dashboard and its alert rules are checked against them."""
+SPANS: dict[str, SpanType] = {
+    REFRESH_SPAN: SpanType(REFRESH_RESULT, (REFRESHES,)),
+    DISPATCH_SPAN: SpanType(),
+    PACKAGE_SPAN: SpanType(OUTCOME, (DISPATCH_DURATION, DISPATCH_ACTIVE)),
+    DELIVERY_SPAN: SpanType(WEBHOOK_VERDICT, (DELIVERIES, DELIVERY_DURATION), "consumer"),
+    HANDLER_SPAN: SpanType(HANDLER_OUTCOME, (HANDLER_DURATION,), "consumer"),
+    SWEEP_SPAN: SpanType(OUTCOME, (SWEEP_DURATION,)),
+    DOCUMENT_SPAN: SpanType(OUTCOME, (ARCHIVE_DOCUMENTS,)),
+}

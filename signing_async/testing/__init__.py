@@ -1,4 +1,4 @@
-"""A pytest plugin with the sandbox as fixtures, a sample PDF, and conformance suites for this package's protocols.
+"""A pytest plugin with the sandbox as fixtures, and a sample PDF.
 
 Example::
 
@@ -11,18 +11,12 @@ Example::
 
     @pytest.mark.signing_sandbox(profile=Profile.laravel(), seed=1)
     async def test_other_settings(signing_sandbox): ...
-
-A conformance suite is a class. Subclass it where pytest collects tests, with a fixture that opens your implementation::
-
-    class TestMyStore(TokenStoreConformance):
-        @pytest.fixture
-        def open_store(self, tmp_path):
-            return lambda: MyStore(tmp_path / "token")
 """
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,27 +27,12 @@ if TYPE_CHECKING:
     from .._sample_pdf import sample_pdf as sample_pdf
     from ..client import SigningClient
     from ..sandbox import Sandbox
-    from .archive_stores import ArchiveStoreConformance as ArchiveStoreConformance
-    from .archive_stores import ListedStoreConformance as ListedStoreConformance
-    from .event_stores import EventStoreConformance as EventStoreConformance
-    from .event_stores import FencedEventStoreConformance as FencedEventStoreConformance
-    from .journals import FencedJournalConformance as FencedJournalConformance
-    from .journals import JournalConformance as JournalConformance
-    from .journals import ListedJournalConformance as ListedJournalConformance
-    from .seen_events import SeenEventsConformance as SeenEventsConformance
-    from .token_stores import FencedTokenStoreConformance as FencedTokenStoreConformance
-    from .token_stores import TokenStoreConformance as TokenStoreConformance
 else:
-    # No `__dir__`: pytest reads every name that a plugin's `__dir__` lists, and few tests use the suites.
+    # No `__dir__`: pytest reads every name that a plugin's `__dir__` lists, and few tests need them.
     __getattr__ = attach(
         __name__,
         {
             ".._sample_pdf": ("sample_pdf",),
-            ".archive_stores": ("ArchiveStoreConformance", "ListedStoreConformance"),
-            ".event_stores": ("EventStoreConformance", "FencedEventStoreConformance"),
-            ".journals": ("FencedJournalConformance", "JournalConformance", "ListedJournalConformance"),
-            ".seen_events": ("SeenEventsConformance",),
-            ".token_stores": ("FencedTokenStoreConformance", "TokenStoreConformance"),
         },
     )[0]
 
@@ -68,11 +47,28 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "signing_sandbox(**settings): start the signing sandbox with these settings")
 
 
+def _check_loop_scopes(request: pytest.FixtureRequest) -> None:
+    """Fail the test if pytest-asyncio runs it in another loop than its fixtures: the sandbox would never respond."""
+    marker = request.node.get_closest_marker("asyncio")
+    name, scopes = "asyncio_default_fixture_loop_scope", ["function", "function"]
+    for place, setting in enumerate((name, "asyncio_default_test_loop_scope")):
+        with suppress(ValueError):  # pytest-asyncio is not used, or does not have the setting yet
+            scopes[place] = request.config.getini(setting) or "function"
+    fixtures, tests = scopes
+    if marker is not None and fixtures != (tests := marker.kwargs.get("loop_scope", tests)):
+        pytest.fail(
+            f"signing_sandbox runs in the event loop of the {fixtures}, but this test in that of the {tests}: set"
+            f' {name} = "{tests}" in pytest\'s configuration, or @pytest.mark.asyncio(loop_scope="{fixtures}")',
+            pytrace=False,
+        )
+
+
 @async_fixture
 async def signing_sandbox(request: pytest.FixtureRequest) -> AsyncIterator[Sandbox]:
     """A running sandbox for one test, with the settings of the marker `signing_sandbox`."""
     from ..sandbox import Sandbox
 
+    _check_loop_scopes(request)
     marker = request.node.get_closest_marker("signing_sandbox")
     async with Sandbox(**(marker.kwargs if marker else {})) as sandbox:
         yield sandbox

@@ -1,76 +1,57 @@
-"""One call: rate limiter, attempts, deadline, reconciliation."""
+"""One call: attempts until one decides, with a reading before each repeat and each error once one was ambiguous."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-from collections.abc import Awaitable, Iterable
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar, cast
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any, Generic, TypeVar
 
-from .. import errors
-from .._foreign import safe_text
-from ..reconcile import Found, Reconciler, Undecidable
-from ..telemetry import switch
+from .. import errors, telemetry
+from ..reconcile import Found, Reconciliation, Undecidable
 from . import retry
-from .deadlines import Deadline
-from .exchange import Exchange, TokenReplaced, report_attempt
-from .operation import Anonymous, Attempt, Auth, Bearer, CallContext, Operation, Options, Shared, Timeouts, log
-from .retry import FailedAttempt, Outcome, Repeat, Retries, RetryBudget, RetryRequested, Step
+from .attempt import RESERVED_SHARE, Outcome, attempt, report
+from .operation import Context, Observer, Operation, Options, Shared, log
+from .retry import Decision, Kind, Retries, RetryBudget, RetryRequested, Safety, Step
 
-if TYPE_CHECKING:
-    from ..models import Signing
-    from ..telemetry.calls import Call as ObservedCall
-
-__all__ = [
-    "Anonymous",
-    "Attempt",
-    "Auth",
-    "Bearer",
-    "Operation",
-    "Options",
-    "Shared",
-    "Timeouts",
-    "Transport",
-    "log",
-]
+__all__ = ["Transport"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-# At most this share of the remaining time is reserved for readings and for the response.
-_RESERVED_SHARE = 0.25
+# Seconds that a call keeps before its deadline for a response, and for a reading.
+_RESPONSE_TIME = _READING_TIME = 1.0
 _LATE = "the deadline passed before it could be reconciled"
-_UNOBSERVED: AbstractContextManager[None] = nullcontext()
 
 
 class Transport:
     """Makes calls for one view of a client: every operation goes through `call`."""
 
-    def __init__(self, shared: Shared, options: Options) -> None:
+    def __init__(
+        self, shared: Shared, options: Options, attempt: Callable[..., Awaitable[Outcome[Any]]] = attempt
+    ) -> None:
         self.shared = shared
         self.options = options
-        self._unobserved = CallContext(options.on_attempt, telemetry=options.telemetry)
+        self.attempt = attempt
 
     async def call(self, operation: Operation[T], deadline: float | None = None) -> T:
         """Carry out an operation within the call's deadline; retry it as the policy and the retry table allow."""
+        began, budget, options = asyncio.get_running_loop().time(), self.shared.budget, self.options
         if deadline is None:
-            deadline = self.deadline(transfer=operation.transfer)
-        budget = self.shared.budget
-        budget.deposit()
-        with self._observe(operation.name, operation.path) as observed:
-            call = _Call(self.shared, self.options, operation, deadline, budget, self._context(observed))
+            deadline = began + (options.timeouts.transfer if operation.transfer else options.timeouts.call)
+        with telemetry.active(options.telemetry).call(operation.name, operation.path) as span:
+            observer = Observer(options.on_attempt, options.telemetry, span)
+            call = _Call(self, operation, began, deadline, budget, observer)
+            budget.deposit()
             try:
-                self.shared.sessions.get()
-                result = await retry.run(call.attempt)
+                result = await call.run()
             except BaseException as error:
-                call.abandon(error)
+                call.note_unresolved(error)
                 raise
             finally:
                 budget.end_call()
-            if observed is not None and operation.repeat is Repeat.CREATE:
-                observed.note_created(cast("Signing", result).id)
+            if operation.safety is Safety.CREATE:
+                signing: Any = result
+                span.created(signing.id)
             return result
 
     async def find_effect(self, operation: Operation[T]) -> Found[T] | None:
@@ -78,27 +59,18 @@ class Transport:
 
         Only reads. Raises `OutcomeUnknown` if the service can't be read or doesn't tell.
         """
-        with self._observe(f"{operation.name}.find_effect", operation.path) as observed:
-            return await self._reading_call(operation, observed).find_effect()
+        with telemetry.active(self.options.telemetry).call(f"{operation.name}.find_effect", operation.path) as span:
+            return await self._reading_call(operation, span).find_effect()
 
-    async def verify_effect(self, operation: Operation[T], value: T) -> T:
+    async def confirm_effect(self, operation: Operation[T], value: T) -> T:
         """Return the effect of an operation that returned ``value``; raise `OutcomeUnknown` if no effect shows."""
-        with self._observe(f"{operation.name}.verify_effect", operation.path) as observed:
-            return await self._reading_call(operation, observed).verify(value)
+        with telemetry.active(self.options.telemetry).call(f"{operation.name}.verify_effect", operation.path) as span:
+            return await self._reading_call(operation, span).confirm(value)
 
-    def _reading_call(self, operation: Operation[T], observed: ObservedCall | None) -> _Call[T]:
-        return _Call(self.shared, self.options, operation, self.deadline(), None, self._context(observed))
-
-    def _context(self, observed: ObservedCall | None) -> CallContext:
-        return self._unobserved if observed is None else CallContext(self.options.on_attempt, observed)
-
-    def _observe(self, name: str, path: str) -> AbstractContextManager[ObservedCall | None]:
-        telemetry = switch.active() if self.options.telemetry else None
-        if telemetry is None:
-            return _UNOBSERVED
-        from ..telemetry.calls import Call
-
-        return Call(telemetry, name, path)
+    def _reading_call(self, operation: Operation[T], span: telemetry.CallSpan) -> _Call[T]:
+        now = asyncio.get_running_loop().time()
+        observer = Observer(self.options.on_attempt, self.options.telemetry, span)
+        return _Call(self, operation, now, now + self.options.timeouts.call, None, observer)
 
     def deadline(self, *, transfer: bool = False) -> float:
         """Return the deadline of a call that begins now, in loop time."""
@@ -110,286 +82,241 @@ class Transport:
 
 
 class _Call(Generic[T]):
-    """The attempts of one call, and their common state."""
+    """The attempts of one call, and what they share."""
 
-    retry_at = 0.0
-    accepted = 0
-    """What `Shared.accepted` was when the last request was sent."""
-    last_failure: errors.SigningError | None = None
-    may_have_taken_effect = False
-    may_refresh = True
-    reconciler: Reconciler[T] | None = None
-    """Made after the first attempt that is ambiguous or raises, or by a method that only reads."""
+    _retries: Retries | None = None
+    """Made after the first attempt that failed."""
+    _reconciliation: Reconciliation[T] | None = None
+    """Made after the first attempt that is ambiguous or refused, or by a method that only reads."""
+    _was_ambiguous = False
+    _last_failure: errors.SigningError | None = None
+    """The error of the last attempt that did not end with a refusal."""
 
     def __init__(
         self,
-        shared: Shared,
-        options: Options,
+        transport: Transport,
         operation: Operation[T],
+        began: float,
         deadline: float,
         budget: RetryBudget | None,
-        context: CallContext,
+        observer: Observer,
     ) -> None:
-        self.shared = shared
-        self.options = options
-        self.operation = operation
-        self.deadline = deadline
-        self.retries = Retries(options.retry, operation.repeat, budget)
-        self.context = context
-        self.observed = context.observed
-        self.exchange: Exchange[T] = Exchange(operation, shared, options, self.context)
-        self.started = asyncio.get_running_loop().time()
+        self._transport = transport
+        self._operation = operation
+        self._deadline = deadline
+        self._budget = budget
+        self._retry_at = began
+        reserved, reserve, policy = _RESPONSE_TIME, 0.0, transport.options.retry
+        if operation.effect is not None:
+            reserved += _READING_TIME
+            if policy.max_attempts > 1:
+                reserve = policy.settle + _READING_TIME
+        last_start = deadline - min(reserved, RESERVED_SHARE * (deadline - began))
+        self._context = Context(observer, deadline, last_start, reserve)
 
-    async def attempt(self) -> T:
-        """Make one attempt; raise `RetryRequested` if another is to follow."""
-        if self.reconciler is not None and (found := await self._reconcile(self.reconciler, self.retry_at)) is not None:
-            return self._succeed(found.value)
-        self.retries.attempts += 1
-        began = time.perf_counter()
+    async def run(self) -> T:
+        """Make attempts until one returns or raises."""
         try:
-            result = await (self._send() if self.observed is None else self._send_observed())
-        except Exception as error:  # also what the caller's own rate limiter, token or file raises
-            report_attempt(self.exchange, self.retries.attempts, began, safe_text(error))
-            if self.operation.effect is not None and (reconciler := self._reconciler()).may_cause(error):
-                if self.exchange.status is not None:
-                    # The refusal may mean that an earlier attempt took effect late: give its effect time to show.
-                    reconciler.wait(self.options.retry.settle)
-                return await self._reconcile_or_raise(reconciler, error)
-            raise
-        if isinstance(result, TokenReplaced):
-            self._retry_with_new_token(began)
-        if isinstance(result, FailedAttempt):
-            return await self._follow(result, began)
-        report_attempt(self.exchange, self.retries.attempts, began)
-        return self._succeed(result if self.reconciler is None else await self.verify(result))
+            # Most calls need no more than this, and backoff would be a tenth of a small call's cost.
+            return await self._step()
+        except RetryRequested as request:
+            delay = request.delay
+        await asyncio.sleep(delay)
+        return await retry.run(self._step)
 
-    def _retry_with_new_token(self, began: float) -> NoReturn:
-        self.may_refresh = False
-        self.retries.uncounted += 1
-        text = "the token was rejected and has been refreshed"
-        report_attempt(self.exchange, self.retries.attempts, began, text, delay=0.0, level=logging.DEBUG)
-        self.retry_at = asyncio.get_running_loop().time()
-        raise RetryRequested(0.0)
+    async def _step(self) -> T:
+        """Make one attempt, after a reading if an earlier one was ambiguous; raise `RetryRequested` for another one."""
+        if self._reconciliation is not None and (found := await self._settle(self._retry_at)) is not None:
+            return self._succeed(found.value)
+        operation, transport, context = self._operation, self._transport, self._context
+        shared, options, loop = transport.shared, transport.options, asyncio.get_running_loop()
+        context.number += 1
+        context.body = None if operation.body is None else operation.body()
+        accepted, began = shared.accepted, loop.time()
+        outcome: Outcome[T] = await transport.attempt(operation, shared, options, context)
+        seconds = loop.time() - began
+        if outcome.kind is Kind.SUCCESS:
+            report(outcome, operation.name, context.number, seconds, shared, options)
+            value: Any = outcome.value
+            return self._succeed(value if self._reconciliation is None else await self.confirm(value))
+        decision = self._decide(outcome, others_accepted=shared.accepted > accepted)
+        ambiguous = decision.step in (Step.RECONCILE, Step.UNKNOWN)
+        report(outcome, operation.name, context.number, seconds, shared, options, decision.delay, ambiguous=ambiguous)
+        return await self._follow(outcome, decision)
 
-    async def _follow(self, failed: FailedAttempt, began: float) -> T:
-        """Do what follows a failed attempt: request another one, find its effect after all, or raise."""
-        now = asyncio.get_running_loop().time()
-        decision = self.retries.decide(
-            failed, remaining=self._last_start() - now, others_accepted=self.shared.accepted > self.accepted
+    def _decide(self, outcome: Outcome[T], *, others_accepted: bool) -> Decision:
+        """Decide what follows a failed attempt."""
+        if self._retries is None:
+            self._retries = Retries(self._transport.options.retry, self._operation.safety, self._budget)
+        self._retries.attempts = self._context.number
+        self._retry_at = asyncio.get_running_loop().time()
+        decision = self._retries.decide(
+            outcome.kind,
+            outcome.retry_after,
+            remaining=self._context.last_start - self._retry_at,
+            may_retry=outcome.may_retry,
+            others_accepted=others_accepted,
         )
         if decision.pause is not None:
-            self.shared.rate_limiter.pause(decision.pause)
-        is_ambiguous = decision.step in (Step.RECONCILE, Step.UNKNOWN)
-        attempts, text = self.retries.attempts, str(failed.error)
-        report_attempt(self.exchange, attempts, began, text, delay=decision.delay, ambiguous=is_ambiguous)
-        self.last_failure = failed.error
-        self.may_have_taken_effect |= failed.outcome.is_ambiguous
-        if self.operation.effect is not None and is_ambiguous:
-            self._note_ambiguous(failed.outcome)
+            self._transport.shared.rate_limiter.pause(decision.pause)
+        return decision
+
+    async def _follow(self, outcome: Outcome[T], decision: Decision) -> T:
+        """Do what follows a failed attempt: request another one, find its effect after all, or raise."""
+        kind, error, effect = outcome.kind, outcome.error, self._operation.effect
+        assert error is not None
+        if kind is Kind.RAISED:
+            if self._is_harmful and self._context.body is not None and self._context.body.may_have_taken_effect:
+                raise self._failed(error) from error
+        else:
+            self._context.body = None  # from here on the ambiguity is the reconciliation's
+            if kind is not Kind.REFUSED and isinstance(error, errors.SigningError):
+                self._last_failure = error
+        if kind.is_ambiguous:
+            self._was_ambiguous = True
+            if effect is not None:
+                self._note_ambiguous(kind)
         if decision.step is Step.UNKNOWN:
-            text = f"{failed.error}; {decision.reason}"
-            may_clear = self.operation.effect is not None  # nothing was read; a reading may tell
-            raise _unknown(self, text, timed_out=isinstance(failed.error, errors.RequestTimeout), may_clear=may_clear)
-        # From here on the call, not the exchange, tracks whether the attempt may have taken effect.
-        self.exchange.body = None
+            text, timed_out = f"{error}; {decision.reason}", isinstance(error, errors.RequestTimeout)
+            # Nothing was read; a reading may tell.
+            raise self._unknown(text, timed_out=timed_out, may_clear=effect is not None)
         if decision.delay is not None:
-            self.retry_at = now + decision.delay
-            if self.observed is not None:
-                self.observed.note_retry(decision.delay, failed.error)
+            self._retry_at += decision.delay
+            if kind is Kind.REJECTED_TOKEN:
+                self._context.may_refresh = False
+            else:
+                self._context.observer.span.retry(decision.delay, error)
             # An ambiguous call spends the delay on readings.
             raise RetryRequested(0.0 if decision.step is Step.RECONCILE else decision.delay)
-        error = _complete(failed.error, decision.reason, self.retries.attempts)
-        if self.reconciler is not None:
-            return await self._reconcile_or_raise(self.reconciler, error)
+        if effect is not None and (self._reconciliation is not None or effect.may_cause(error)):
+            if kind in (Kind.REFUSED, Kind.RAISED):
+                # The refusal may mean that an earlier attempt took effect late: give its effect time to show.
+                self._reconcile().wait(self._transport.options.retry.settle)
+            found = await self._settle(self._retry_at)
+            if found is not None:
+                return self._succeed(found.value)
+        may_show_late = self._is_harmful and (self._was_ambiguous if effect is None else effect.may_show_late)
+        if may_show_late and not isinstance(error, errors.SigningError):
+            raise self._failed(error) from error
+        if isinstance(error, errors.SigningError) and (may_show_late or kind not in (Kind.REFUSED, Kind.RAISED)):
+            flags: errors.Flags = {"effect": "unknown"} if may_show_late else {}
+            raise errors.amended(error, reason=decision.reason, attempts=self._context.number, **flags)
         raise error
 
-    def abandon(self, error: BaseException) -> None:
-        """Note whether a call that raised may still take effect; if so, raise `OutcomeUnknown` for a foreign error."""
-        effect, may_take_effect = self.operation.effect, _may_take_effect(self)
+    def note_unresolved(self, error: BaseException) -> None:
+        """Note that the call ended with an error while its effect may still show."""
+        if self._operation.effect is None:
+            return
         if isinstance(error, errors.SigningError):
-            if may_take_effect:
-                error.effect = "unknown"
             is_unknown = error.effect == "unknown"
         else:
             # The call was cancelled, or the caller's own code failed.
-            is_unknown = may_take_effect or bool(self.reconciler and self.reconciler.ambiguous)
-        if is_unknown and effect is not None:
-            effect.note_unresolved()
-        if may_take_effect and isinstance(error, Exception) and not isinstance(error, errors.SigningError):
-            raise _unknown(self, f"the call failed ({type(error).__name__})", may_clear=effect is not None) from error
+            is_under_way = self._context.body is not None and self._context.body.may_have_taken_effect
+            is_unknown = is_under_way or (self._reconciliation is not None and self._reconciliation.is_ambiguous)
+        if is_unknown:
+            self._operation.effect.note_unresolved()
+
+    @property
+    def _is_harmful(self) -> bool:
+        return retry.effect_of(self._operation.safety) == "unknown"
 
     def _succeed(self, value: T) -> T:
-        self.retries.succeed()
+        if self._retries is not None:
+            self._retries.succeed()
         return value
-
-    # One attempt
-
-    async def _send_observed(self) -> T | FailedAttempt | TokenReplaced:
-        try:
-            result = await self._send()
-        except BaseException as error:
-            self.exchange.end_attempt(error)
-            raise
-        self.exchange.end_attempt(result.error if isinstance(result, FailedAttempt) else None)
-        return result
-
-    async def _send(self) -> T | FailedAttempt | TokenReplaced:
-        """Acquire from the rate limiter, send the request and read its response, within the deadline."""
-        shared, operation = self.shared, self.operation
-        exchange = self.exchange = Exchange(operation, shared, self.options, self.context)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        is_acquired = await shared.rate_limiter.acquire(self._last_start())
-        since = loop.time()
-        if self.observed is not None:
-            self.observed.note_wait(since - began, passed=is_acquired)
-        if not is_acquired:
-            wait = shared.rate_limiter.next_at - loop.time()
-            # Without a wait no limit is known: the earlier requests are still waiting for their responses.
-            return exchange.throttled(wait) if wait > 0 else exchange.timed_out()
-        self.accepted = shared.accepted
-        deadline = self.deadline
-        if operation.effect is not None and self.options.retry.max_attempts > 1:
-            # If no response comes, there must be time left to reconcile.
-            deadline -= min((deadline - since) * _RESERVED_SHARE, self.options.retry.settle + self._reading_time())
-        try:
-            with Deadline(deadline) as attempt_deadline:
-                result = await exchange.send(deadline, self.retries.attempts, may_refresh=self.may_refresh)
-                if exchange.status is not None and not (operation.transfer or isinstance(result, TokenReplaced)):
-                    shared.response_times.note(operation.name, loop.time() - exchange.sent_at)
-                return result
-        except TimeoutError:
-            if not attempt_deadline.expired:
-                raise
-        finally:
-            was_accepted = None if exchange.status is None else exchange.status != 429
-            shared.accepted += was_accepted is True
-            shared.rate_limiter.release(since, was_accepted)
-        return exchange.timed_out()
-
-    def _last_start(self) -> float:
-        """Return the latest loop time for a request to start and leave time for its response and one reading."""
-        needed = self.shared.response_times.expected(self.operation.name)
-        if self.operation.effect is not None:
-            needed += self._reading_time()
-        return self.deadline - min(needed, _RESERVED_SHARE * max(0.0, self.deadline - self.started))
 
     # Reconciliation
 
     async def find_effect(self) -> Found[T] | None:
         """Return the effect of an earlier process's request; None if it had none."""
-        self._note_ambiguous(Outcome.LOST)
-        return await self._reconcile(self._reconciler(), asyncio.get_running_loop().time())
+        self._note_ambiguous(Kind.LOST)
+        return await self._settle(self._retry_at)
 
-    async def verify(self, value: T) -> T:
+    async def confirm(self, value: T) -> T:
         """Return the effect of the attempt that succeeded; raise `OutcomeUnknown` unless it shows exactly once."""
-        unverified = "the request succeeded, but could not be verified"
-        verifying = self._reconciler().verify(value, self.options.retry.settle, reading_time=self._reading_time())
-        verified = await self._decide_by(verifying, unverified, f"{unverified}: ", () if value is None else (value,))
-        self._note_verdict("verified")
-        return verified
+        text = "the request succeeded, but could not be verified"
+        confirming = self._reconcile().confirm(value, self._transport.options.retry.settle)
+        confirmed = await self._decide_by(confirming, text, f"{text}: ", () if value is None else (value,))
+        self._context.observer.span.verdict("verified")
+        return confirmed
 
-    def _reconciler(self) -> Reconciler[T]:
-        if self.reconciler is None:
-            assert self.operation.effect is not None
-            self.reconciler = Reconciler(self.operation.effect, self._read, self.deadline)
-        return self.reconciler
+    def _reconcile(self) -> Reconciliation[T]:
+        if self._reconciliation is None:
+            assert self._operation.effect is not None
+            left = max(0.0, self._deadline - asyncio.get_running_loop().time())
+            last_reading = self._deadline - min(_READING_TIME, RESERVED_SHARE * left)
+            self._reconciliation = Reconciliation(self._operation.effect, self._read, last_reading)
+        return self._reconciliation
 
-    def _note_ambiguous(self, outcome: Outcome) -> None:
-        settle = retry.settle_time(self.options.retry, outcome)
-        self._reconciler().note(settle, may_be_late=outcome.may_be_late)
+    def _note_ambiguous(self, kind: Kind) -> None:
+        settle = retry.settle_time(self._transport.options.retry, kind)
+        self._reconcile().note(settle, may_be_late=kind.may_be_late)
 
-    async def _reconcile(self, reconciler: Reconciler[T], retry_at: float) -> Found[T] | None:
+    async def _settle(self, retry_at: float) -> Found[T] | None:
         """Return the effect of an earlier attempt; None if a repeat is safe."""
-        settling = reconciler.settle(retry_at, reading_time=self._reading_time())
-        found = await self._decide_by(settling, str(self.last_failure or "no response came"))
-        self._note_verdict("no_effect" if found is None else "effect")
+        found = await self._decide_by(self._reconcile().settle(retry_at), str(self._last_failure or "no response came"))
+        self._context.observer.span.verdict("no_effect" if found is None else "effect")
         return found
 
-    async def _reconcile_or_raise(self, reconciler: Reconciler[T], error: Exception) -> T:
-        """No attempt follows: return the effect of an earlier one, or raise the error if there is none."""
-        found = await self._reconcile(reconciler, asyncio.get_running_loop().time())
-        if found is not None:
-            return self._succeed(found.value)
-        raise error
-
     async def _decide_by(self, reading: Awaitable[R], late: str, cause: str = "", known: Iterable[object] = ()) -> R:
-        """Return what the reconciler finds; raise `OutcomeUnknown` if it cannot tell."""
+        """Return what the reconciliation finds; raise `OutcomeUnknown` if it cannot tell."""
+        reason: BaseException | None = None
         try:
-            async with asyncio.timeout_at(self.deadline):
+            async with asyncio.timeout_at(self._deadline):
                 return await reading
         except Undecidable as error:
-            unknown = _unknown(self, f"{cause}{error}", known=(*known, *error.known), may_clear=error.may_clear)
-            # What the caller's own function raised.
-            unknown.__cause__ = error.__cause__
+            # The caller's own function may have raised the cause.
+            reason, known = error.__cause__, (*known, *error.known)
+            unknown = self._unknown(f"{cause}{error}", known, may_clear=error.may_clear)
         except errors.SigningError as error:
             # The readings share the time that is left: one that times out has used it up.
             is_late = isinstance(error, TimeoutError) and not error.client_wide
             text = f"{late}; {_LATE}" if is_late else f"{cause}the service could not be read: {error}"
-            unknown = _unknown(self, text, known=known, timed_out=is_late, may_clear=error.transient)
-            unknown.client_wide, unknown.__cause__ = error.client_wide, error
+            reason = error
+            unknown = self._unknown(
+                text, known, timed_out=is_late, may_clear=error.transient, client_wide=error.client_wide
+            )
         except TimeoutError:
-            unknown = _unknown(self, f"{late}; {_LATE}", known=known, timed_out=True, may_clear=True)
+            unknown = self._unknown(f"{late}; {_LATE}", known, timed_out=True, may_clear=True)
         except Exception as error:
             # The caller's own rate limiter may raise anything.
             text = f"{cause}the service could not be read ({type(error).__name__})"
-            unknown = _unknown(self, text, known=known, may_clear=True)
-        self._note_verdict("unknown")
-        raise unknown
-
-    def _note_verdict(self, verdict: str) -> None:
-        if self.observed is not None:
-            self.observed.note_verdict(verdict)
+            unknown = self._unknown(text, known, may_clear=True)
+        self._context.observer.span.verdict("unknown")
+        raise unknown from reason
 
     async def _read(self, operation: Operation[Any]) -> Any:
         """Carry out a reading as a part of this call."""
         # A reading that hangs must leave time for others.
         now = asyncio.get_running_loop().time()
-        deadline = now + min(_RESERVED_SHARE * (self.deadline - now), self.options.timeouts.call)
-        if self.observed is not None:
-            self.observed.note_reading(operation.name)
-        return await retry.run(_Call(self.shared, self.options, operation, deadline, None, self.context).attempt)
+        timeouts = self._transport.options.timeouts
+        deadline = now + min(RESERVED_SHARE * (self._deadline - now), timeouts.call)
+        self._context.observer.span.reading(operation.name)
+        return await _Call(self._transport, operation, now, deadline, None, self._context.observer).run()
 
-    def _reading_time(self) -> float:
-        """Return the seconds to reserve for one reading."""
-        assert self.operation.effect is not None
-        remaining = max(0.0, self.deadline - asyncio.get_running_loop().time())
-        return min(self.shared.response_times.expected(self.operation.effect.reading), _RESERVED_SHARE * remaining)
+    def _failed(self, error: Exception) -> errors.OutcomeUnknown:
+        """Return the error for an exception of the caller's own code while the effect may still show."""
+        return self._unknown(f"the call failed ({type(error).__name__})", may_clear=self._operation.effect is not None)
 
-
-# Errors
-
-
-def _may_take_effect(call: _Call[Any]) -> bool:
-    """Return whether a failed call whose effect does not show may have taken effect, or may still do so."""
-    effect, repeat = call.operation.effect, call.operation.repeat
-    # A reminder is retried after a 5xx, although the first request may have taken effect.
-    is_late = call.may_have_taken_effect if effect is None else effect.may_show_late
-    return (is_late or call.exchange.may_have_taken_effect) and retry.effect_of(repeat) == "unknown"
-
-
-def _unknown(
-    call: _Call[Any], cause: str, known: Iterable[object] = (), *, timed_out: bool = False, may_clear: bool = False
-) -> errors.OutcomeUnknown:
-    timed_out |= asyncio.get_running_loop().time() >= call.deadline
-    name = call.operation.name
-    unknown = (errors.OutcomeUnknownTimeout if timed_out else errors.OutcomeUnknown)(
-        f"{name}: the outcome is unknown: {cause.removeprefix(f'{name}: ')}",
-        operation=name,
-        attempts=call.retries.attempts,
-        known=known,
-        may_clear=may_clear,
-    )
-    unknown.after_transient = call.last_failure is None or call.last_failure.transient
-    log.warning("%s", unknown)
-    return unknown
-
-
-def _complete(error: errors.SigningError, reason: str, attempts: int) -> errors.SigningError:
-    """Add to the error of the last attempt what only the call knows."""
-    if reason and isinstance(error, errors.APIError | errors.TransportError):
-        error.message = f"{error.message} ({reason})" if error.message else reason
-        error.args = (error.message,)
-    if isinstance(error, errors.TransportError):
-        error.attempts = attempts
-    return error
+    def _unknown(
+        self,
+        cause: str,
+        known: Iterable[object] = (),
+        *,
+        timed_out: bool = False,
+        may_clear: bool = False,
+        client_wide: bool = False,
+    ) -> errors.OutcomeUnknown:
+        timed_out |= asyncio.get_running_loop().time() >= self._deadline
+        name = self._operation.name
+        unknown = (errors.OutcomeUnknownTimeout if timed_out else errors.OutcomeUnknown)(
+            f"{name}: the outcome is unknown: {cause.removeprefix(f'{name}: ')}",
+            operation=name,
+            attempts=self._context.number,
+            known=known,
+            may_clear=may_clear,
+            client_wide=client_wide,
+            after_transient=self._last_failure is None or self._last_failure.transient,
+        )
+        log.warning("%s", unknown)
+        return unknown

@@ -1,22 +1,26 @@
-"""Decodes JSON bytes to records, with one cattrs converter.
+"""Decodes JSON to the package's records, to the caller's classes, and to containers of them.
 
-Each record class has a handwritten structure hook, which takes the known fields out of the parsed object and leaves the
-rest as ``extra``.
+The package's records are decoded by generated code, because a list may hold thousands; all else by cattrs.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
+import asyncio
+import dataclasses
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
-from datetime import UTC, datetime, timedelta, tzinfo
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from datetime import UTC, date, datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from operator import length_hint
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_origin
 
+import attrs
+
+from ..assumptions import Assumptions
+from ..errors import InvalidRequest
 from ..models import Document, Language, Recipient, Signing, SigningMethod, SigningOrder, User
 
 try:
@@ -29,22 +33,31 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Unreadable",
-    "converter",
-    "decode_all",
+    "decode_each",
     "decode_record",
     "describe",
+    "hook_of",
+    "look_up",
     "parse",
+    "prepare",
+    "record",
+    "record_decoder",
+    "request_id",
     "timestamp",
+    "unwrap",
 ]
 
 T = TypeVar("T")
 
 _BOM = b"\xef\xbb\xbf"
 _MAX_DEPTH = 100
-_SMALL = 2000
+_MAX_REQUEST_ID = 500
+_MAX_TEXT = 200
 _TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Unreadable(ValueError):  # stays inside the package: callers see a DecodeError
@@ -60,7 +73,7 @@ class Unreadable(ValueError):  # stays inside the package: callers see a DecodeE
 
     def under(self, name: str) -> Unreadable:
         """Return the same error with a path that starts one level further out."""
-        separator = "." if self.path and not self.path.startswith("[") else ""
+        separator = "." if name and self.path and not self.path.startswith("[") else ""
         return Unreadable(self.problem, f"{name}{separator}{self.path}")
 
 
@@ -68,55 +81,31 @@ class Unreadable(ValueError):  # stays inside the package: callers see a DecodeE
 
 
 def parse(body: bytes) -> Any:
-    """Parse JSON; raise `Unreadable` for any other bytes."""
-    if body.startswith(_BOM):
-        body = body[len(_BOM) :]
+    """Parse JSON; raise `Unreadable` for any other bytes, and for containers nested too deeply."""
+    body = body.removeprefix(_BOM)
     try:
         data = _loads(body) if orjson is None else orjson.loads(body)
-        if _may_be_too_deep(body):
-            _check_depth(data)
-        return data
     except UnicodeError:
         raise Unreadable("not UTF-8") from None
     except RecursionError:
         raise Unreadable("nested too deeply") from None
     except ValueError as error:
         raise Unreadable(f"not JSON: {error}" if body.strip() else "empty") from None
+    # A record with deeper data in its ``extra`` could not be printed, copied or pickled.
+    if len(body) > _MAX_DEPTH and _may_be_too_deep(body) and _may_be_too_deep(_STRING.sub(b"", body)):
+        raise Unreadable("nested too deeply")
+    return data
 
 
 def _may_be_too_deep(body: bytes) -> bool:
-    """Return whether containers may nest too deeply. Brackets in strings count too.
-
-    It removes the innermost brackets, level by level, which is cheap compared with parsing.
-    """
-    # Even faster for small bodies.
-    if len(body) <= _SMALL and body.count(b"{") + body.count(b"[") <= _MAX_DEPTH:
-        return False
+    """Return whether containers may nest too deeply. Brackets in strings count too."""
+    # Remove the innermost brackets, level by level, which is cheap compared with parsing.
     brackets = body.translate(_TO_BRACKETS, _NO_BRACKETS)
     for _ in range(_MAX_DEPTH):
-        outer = brackets.replace(b"[]", b"")
-        if len(outer) == len(brackets):
+        size, brackets = len(brackets), brackets.replace(b"[]", b"")
+        if len(brackets) == size:
             break
-        brackets = outer
     return bool(brackets)
-
-
-def _check_depth(data: Any) -> None:
-    """Refuse data so deep that a record with it in ``extra`` could not be printed, copied or pickled."""
-    level = _containers((data,))
-    for _ in range(_MAX_DEPTH):
-        level = _containers(itertools.chain.from_iterable(map(_members, level)))
-        if not level:
-            return
-    raise Unreadable("nested too deeply")
-
-
-def _containers(values: Iterable[Any]) -> list[Any]:
-    return [each for each in values if type(each) is dict or type(each) is list]
-
-
-def _members(container: Any) -> Iterable[Any]:
-    return container.values() if type(container) is dict else container
 
 
 def _loads(body: bytes) -> Any:
@@ -139,191 +128,127 @@ def _parse_int(text: str) -> float:
     return number if number is not None and -(2**63) <= number < 2**64 else _parse_float(text)
 
 
-# Records
+# Parts of a response
+
+
+def look_up(data: Any, path: str) -> Any:
+    """Return the value at a dotted path of parsed JSON, or None."""
+    for name in path.split("."):
+        if isinstance(data, Mapping):
+            data = data.get(name)
+        elif isinstance(data, list) and name.isdecimal():
+            data = data[int(name)] if int(name) < len(data) else None
+        else:
+            return None
+    return data
+
+
+def record(data: Any, assumptions: Assumptions, names: AbstractSet[str] = frozenset()) -> Any:
+    """Return the record of a response: the parsed JSON itself, or the object that it wraps.
+
+    It has no request id, so that the same record is equal in two responses. Members with the ``names`` of the record's
+    fields are neither wrappers nor request ids.
+    """
+    if not isinstance(data, dict):
+        return data
+    if "id" not in data:
+        for path in assumptions.record_paths:
+            found = look_up(data, path)
+            if isinstance(found, dict) and path.partition(".")[0] not in names:
+                return found
+    if data.keys().isdisjoint(assumptions.request_id_paths):
+        return data
+    ids = set(assumptions.request_id_paths) - names
+    return {name: value for name, value in data.items() if name not in ids}
+
+
+def unwrap(data: Any, cls: Any, assumptions: Assumptions) -> Any:
+    """Return the record, or the list, that parsed JSON wraps, unless the class has a field for the wrapper."""
+    origin = get_origin(cls) or cls
+    if cls is Any or _is_mapping(cls):
+        return data
+    if origin in _SEQUENCES:
+        found = (look_up(data, path) for path in assumptions.item_paths) if isinstance(data, dict) else ()
+        return next((each for each in found if isinstance(each, list)), data)
+    return record(data, assumptions, _field_names(cls))
+
+
+def request_id(headers: Mapping[str, str], data: Any, assumptions: Assumptions) -> str | None:
+    """Return the id by which the service's support finds the request: from a header, else from the body."""
+    found: list[Any] = [headers.get(name) for name in assumptions.request_id_headers]
+    found += [look_up(data, path) for path in assumptions.request_id_paths]
+    texts = [str(value) for value in found if isinstance(value, str | int) and not isinstance(value, bool)]
+    # A longer value is not truncated but ignored: half a secret that a server echoes would not be recognized.
+    return next((text for text in texts if 0 < len(text) <= _MAX_REQUEST_ID and text.isprintable()), None)
+
+
+# Records of any class
 
 
 def decode_record(data: Any, cls: type[T]) -> T:
-    """Decode a parsed object. The object is used up: what is left in it becomes ``extra``."""
-    hook: Callable[[Any, Any], T] = _hook(cls)  # type: ignore[arg-type]  # a class is hashable
-    return hook(data, cls)
+    """Decode parsed JSON to a record, or a container of records; raise `Unreadable` if it does not fit.
+
+    The data is used up: what is left in it becomes ``extra``.
+    """
+    return cast("T", hook_of(cls)(data))
 
 
-@cache
-def converter() -> cattrs.Converter:
-    """Return the converter with a hook for each record class. Importing cattrs is slow."""
-    import cattrs
-
-    result = cattrs.Converter(detailed_validation=False)
-    result.register_structure_hook(Document, _decode_document)
-    result.register_structure_hook(Signing, _decode_signing)
-    result.register_structure_hook(Recipient, _decode_recipient)
-    result.register_structure_hook(User, _decode_user)
-    return result
-
-
-@cache
-def _hook(cls: Any) -> Callable[[Any, Any], Any]:
-    return converter().get_structure_hook(cls)
-
-
-def decode_all(items: Any, hook: Callable[[Any, Any], T]) -> tuple[T, ...]:
+def decode_each(items: Any, cls: type[T]) -> tuple[T, ...]:
     """Decode each item of a parsed list."""
-    records: list[T] = []
-    if not isinstance(items, list):
-        raise Unreadable(f"expected a list, got {describe(items)}")
+    return _decode_list(items, hook_of(cls))
+
+
+def record_decoder(cls: type[T], assumptions: Assumptions) -> Callable[[Any], T]:
+    """Return the function that decodes the record of a response, for `Operation.decode`."""
+    decode = hook_of(cls)
+    return lambda response: decode(record(parse(response.bytes), assumptions))
+
+
+async def prepare(cls: object = None) -> None:
+    """Make the converter for the caller's classes in a thread: importing cattrs would block the event loop."""
+    if cls not in _RECORDS and not _converter.cache_info().currsize:
+        await asyncio.to_thread(_converter)
+
+
+def hook_of(cls: object) -> Callable[[Any], Any]:
+    """Return a function that decodes parsed JSON to this type. Raise `InvalidRequest` for an unsupported type."""
     try:
-        for item in items:
-            records.append(hook(item, None))
-    except Unreadable as error:
-        raise error.under(f"[{len(records)}]") from None
-    return tuple(records)
+        return _hook(cls)
+    except Exception as error:  # of many kinds: from cattrs, and from Python when it resolves annotations
+        raise InvalidRequest(
+            f"into: cannot decode JSON to {cls!r}: pass an attrs class, a dataclass, dict, or a list of these "
+            f"({type(error).__name__}: {error})"
+        ) from None
 
 
-# A list may hold thousands of records. The hooks fill the instance's dict: a frozen class's own `__init__` does so too,
-# and costs a third more. They call a function only for a value that does not have the field's type.
+@cache
+def _hook(cls: Any) -> Callable[[Any], Any]:
+    if cls in _RECORDS:
+        return _record_hook(cls)
+    structure = _converter().get_structure_hook(cls)
 
-_new = object.__new__
-_from_iso = datetime.fromisoformat
-_LANGUAGES: dict[str, Language] = {each.value: each for each in Language}
-_ORDERS: dict[str, SigningOrder] = {each.value: each for each in SigningOrder}
-_METHODS: dict[str, SigningMethod] = {each.value: each for each in SigningMethod}
+    def hook(data: Any) -> Any:
+        try:
+            return structure(data, cls)
+        except ExceptionGroup as group:
+            raise _first_problem(group) from None
 
-
-def _decode_document(data: Any, _: Any) -> Document:
-    if type(data) is not dict:
-        raise Unreadable(f"expected an object, got {describe(data)}")
-    take = data.pop
-    document = _new(Document)
-    fields = document.__dict__
-    value = take("id", None)
-    fields["id"] = value if type(value) is str else _decode_id(value)
-    value = take("name", None)
-    fields["name"] = value if type(value) is str else "" if value is None else _decode_string("name", value)
-    value = take("completed_at", None)
-    fields["completed_at"] = None if value is None else timestamp(value, "completed_at", data)
-    value = take("signed_file_path", None)
-    fields["signed_file_path"] = (
-        value if type(value) is str or value is None else _decode_string("signed_file_path", value)
-    )
-    fields["extra"] = data
-    return document
+    return hook
 
 
-def _decode_signing(data: Any, _: Any) -> Signing:
-    if type(data) is not dict:
-        raise Unreadable(f"expected an object, got {describe(data)}")
-    take = data.pop
-    signing = _new(Signing)
-    fields = signing.__dict__
-    value = take("id", None)
-    fields["id"] = value if type(value) is str else _decode_id(value)
-    value = take("name", None)
-    fields["name"] = value if type(value) is str else "" if value is None else _decode_string("name", value)
-    value = take("language", None)
-    if value is not None:
-        value = (type(value) is str and _LANGUAGES.get(value)) or _decode_choice("language", value, Language)
-    fields["language"] = value
-    value = take("signing_order", None)
-    if value is not None:
-        value = (type(value) is str and _ORDERS.get(value)) or _decode_choice("signing_order", value, SigningOrder)
-    fields["signing_order"] = value
-    value = take("message", None)
-    fields["message"] = value if type(value) is str or value is None else _decode_string("message", value)
-    value = take("is_draft", None)
-    fields["is_draft"] = value if type(value) is bool or value is None else _decode_flag("is_draft", value)
-    value = take("is_completed", None)
-    fields["is_completed"] = value if type(value) is bool or value is None else _decode_flag("is_completed", value)
-    value = take("cancelled_at", None)
-    fields["cancelled_at"] = None if value is None else timestamp(value, "cancelled_at", data)
-    value = take("updated_at", None)
-    fields["updated_at"] = None if value is None else timestamp(value, "updated_at", data)
-    value = take("documents", None)
-    fields["documents"] = _decode_documents(value) if value else ()
-    fields["extra"] = data
-    return signing
-
-
-def _decode_recipient(data: Any, _: Any) -> Recipient:
-    if type(data) is not dict:
-        raise Unreadable(f"expected an object, got {describe(data)}")
-    take = data.pop
-    recipient = _new(Recipient)
-    fields = recipient.__dict__
-    value = take("id", None)
-    fields["id"] = value if type(value) is str else _decode_id(value)
-    value = take("email", None)
-    fields["email"] = value if type(value) is str else "" if value is None else _decode_string("email", value)
-    value = take("first_name", None)
-    fields["first_name"] = value if type(value) is str or value is None else _decode_string("first_name", value)
-    value = take("last_name", None)
-    fields["last_name"] = value if type(value) is str or value is None else _decode_string("last_name", value)
-    value = take("signing_method", None)
-    if value is not None:
-        value = (type(value) is str and _METHODS.get(value)) or _decode_choice("signing_method", value, SigningMethod)
-    fields["signing_method"] = value
-    value = take("order", None)
-    fields["order"] = value if type(value) is int or value is None else _decode_integer("order", value)
-    fields["extra"] = data
-    return recipient
-
-
-def _decode_user(data: Any, _: Any) -> User:
-    if type(data) is not dict:
-        raise Unreadable(f"expected an object, got {describe(data)}")
-    take = data.pop
-    user = _new(User)
-    fields = user.__dict__
-    for name in ("id", "email", "name"):
-        value = take(name, None)
-        fields[name] = value if type(value) is str or value is None else _decode_string(name, value)
-    fields["extra"] = data
-    return user
-
-
-def _decode_documents(value: Any) -> tuple[Document, ...]:
+def _decode_list(items: Any, hook: Callable[[Any], Any], name: str = "") -> tuple[Any, ...]:
+    if type(items) is not list:
+        _check(items, list, "a list", name)
+    remaining = iter(items)
     try:
-        return decode_all(value, _decode_document)
+        return tuple(map(hook, remaining))
     except Unreadable as error:
-        raise error.under("documents") from None
+        raise error.under(f"{name}[{len(items) - length_hint(remaining) - 1}]") from None
 
 
-# Values that do not have the type of their field
-
-
-def _decode_id(value: Any) -> str:
-    if value is None:
-        raise Unreadable("missing", "id")
-    return _decode_string("id", value)
-
-
-def _decode_string(name: str, value: Any) -> str:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return str(value)
-    raise _unexpected(name, "a string", value)
-
-
-def _decode_flag(name: str, value: Any) -> bool:
-    if type(value) is int and value in (0, 1):
-        return bool(value)
-    raise _unexpected(name, "true or false", value)
-
-
-def _decode_integer(name: str, value: Any) -> int:
-    if isinstance(value, str) and re.fullmatch(r"[+-]?\d{1,15}", value, re.ASCII):
-        return int(value)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    raise _unexpected(name, "an integer", value)
-
-
-def _decode_choice(name: str, value: Any, cls: type[Enum]) -> Any:
-    if type(value) is str:
-        return cls(value)
-    raise _unexpected(name, "a string", value)
-
-
-def _unexpected(name: str, expected: str, value: Any) -> Unreadable:
-    return Unreadable(f"expected {expected}, got {describe(value)}", name)
+def _check(value: Any, kind: type | tuple[type, ...], expected: str, name: str = "") -> None:
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise Unreadable(f"expected {expected}, got {describe(value)}", name)
 
 
 def describe(value: Any) -> str:
@@ -336,95 +261,220 @@ def describe(value: Any) -> str:
     return "an object" if isinstance(value, dict) else "a list" if isinstance(value, list) else json.dumps(value)
 
 
-# Timestamps
+def timestamp(value: Any) -> datetime | None:
+    """Return an aware datetime for ISO 8601 as Python reads it, UTC without a zone, or for (milli)seconds since 1970.
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_ANY_DAY = "2000-01-01T00:00"
-_DIGITS = re.compile(r"[+-]?\d{9,}(\.\d+)?", re.ASCII)  # eight digits are a date
-_ISO = re.compile(
-    r"(\d{4}-\d\d-\d\d|\d{8}|\d{4}-W\d\d(?:-\d)?|\d{4}W\d\d\d?)"
-    r"(?:[T ](\d\d)(?::?(\d\d)(?::?(\d\d)(?:[.,](\d+))?)?)?(?:\s?(Z|UTC|GMT|[+-]\d\d(?::?\d\d)?))?)?",
-    re.ASCII,
-)
-_MONTHS = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
-_HTTP_DATE = re.compile(  # also the date format of e-mail
-    r"(?:[A-Z]{3}, )?(\d\d?) ([A-Z]{3}) (\d{4}) (\d\d:\d\d(?::\d\d)?)(?: (Z|UTC|GMT|[+-]\d{4}))?", re.ASCII
-)
-_DOTNET_DATE = re.compile(r"/DATE\((-?\d{1,17})([+-]\d{4})?\)/", re.ASCII)
-
-
-def timestamp(value: Any, name: str = "", rest: dict[str, Any] | None = None) -> datetime | None:
-    """Parse a timestamp to an aware datetime, in UTC if it names no zone; return None if it is null or empty.
-
-    ISO 8601, (milli-, micro-)seconds since 1970, HTTP dates, and ``/Date(1769860800000)/`` are understood. Anything
-    else raises `Unreadable`. If ``rest`` is given, it is kept there under ``name`` instead, and None is returned.
+    Return None if the value is null or empty; raise `Unreadable` for any other.
     """
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
     try:
-        moment = _from_iso(value)
-    except (TypeError, ValueError):
-        pass
-    else:
-        # Python reads a fraction of an hour or of a minute as a fraction of a second.
-        if moment.tzinfo is not None and (not moment.microsecond or value[19:20] == "."):
-            return moment
+        number = int(value) if isinstance(value, str) and len(value) > 8 and value.isdecimal() else value
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            # Seconds reach 1e11 in the year 5138; milliseconds reach it in 1973.
+            return _EPOCH + timedelta(seconds=number if abs(number) < 1e11 else number / 1000)
+        moment = datetime.fromisoformat(value)
+        return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment
+    except (TypeError, ValueError, OverflowError):
+        raise Unreadable(f"expected a timestamp, got {describe(value)}") from None
+
+
+# The package's records: one generated function for each class, since a list may hold thousands. It fills the record's
+# ``__dict__``, and calls no further function for a usual value.
+
+_RECORDS = frozenset({Document, Signing, Recipient, User})
+_KINDS: dict[Any, tuple[Any, str]] = {  # what JSON holds for a type
+    str: (str, "a string"),
+    bool: (bool, "true or false"),
+    int: (int, "an integer"),
+    float: ((int, float), "a number"),
+}
+_FUNCTION = """
+def decode(data):
+    if type(data) is not dict:
+        _check(data, dict, "an object")
+    pop, record = data.pop, _new(cls)
+    fields = record.__dict__
+    {fields}
+    fields["extra"] = data
+    {derived}
+    return record
+"""
+_FIELD = "value = pop('{0}', None)\n    {1}\n    fields['{0}'] = value"
+_TIMESTAMP = """\
+if value is not None:
+        try:
+            moment = _from_iso(value)
+            zone = moment.tzinfo
+        except (TypeError, ValueError):
+            zone = None
+        value = moment if zone else _decode_timestamp('{0}', value, data)"""
+_SCALAR = "if type(value) is not {1} and value is not None: value = _convert('{0}', value, {1})"
+_MEMBER = """\
+if value is not None:
+        value = type(value) is str and {1}_members.get(value) or _convert('{0}', value, {1})"""
+_ENUMERATIONS = (Language, SigningMethod, SigningOrder)
+_CODE = {  # by the annotation of a field
+    "str": "if type(value) is not str: value = _convert('{0}', value, str)",
+    "datetime | None": _TIMESTAMP,
+    "tuple[Document, ...]": "value = _decode_list(value, decode_document, '{0}') if value else ()",
+    **{f"{kind} | None": _SCALAR.replace("{1}", kind) for kind in ("str", "bool", "int")},
+    **{f"{cls.__name__} | None": _MEMBER.replace("{1}", cls.__name__) for cls in _ENUMERATIONS},
+}
+
+
+def _record_hook(cls: Any) -> Callable[[Any], Any]:
+    derived = [each.name for each in attrs.fields(cls) if each.kw_only]  # not members of the response
+    # Not the types of attrs: cattrs resolves these.
+    kinds = {name: kind for name, kind in cls.__annotations__.items() if name not in ("extra", *derived)}
+    codes = {name: _CODE[kind].format(name) for name, kind in kinds.items()}
+    members = {f"{each.__name__}_members": {member.value: member for member in each} for each in _ENUMERATIONS}
+    namespace = {**globals(), **members, "cls": cls, "_new": object.__new__, "_from_iso": datetime.fromisoformat}
+    if "documents" in codes:
+        namespace["decode_document"] = _hook(Document)
+    fields = "\n    ".join(_FIELD.format(*each) for each in codes.items())
+    rest = "\n    ".join(f"fields['{name}'] = None" for name in derived)
+    exec(_FUNCTION.format(fields=fields, derived=rest), namespace)  # noqa: S102
+    return cast("Callable[[Any], Any]", namespace["decode"])
+
+
+def _convert(name: str, value: Any, cls: Any) -> Any:
+    """Convert a value that does not have the type of its field; raise `Unreadable` if it means something else."""
+    if value is None:
+        if name == "id":
+            raise Unreadable("missing", name)
+        return ""
+    kind = type(value)
+    if (
+        (kind is str and issubclass(cls, str))  # an unknown value of an enumeration
+        or (kind is int and (cls is str or (cls is bool and value in (0, 1))))
+        or (kind is float and cls is int and value.is_integer())
+        or (kind is str and cls is int and re.fullmatch(r"[+-]?\d{1,15}", value, re.ASCII))
+    ):
+        return cls(value)
+    raise Unreadable(f"expected {_KINDS.get(cls, _KINDS[str])[1]}, got {describe(value)}", name)
+
+
+def _decode_timestamp(name: str, value: Any, rest: dict[str, Any]) -> datetime | None:
+    """Parse a timestamp. If it is unreadable, keep it in ``rest`` and return None."""
     try:
-        return _parse_timestamp(value)
+        return timestamp(value)
     except Unreadable:
-        if rest is None:
-            raise
         rest[name] = value
         return None
 
 
-def _parse_timestamp(value: Any) -> datetime | None:
-    """Parse a timestamp that Python does not parse, or parses wrongly."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        value = value.strip()
-        if not value:
-            return None
-    moment = None
-    with contextlib.suppress(ValueError, OverflowError):
-        if isinstance(value, str) and not _DIGITS.fullmatch(value):
-            moment = _parse_date_string(value.upper())
-        elif isinstance(value, str | int | float) and not isinstance(value, bool):
-            moment = _from_epoch(float(value))
-    if moment is None:
+# The caller's classes, by cattrs, but more strictly: cattrs itself would take a string for a list of characters, and
+# null for the string "None".
+
+_SEQUENCES: dict[Any, Callable[[Any], Any]] = {
+    Sequence: tuple,
+    **{cls: cls for cls in (list, tuple, set, frozenset)},
+}
+
+
+@cache
+def _converter() -> cattrs.Converter:
+    import cattrs
+    from cattrs.errors import StructureHandlerNotFoundError
+    from cattrs.strategies import configure_union_passthrough
+
+    def refuse(cls: Any) -> NoReturn:
+        raise StructureHandlerNotFoundError(f"unsupported type: {cls!r}", type_=cls)
+
+    result = cattrs.Converter(structure_fallback_factory=refuse)
+    for cls in _RECORDS:
+        result.register_structure_hook(cls, lambda data, cls: _hook(cls)(data))
+    for cls, (kind, expected) in _KINDS.items():
+        # Used for enumerations too: cattrs takes the hooks of str and int for StrEnum and IntEnum.
+        result.register_structure_hook(cls, _checked(kind, expected, lambda value, cls: cls(value)))
+    for each in (datetime, date, datetime | None, date | None):
+        result.register_structure_hook(each, _decode_moment)
+    configure_union_passthrough(str | int | float | bool | None, result)
+    result.register_structure_hook_factory(_is_sequence, lambda cls: _sequence_hook(cls, result))
+    result.register_structure_hook_factory(_is_mapping, lambda cls: _mapping_hook(cls, result))
+    result.register_structure_hook_factory(lambda cls: bool(_field_names(cls)), lambda cls: _class_hook(cls, result))
+    return result
+
+
+def _checked(kind: Any, expected: str, hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Return a cattrs hook that decodes only what JSON holds for its type."""
+
+    def checked(data: Any, cls: Any) -> Any:
+        _check(data, kind, expected)
+        return hook(data, cls)
+
+    return checked
+
+
+def _decode_moment(value: Any, cls: Any) -> datetime | date | None:
+    moment = timestamp(value)
+    if moment is None and cls in (datetime, date):
         raise Unreadable(f"expected a timestamp, got {describe(value)}")
-    return moment
+    return moment if moment is None or datetime in (cls, *get_args(cls)) else moment.date()
 
 
-def _parse_date_string(text: str) -> datetime | None:
-    if (found := _HTTP_DATE.fullmatch(text)) and found[2] in _MONTHS:
-        day, month, year, time, zone = found.groups("")
-        text = f"{year}-{_MONTHS.index(month) + 1:02}-{day:0>2}T{time}{zone}"
-    elif found := _DOTNET_DATE.fullmatch(text):
-        moment = _EPOCH + timedelta(milliseconds=int(found[1]))
-        return moment.astimezone(_parse_zone(found[2])) if found[2] else moment
-    return _parse_iso(text)
+def _is_sequence(cls: Any) -> bool:
+    origin, items = get_origin(cls) or cls, get_args(cls)
+    # A tuple such as tuple[str, int] is left to cattrs.
+    return origin in _SEQUENCES and (origin is not tuple or not items or items[1:] == (...,))
 
 
-def _parse_iso(text: str) -> datetime | None:
-    found = _ISO.fullmatch(text.replace("\u2212", "-"))
-    if found is None:
-        return None
-    hour, minute, second = (int(digits or 0) for digits in found.group(2, 3, 4))
-    micros = int((found[5] or "")[:6].ljust(6, "0"))
-    is_leap_second = minute == 59 and second == 60  # it ends a minute in any zone
-    is_end_of_day = hour == 24 and not (minute or second or micros)
-    if (hour > 23 and not is_end_of_day) or minute > 59 or (second > 59 and not is_leap_second):
-        return None
-    zone = UTC if found[6] in (None, "Z", "UTC", "GMT") else _parse_zone(found[6])
-    day = datetime.fromisoformat(found[1]).replace(tzinfo=zone)
-    return day + timedelta(hours=hour, minutes=minute, seconds=second, microseconds=micros)
+def _is_mapping(cls: Any) -> bool:
+    return (get_origin(cls) or cls) in (dict, Mapping)
 
 
-def _parse_zone(offset: str) -> tzinfo | None:
-    return datetime.fromisoformat(f"{_ANY_DAY}{offset}").tzinfo
+def _field_names(cls: Any) -> frozenset[str]:
+    """Return the names of the fields of a class; empty for any other type."""
+    cls = get_origin(cls) or cls
+    fields = attrs.fields(cls) if attrs.has(cls) else dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
+    return frozenset(field.name for field in fields)
 
 
-def _from_epoch(number: float) -> datetime:
-    # Seconds reach 1e11 in the year 5138; milliseconds reach it in 1973.
-    size = abs(number)
-    return _EPOCH + timedelta(seconds=number if size < 1e11 else number / 1e3 if size < 1e14 else number / 1e6)
+def _mapping_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
+    from cattrs.gen import mapping_structure_factory
+
+    # `converter.gen_structure_mapping` would register its unchecked hook for the type, and the next class would get it.
+    return _checked(dict, "an object", mapping_structure_factory(cls, converter, dict))
+
+
+def _sequence_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
+    from cattrs.cols import list_structure_factory
+
+    make, decode = _SEQUENCES[get_origin(cls) or cls], list_structure_factory(cls, converter)
+    return _checked(list, "a list", lambda data, _: make(decode(data, cls)))
+
+
+def _class_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
+    from cattrs.gen import make_dict_structure_fn
+
+    decode, names = make_dict_structure_fn(cls, converter), _field_names(cls)
+
+    def decode_with_extra(data: Any, _: Any) -> Any:
+        known = {name: value for name, value in data.items() if name in names and name != "extra"}
+        return decode({**known, "extra": {name: value for name, value in data.items() if name not in known}}, cls)
+
+    return _checked(dict, "an object", decode_with_extra if "extra" in names else decode)
+
+
+def _first_problem(error: Exception) -> Unreadable:
+    """Return the first problem in a group of cattrs, with its path."""
+    from cattrs.errors import AttributeValidationNote, IterableValidationNote
+
+    place = ""
+    for note in getattr(error, "__notes__", ()):
+        if isinstance(note, AttributeValidationNote):
+            place = note.name
+        elif isinstance(note, IterableValidationNote):
+            place = f"[{note.index}]" if isinstance(note.index, int) else note.index
+    if isinstance(error, ExceptionGroup):
+        problem = _first_problem(error.exceptions[0])
+    elif isinstance(error, Unreadable):
+        problem = error
+    elif isinstance(error, KeyError) and place:
+        problem = Unreadable("missing")
+    else:
+        # Whole or not at all: redaction does not recognize half of a secret.
+        text = str(error) if len(str(error)) <= _MAX_TEXT else type(error).__name__
+        problem = Unreadable(f"refused by the class: {text}")
+    return problem.under(place)

@@ -1,54 +1,44 @@
-"""What a call is made of: the operation, the client's options, and what all calls of a client share."""
+"""What a call is made of: the operation, the options of the client, and what all calls of a client share."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, Protocol, TypeVar
 
 import attrs
 
 from .. import _checks
 from ..assumptions import Assumptions
-from ..errors import APIError, AuthError, DecodeError, NotFound
+from ..errors import NotFound
 from ..models import Token
 from ..reconcile import Effect
+from ..telemetry import CallSpan
 from . import wire
-from .decode import Unreadable, parse
-from .lookup import request_id
 from .rate_limit import LocalRateLimiter, RateLimiter
-from .redaction import redact, redact_data
-from .response_times import ResponseTimes
-from .retry import Repeat, RetryBudget, RetryPolicy
-
-if TYPE_CHECKING:
-    from ..telemetry.calls import Call
-    from .response import Response
+from .redaction import redact
+from .response import Response
+from .retry import RetryBudget, RetryPolicy, Safety
 
 __all__ = [
     "Anonymous",
     "Attempt",
     "Auth",
     "Bearer",
-    "CallContext",
+    "Context",
+    "Observer",
     "Operation",
     "Options",
     "Shared",
     "Timeouts",
-    "call_hook",
-    "current_call_context",
     "log",
-    "report",
-    "use_call_context",
 ]
 
 T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger("signing_async")
 
-
+_NO_SPAN = CallSpan()
 _check_seconds = _checks.field(_checks.number, "timeout.", above=0)
 
 
@@ -58,6 +48,9 @@ class Timeouts:
 
     A download is also cut off, and retried, if nothing arrives for ``call`` seconds.
     """
+
+    def __repr__(self) -> str:
+        return _checks.short_repr(self)
 
     call: float = attrs.field(default=60.0, validator=_check_seconds)
     transfer: float = attrs.field(default=300.0, validator=_check_seconds)
@@ -86,70 +79,49 @@ class Attempt:
     headers: Mapping[str, str] = attrs.field(factory=dict, repr=False, hash=False)
     """The headers of the response, with case-insensitive names and without secrets; empty if there was no response."""
 
-    @property
-    def in_doubt(self) -> bool:
-        """Deprecated: use `ambiguous`."""
-        return self.ambiguous
+
+class Observer:
+    """What observes a call, and the token requests that the call causes."""
+
+    def __init__(
+        self,
+        on_attempt: Callable[[Attempt], None] | None = None,
+        telemetry: bool = True,
+        span: CallSpan = _NO_SPAN,
+    ) -> None:
+        self.on_attempt: Callable[[Attempt], None] | None = on_attempt
+        self.telemetry: bool = telemetry
+        self.span: CallSpan = span
 
 
-def report(attempt: Attempt, *, level: int) -> None:
-    """Log an attempt."""
-    log.log(
-        level,
-        "%s attempt %d: %s in %.3f s%s%s%s",
-        attempt.operation,
-        attempt.attempt,
-        attempt.status or "no response",
-        attempt.seconds,
-        f", request id {attempt.request_id}" if attempt.request_id else "",
-        f": {attempt.error}" if attempt.error else "",
-        f"; retry in {attempt.delay:.3f} s" if attempt.delay is not None else "",
-    )
+class Context:
+    """The circumstances of the attempts of one call; all times are in loop time."""
 
+    body: wire.Body | None = None
+    """The body of the attempt that is under way, or that ended in an exception."""
+    number: int = 0
+    """The number of attempts begun."""
+    may_refresh: bool = True
+    """Whether a rejected token may be replaced."""
 
-def call_hook(name: str, hook: Callable[[T], None] | None, value: T) -> None:
-    """Call the caller's hook, if there is one; log any exception."""
-    if hook is not None:
-        try:
-            hook(value)
-        except Exception:
-            log.exception("the %s hook failed", name)
+    def __init__(self, observer: Observer, deadline: float, last_start: float, reserve: float) -> None:
+        """``last_start`` is the latest time to send a request.
 
-
-@attrs.frozen(eq=False)
-class CallContext:
-    """What a call shares with the token requests that it causes: its ``on_attempt`` hook and, if observed, its span."""
-
-    on_attempt: Callable[[Attempt], None] | None
-    observed: Call | None = None
-    telemetry: bool = True
-
-
-_call_context: ContextVar[CallContext | None] = ContextVar("signing_async.call_context", default=None)
-
-
-@contextlib.contextmanager
-def use_call_context(context: CallContext) -> Iterator[None]:
-    """Give this context to the token requests that the block causes, in any task."""
-    reset = _call_context.set(context)
-    try:
-        yield
-    finally:
-        _call_context.reset(reset)
-
-
-def current_call_context() -> CallContext | None:
-    """Return the context of the call that causes a token request; None if no call does."""
-    return _call_context.get()
+        ``reserve`` seconds before the deadline, or a share of the remaining time, are kept for reconciliation.
+        """
+        self.observer: Observer = observer
+        self.deadline: float = deadline
+        self.last_start: float = last_start
+        self.reserve: float = reserve
 
 
 class Auth(Protocol):
     """The source of the bearer token."""
 
-    async def token(self) -> Token | None:
+    async def token(self, observer: Observer) -> Token | None:
         """Return a token to use now; None for a request without one."""
 
-    async def renewed(self, rejected: Token) -> bool:
+    async def renewed(self, rejected: Token, observer: Observer) -> bool:
         """Replace a token that the service rejected; return whether that was possible."""
 
     def secrets(self) -> Iterable[str]:
@@ -162,10 +134,10 @@ class Bearer:
     def __init__(self, access_token: str) -> None:
         self._token = Token(access_token)
 
-    async def token(self) -> Token:
+    async def token(self, observer: Observer) -> Token:
         return self._token
 
-    async def renewed(self, rejected: Token) -> bool:
+    async def renewed(self, rejected: Token, observer: Observer) -> bool:
         return False
 
     def secrets(self) -> Iterable[str]:
@@ -178,54 +150,48 @@ class Anonymous:
     def __init__(self, secrets: Callable[[], Iterable[str]]) -> None:
         self.secrets: Callable[[], Iterable[str]] = secrets
 
-    async def token(self) -> None:
+    async def token(self, observer: Observer) -> None:
         return None
 
-    async def renewed(self, rejected: Token) -> bool:
+    async def renewed(self, rejected: Token, observer: Observer) -> bool:
         return False
 
 
 # Not frozen: making a frozen instance takes a fortieth of a small call's time.
-@attrs.define(eq=False)
+@attrs.define(eq=False, repr=False, slots=False)
 class Operation(Generic[T]):
-    """One operation of the service: what is sent, what a repeat would do, and how its response is read."""
+    """One operation of the service: what is sent, what a repeat would do, and how its response is decoded."""
 
     name: str
     method: str
     path: str
-    repeat: Repeat
-    decode: Callable[[Any, wire.Response], T] | None = None
-    """Makes the result from the parsed response. Without this and the next two, only the status counts."""
-    respond: Callable[[Response], T] | None = None
-    """Makes the result from the whole response, whose body need not be JSON."""
-    receive: Callable[[wire.Response], Awaitable[T]] | None = None
-    """Reads the body itself: a file."""
-    convert_error: Callable[[APIError, Mapping[str, str]], APIError | AuthError] | None = None
-    """Converts the error of an error response; called with the error and the response's headers."""
+    safety: Safety
+    decode: Callable[[Any], Any] | None = None
+    """Return the result from the `Response`, or raise `Unreadable`; None if only the status counts.
+
+    With ``stream`` it is an async function of the open `wire.Response`, which it reads or detaches.
+    """
+    stream: bool = False
     effect: Effect[T] | None = None
-    """For `Repeat.RECONCILED`: recognizes the effect of the request."""
+    """For `Safety.RECONCILED`: recognizes the effect of the request."""
     params: Mapping[str, str] = {}
     body: Callable[[], wire.Body] | None = None
     """Makes a new body for each attempt."""
     not_found: type[NotFound] = NotFound
     transfer: bool = False
     accept: str = wire.JSON
-    headers: Mapping[str, str] = attrs.field(default={}, repr=False)
+    headers: Mapping[str, str] = {}
     """Further headers of the request, which replace those of the same name."""
 
-    def error_from(self, error: APIError, headers: Mapping[str, str]) -> APIError | AuthError:
-        """Return the error to raise for an error response."""
-        return error if self.convert_error is None else self.convert_error(error, headers)
 
-
-@attrs.frozen
+@attrs.define(eq=False, repr=False, slots=False)
 class Options:
     """The options of one view of a client."""
 
     retry: RetryPolicy
     timeouts: Timeouts
     assumptions: Assumptions
-    on_attempt: Callable[[Attempt], None] | None
+    on_attempt: Callable[[Attempt], None] | None = None
     on_response: Callable[[Response], None] | None = None
     telemetry: bool = True
 
@@ -243,24 +209,7 @@ class Shared:
         self.accepted: int = 0
         """The number of requests with a response other than 429."""
         self.budget: RetryBudget = RetryBudget()
-        self.response_times: ResponseTimes = ResponseTimes()
 
     def redact(self, text: str) -> str:
         """Return the text without tokens and secrets."""
         return redact(text, self.auth.secrets())
-
-    def request_id(self, headers: Mapping[str, str], data: Any, assumptions: Assumptions) -> str | None:
-        """Return the request id of a response, without secrets: a server may echo anything in it."""
-        found = request_id(headers, data, assumptions)
-        return None if found is None else self.redact(found)
-
-    def decode_error(
-        self, operation: str, problem: str, status: int, request_id: str | None, content: bytes = b""
-    ) -> DecodeError:
-        """Return the error for a successful response that cannot be decoded; ``content`` is its body."""
-        body = None
-        with contextlib.suppress(Unreadable):
-            body = redact_data(parse(content), self.auth.secrets())
-        suffix = f", request id {request_id}" if request_id else ""
-        text = self.redact(f"{operation}: the response cannot be read: {problem} (HTTP {status}{suffix})")
-        return DecodeError(text, operation=operation, status=status, request_id=request_id, body=body)

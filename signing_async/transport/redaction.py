@@ -23,18 +23,11 @@ def _spellings(secrets: Iterable[str]) -> list[str]:
     """Return each secret as it is and as escaped in JSON, HTML and URLs; longest first: one may contain another."""
     found = set()
     for secret in filter(None, secrets):
-        encoded = {quote(secret, safe=kept, errors="replace") for kept in ("", "/")}
-        encoded.add(quote_plus(secret, errors="replace"))
-        in_json = json.dumps(secret)[1:-1]
-        found |= {
-            secret,
-            secret.replace("/", "\\/"),
-            in_json,
-            in_json.replace("/", "\\/"),
-            secret.translate(_HTML_ESCAPES),
-            *encoded,
-        }
-        found |= {re.sub(r"%[0-9A-F]{2}", lambda escape: escape[0].lower(), text) for text in encoded}
+        texts = {secret, json.dumps(secret)[1:-1]}
+        urls = {quote(secret, safe="", errors="replace"), quote(secret, errors="replace")}
+        urls.add(quote_plus(secret, errors="replace"))
+        urls |= {re.sub(r"%[0-9A-F]{2}", lambda escape: escape[0].lower(), text) for text in urls}
+        found |= texts | urls | {text.replace("/", "\\/") for text in texts} | {secret.translate(_HTML_ESCAPES)}
     return sorted(found, key=len, reverse=True)
 
 
@@ -81,7 +74,5 @@ def redact_bytes(body: bytes, secrets: Iterable[str]) -> bytes:
         for spelling in spellings:
             body = body.replace(spelling.encode(encoding, "replace"), _REDACTED.encode(encoding))
     # Latin-1 maps every byte to a character and back.
-    text = redact(
-        body.decode("latin-1"), [spelling.encode("utf-8", "replace").decode("latin-1") for spelling in spellings]
-    )
-    return text.encode("latin-1")
+    in_latin_1 = [spelling.encode("utf-8", "replace").decode("latin-1") for spelling in spellings]
+    return _redact_spellings(body.decode("latin-1"), in_latin_1).encode("latin-1")

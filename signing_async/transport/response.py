@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
-
-from multidict import CIMultiDict
 
 from ..assumptions import Assumptions
 from ..errors import DecodeError
-from .custom_records import decode_to, hook_of, unwrap
-from .decode import Unreadable, parse
-from .operation import Shared
-from .retry import Repeat, effect_of
+from .decode import Unreadable, decode_record, hook_of, parse, request_id, unwrap
+from .problems import decode_error
+from .redaction import redact
+from .retry import Safety, effect_of
 
 __all__ = ["Response"]
 
@@ -33,20 +30,21 @@ class Response:
         status: int,
         headers: Mapping[str, str],
         content: builtins.bytes,
-        shared: Shared,
+        *,
+        secrets: Callable[[], Iterable[str]],
         assumptions: Assumptions,
-        repeat: Repeat,
+        safety: Safety,
     ) -> None:
         self.operation: str = operation
         """The name of the call, such as ``"signings.get"`` or ``"POST /api/1.0/signings/{id}/cancel"``."""
         self.status: int = status
-        self.headers: Mapping[str, str] = CIMultiDict(headers)
+        self.headers: Mapping[str, str] = headers
         """The headers, with case-insensitive names."""
         self.bytes: builtins.bytes = content
         """The body; for an error, or a call for which only the status counts, at most its first 64 KiB."""
-        self._shared = shared
+        self._secrets = secrets
         self._assumptions = assumptions
-        self._repeat = repeat
+        self._safety = safety
 
     @property
     def text(self) -> str:
@@ -59,19 +57,17 @@ class Response:
 
     @property
     def request_id(self) -> str | None:
-        """The id by which the service's support finds the request, without secrets."""
-        data = None
-        with contextlib.suppress(Unreadable):
+        """The id by which the service's support finds the request, without secrets: a server may echo anything."""
+        try:
             data = parse(self.bytes)
-        return self._shared.request_id(self.headers, data, self._assumptions)
+        except Unreadable:
+            data = None
+        found = request_id(self.headers, data, self._assumptions)
+        return None if found is None else redact(found, self._secrets())
 
     def json(self) -> Any:
         """Return the parsed body; raise `DecodeError` if it is not JSON."""
-        try:
-            return parse(self.bytes)
-        except Unreadable as error:
-            problem = str(error)
-        raise self._decode_error(problem)
+        return self._read(lambda: parse(self.bytes))
 
     def decode(self, cls: type[T]) -> T:
         """Decode the JSON body to a record of this package, an attrs class, a dataclass, or a list of one of these. ::
@@ -84,20 +80,31 @@ class Response:
         something and must not be repeated.
         """
         hook_of(cls)
-        try:
-            return self.decoded(cls)
-        except Unreadable as error:
-            problem = str(error)
-        raise self._decode_error(problem)
+        return self._read(lambda: self.decoded(cls))
 
     def decoded(self, cls: type[T]) -> T:
         """Decode the body as `decode` does; raise `Unreadable` if it does not fit."""
-        return decode_to(unwrap(parse(self.bytes), cls, self._assumptions), cls)
+        return decode_record(unwrap(parse(self.bytes), cls, self._assumptions), cls)
 
-    def _decode_error(self, problem: str) -> DecodeError:
-        error = self._shared.decode_error(self.operation, problem, self.status, self.request_id, self.bytes)
-        error.effect = effect_of(self._repeat, succeeded=True)
-        return error
+    def _read(self, read: Callable[[], T]) -> T:
+        try:
+            return read()
+        except Unreadable as error:
+            problem = str(error)
+        # Raised outside, without a context: its frames hold the body, which may echo a secret.
+        raise self.decode_error(problem)
+
+    def decode_error(self, problem: str) -> DecodeError:
+        """Return the error for a successful response that cannot be decoded."""
+        return decode_error(
+            self.operation,
+            problem,
+            status=self.status,
+            request_id=self.request_id,
+            content=self.bytes,
+            secrets=self._secrets(),
+            effect=effect_of(self._safety, succeeded=True),
+        )
 
     def __repr__(self) -> str:
         return f"<Response {self.status} to {self.operation}, {len(self.bytes)} bytes>"

@@ -1,13 +1,13 @@
-"""All retry decisions: what is retried, when, how often, and the runner that carries the decisions out.
+"""All retry decisions: what is retried, when, and how often; and the runner that carries the decisions out.
 
-===================================  =====  ================  ======  =======  =======  =============  ======
-outcome                              reads  reconciled        create  remind   others   token request  probes
-===================================  =====  ================  ======  =======  =======  =============  ======
-nothing was sent                     retry  retry             retry   retry    retry    retry          raise
-429                                  retry  retry             retry   retry    retry    retry          retry
-408, 5xx                             retry  reconcile, retry  retry   retry    unknown  retry          raise
-the response was lost after sending  retry  reconcile, retry  retry   unknown  unknown  retry once     raise
-===================================  =====  ================  ======  =======  =======  =============  ======
+===================================  =====  ================  ======  =======  =======  =============
+outcome                              reads  reconciled        create  remind   others   token request
+===================================  =====  ================  ======  =======  =======  =============
+nothing was sent                     retry  retry             retry   retry    retry    retry
+429                                  retry  retry             retry   retry    retry    retry
+408, 5xx                             retry  reconcile, retry  retry   retry    unknown  retry
+the response was lost after sending  retry  reconcile, retry  retry   unknown  unknown  retry once
+===================================  =====  ================  ======  =======  =======  =============
 
 `send`, `upload` and `add` are reconciled: the service has no idempotency keys, so its state is read before a retry.
 "Others" are writes made with `request`, about which the package knows nothing.
@@ -15,31 +15,28 @@ the response was lost after sending  retry  reconcile, retry  retry   unknown  u
 
 from __future__ import annotations
 
-import email.utils
 import random
 import re
 import sys
 import warnings
-from collections.abc import Awaitable, Callable, Generator
-from datetime import UTC
+from collections.abc import Awaitable, Callable
 from enum import Enum
+from functools import cache
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 import attrs
-import backoff
 
 from .. import _checks
-from ..errors import SigningError
 
 __all__ = [
     "Decision",
-    "FailedAttempt",
-    "Outcome",
-    "Repeat",
+    "Kind",
     "Retries",
     "RetryBudget",
     "RetryPolicy",
     "RetryRequested",
+    "Safety",
     "Step",
     "effect_of",
     "read_retry_after",
@@ -67,8 +64,11 @@ class RetryPolicy:
 
     After an ambiguous `send`, `upload` or `add`, the service is read for ``settle`` seconds before the request is
     repeated: a backend may still carry it out. A tenth of that is enough after a 500 or 503 with the service's own
-    error, or if an idle connection was closed as the request went out.
+    error.
     """
+
+    def __repr__(self) -> str:
+        return _checks.short_repr(self)
 
     max_attempts: int = attrs.field(default=5, validator=_checks.field(_checks.integer, "RetryPolicy."))
     base_delay: float = attrs.field(default=0.5, validator=_check_seconds)
@@ -88,43 +88,34 @@ class RetryPolicy:
 # The table
 
 
-class Outcome(Enum):
-    """How an attempt failed."""
+class Kind(Enum):
+    """How an attempt ended."""
 
+    SUCCESS = "the service accepted the request"
+    REFUSED = "the service, or this client, refused the request"
+    REJECTED_TOKEN = "the service rejected the token, and there is a new one"
+    RAISED = "an exception of the caller's own code, of the source of the token, or of a closed client"
     UNSENT = "nothing was sent"
     THROTTLED = "429"
     FAILED = "500 or 503 with the service's own error: it is done with the request"
     GATEWAY = "408, or any other 5xx: a backend may still be working on the request"
-    CUT = "an idle connection was closed as the request went out"
     LOST = "the response was lost after sending"
 
     @property
     def is_ambiguous(self) -> bool:
         """Whether the request may have taken effect."""
-        return self not in (Outcome.UNSENT, Outcome.THROTTLED)
+        return self in _AMBIGUOUS
 
     @property
     def may_be_late(self) -> bool:
         """Whether the effect of an ambiguous attempt may show even after its settle time.
 
-        A service that reports an error of its own is done with the request. A closed idle connection settles as fast:
-        it is common, and its request is hardly ever carried out. But nothing proves that this one was not.
+        A service that reports an error of its own is done with the request.
         """
-        return self is not Outcome.FAILED
+        return self is not Kind.FAILED
 
 
-@attrs.frozen
-class FailedAttempt:
-    """How an attempt failed, and the error to raise if no attempt follows."""
-
-    outcome: Outcome
-    error: SigningError
-    retry_after: float | None = None
-    may_retry: bool = True
-    """Whether another attempt may follow in this call. The error's ``transient`` concerns later calls."""
-
-
-class Repeat(Enum):
+class Safety(Enum):
     """What repeating an operation does if the first attempt took effect."""
 
     READ = "nothing"
@@ -133,7 +124,6 @@ class Repeat(Enum):
     REMIND = "remind twice"
     NEVER = "something that is not known"
     TOKEN = "use a refresh token twice"
-    PROBE = "nothing, but a failure is a finding"
 
 
 class Step(Enum):
@@ -146,46 +136,42 @@ class Step(Enum):
     UNKNOWN = "give up: the outcome is unknown"
 
 
-_NO_RESPONSE = frozenset({Outcome.CUT, Outcome.LOST})
-# After these, an effect shows at once or hardly ever.
-_PROMPT = frozenset({Outcome.FAILED, Outcome.CUT})
-_PROMPT_SHARE = 0.1
-_HARMFUL = frozenset({Repeat.RECONCILED, Repeat.REMIND, Repeat.NEVER})
+_AMBIGUOUS = frozenset({Kind.FAILED, Kind.GATEWAY, Kind.LOST})
+# Everything else is retried.
+_STEPS: dict[tuple[Safety, Kind], Step] = {
+    **{(Safety.RECONCILED, kind): Step.RECONCILE for kind in _AMBIGUOUS},
+    **{(Safety.NEVER, kind): Step.UNKNOWN for kind in _AMBIGUOUS},
+    (Safety.REMIND, Kind.LOST): Step.UNKNOWN,
+    (Safety.TOKEN, Kind.LOST): Step.RETRY_ONCE,
+    **{(safety, kind): Step.RAISE for safety in Safety for kind in (Kind.REFUSED, Kind.RAISED)},
+}
+_HARMFUL = frozenset({Safety.RECONCILED, Safety.REMIND, Safety.NEVER})
+_OWN_ERROR_SHARE = 0.1
 
 
-def step_after(outcome: Outcome, repeat: Repeat) -> Step:
+def step_after(kind: Kind, safety: Safety) -> Step:
     """Return the entry of the table above."""
-    if repeat is Repeat.RECONCILED and outcome.is_ambiguous:
-        return Step.RECONCILE
-    if outcome.is_ambiguous and repeat is Repeat.NEVER:
-        return Step.UNKNOWN
-    if outcome in _NO_RESPONSE and repeat is Repeat.REMIND:
-        return Step.UNKNOWN
-    if outcome in _NO_RESPONSE and repeat is Repeat.TOKEN:
-        return Step.RETRY_ONCE
-    if repeat is Repeat.PROBE and outcome is not Outcome.THROTTLED:
-        return Step.RAISE
-    return Step.RETRY
+    return _STEPS.get((safety, kind), Step.RETRY)
 
 
-def effect_of(repeat: Repeat, *, succeeded: bool = False) -> Literal["none", "unknown"]:
-    """Return the ``effect`` of a call's error after an unreconciled attempt that is ambiguous, or ``succeeded``."""
-    if repeat is Repeat.CREATE:
-        # A spare draft is harmless. If the response cannot be decoded, the draft's id may be in the error's body: the
-        # caller can use that draft instead of another.
-        return "unknown" if succeeded else "none"
-    return "unknown" if repeat in _HARMFUL else "none"
+def effect_of(safety: Safety, *, succeeded: bool = False) -> Literal["none", "unknown"]:
+    """Return the ``effect`` of a call's error after an unreconciled attempt that is ambiguous, or ``succeeded``.
+
+    A spare draft is harmless. But if a draft's response cannot be decoded, its id may be in the error's body: the
+    caller can use that draft instead of another.
+    """
+    return "unknown" if safety in _HARMFUL or (succeeded and safety is Safety.CREATE) else "none"
 
 
-def settle_time(policy: RetryPolicy, outcome: Outcome) -> float:
+def settle_time(policy: RetryPolicy, kind: Kind) -> float:
     """Return the seconds for which the service is read after an ambiguous attempt."""
-    return policy.settle * (_PROMPT_SHARE if outcome in _PROMPT else 1.0)
+    return policy.settle if kind.may_be_late else _OWN_ERROR_SHARE * policy.settle
 
 
 # The decisions of one call
 
 
-@attrs.frozen
+@attrs.frozen(slots=False)
 class Decision:
     """What follows a failed attempt: another one after ``delay`` seconds, or none, with the ``reason``."""
 
@@ -202,57 +188,61 @@ class Retries:
     Without a ``budget``, retries are free: a reading is part of the call that it reconciles.
     """
 
-    def __init__(self, policy: RetryPolicy, repeat: Repeat, budget: RetryBudget | None = None) -> None:
+    def __init__(self, policy: RetryPolicy, safety: Safety, budget: RetryBudget | None = None) -> None:
         self._policy = policy
-        self._repeat = repeat
+        self._safety = safety
         self._budget = budget
         self._withdrawn = 0
-        self._lost = 0
+        self._lost_responses = 0
+        self._uncounted = 0
         self.attempts: int = 0
         """The number of attempts begun."""
-        self.uncounted: int = 0
-        """The number of attempts that do not count towards the policy's maximum."""
 
     def decide(
         self,
-        failed: FailedAttempt,
+        kind: Kind,
+        retry_after: float | None = None,
         *,
         remaining: float,
+        may_retry: bool = True,
         others_accepted: bool = False,
-        chance: float | None = None,
+        jitter: float | None = None,
     ) -> Decision:
         """Decide what follows a failed attempt; withdraw from the budget for a retry.
 
         ``remaining`` is the seconds in which another attempt may start. ``others_accepted``: the service accepted
-        other requests of the client since the attempt began. ``chance`` is a random number from 0 to 1.
+        other requests of the client since the attempt began. ``jitter`` is a random number from 0 to 1.
         """
-        step = step_after(failed.outcome, self._repeat)
+        step = step_after(kind, self._safety)
+        if kind is Kind.REJECTED_TOKEN:
+            self._uncounted += 1
+            return Decision(step, 0.0)
         if step is Step.UNKNOWN:
             return Decision(step, None, "a repeat could take effect twice")
         if step is Step.RECONCILE and self._policy.max_attempts == 1:
             return Decision(Step.UNKNOWN, None, "no retry is allowed")
-        if step is Step.RAISE or not failed.may_retry:
+        if step is Step.RAISE or not may_retry:
             return Decision(step, None)
         if step is Step.RETRY_ONCE:
-            self._lost += 1
-            if self._lost > 1:
+            self._lost_responses += 1
+            if self._lost_responses > 1:
                 return Decision(step, None, "the response was lost twice")
-        chance = random.random() if chance is None else chance
-        if failed.outcome is Outcome.THROTTLED:
-            self.uncounted += others_accepted
-            return self._decide_after_429(step, failed.retry_after, remaining, chance)
-        at_least = settle_time(self._policy, failed.outcome) if step is Step.RECONCILE else 0.0
-        delay, reason = self._delay(failed.retry_after, remaining, chance, at_least)
+        jitter = random.random() if jitter is None else jitter
+        if kind is Kind.THROTTLED:
+            self._uncounted += others_accepted
+            return self._decide_after_429(step, retry_after, remaining, jitter)
+        at_least = settle_time(self._policy, kind) if step is Step.RECONCILE else 0.0
+        delay, reason = self._delay(retry_after, remaining, jitter, at_least)
         if delay is not None and not self._withdraw():
             return Decision(step, None, "too many calls are failing: the retry budget is used up")
         return Decision(step, delay, reason)
 
-    def _decide_after_429(self, step: Step, retry_after: float | None, remaining: float, chance: float) -> Decision:
+    def _decide_after_429(self, step: Step, retry_after: float | None, remaining: float, jitter: float) -> Decision:
         # A rate limiter spreads the calls that wait for it; the token endpoint has only a pause.
-        has_limiter = self._repeat is not Repeat.TOKEN
+        has_limiter = self._safety is not Safety.TOKEN
         if has_limiter and retry_after and self._counted_attempts == 1:
-            chance = 0.0
-        delay, reason = self._delay(retry_after, remaining, chance)
+            jitter = 0.0
+        delay, reason = self._delay(retry_after, remaining, jitter)
         pause, longest = (retry_after or 0.0) if delay is None else delay, self._policy.max_retry_after
         if pause > longest:
             # Such a long wait may concern only this endpoint: the limiter just slows down, as after any 429.
@@ -261,10 +251,10 @@ class Retries:
 
     @property
     def _counted_attempts(self) -> int:
-        return max(1, self.attempts - self.uncounted)
+        return max(1, self.attempts - self._uncounted)
 
     def _delay(
-        self, retry_after: float | None, remaining: float, chance: float, at_least: float = 0.0
+        self, retry_after: float | None, remaining: float, jitter: float, at_least: float = 0.0
     ) -> tuple[float | None, str]:
         """Return the delay, or None and the reason."""
         policy, attempts = self._policy, self._counted_attempts
@@ -274,7 +264,7 @@ class Retries:
             return None, f"the wait of {retry_after:g} s is longer than the policy's {policy.max_retry_after:g} s"
         # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
         ceiling = min(policy.max_delay, policy.base_delay * 2.0 ** min(attempts - 1, 60))
-        delay = max(chance * ceiling, retry_after or 0.0, at_least)
+        delay = max(jitter * ceiling, retry_after or 0.0, at_least)
         return (delay, "") if delay < remaining else (None, "the deadline leaves no time to wait")
 
     def _withdraw(self) -> bool:
@@ -313,11 +303,10 @@ class RetryBudget:
     def end_call(self) -> None:
         """Record that a call has ended, whether or not it succeeded."""
         self._pending -= 1
-        if self._credits > self._MAX:
-            self._credits = min(self._credits, self._capacity)
 
     def withdraw(self) -> bool:
         """Withdraw the credit for one more request; return whether there was one."""
+        self._credits = min(self._credits, self._MAX + self._DEPOSIT * self._pending)
         if self._credits < 1.0:
             return False
         self._credits -= 1.0
@@ -325,11 +314,7 @@ class RetryBudget:
 
     def refund(self, withdrawn: int) -> None:
         """Return the credits of a call that succeeded."""
-        self._credits = min(self._credits + withdrawn, self._capacity)
-
-    @property
-    def _capacity(self) -> float:
-        return self._MAX + self._DEPOSIT * self._pending
+        self._credits += withdrawn
 
 
 def read_retry_after(value: str | None, *, date: str | None = None, now: Callable[[], float]) -> float | None:
@@ -352,6 +337,9 @@ def read_retry_after(value: str | None, *, date: str | None = None, now: Callabl
 def _read_date(text: str) -> float | None:
     if len(text) > _MAX_DATE:
         return None
+    import email.utils  # a date is rare, and the import takes a while
+    from datetime import UTC
+
     try:
         moment = email.utils.parsedate_to_datetime(text)
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
@@ -370,31 +358,24 @@ class RetryRequested(Exception):  # not an error: it asks the runner below for a
         self.delay = delay
 
 
-def _delays() -> Generator[float, Any, None]:
-    requested = yield 0.0
-    while True:
-        requested = yield requested.delay
-
-
 async def run(attempt: Callable[[], Awaitable[T]]) -> T:
     """Make attempts until one returns, or raises anything but `RetryRequested`."""
-    try:
-        # Most calls need no more than this, and backoff would be a tenth of a small call's cost.
+    result: T = await _runner()(attempt)
+    return result
+
+
+@cache
+def _runner() -> Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]:
+    import backoff  # a client that never retries does not need it
+
+    async def attempt_again(attempt: Callable[[], Awaitable[Any]]) -> Any:
         return await attempt()
-    except RetryRequested as error:
-        first = [error]
-    return await _run_again(attempt, first)
 
-
-async def _attempt_again(attempt: Callable[[], Awaitable[T]], first: list[RetryRequested]) -> T:
-    """Wait for the first delay, then make attempts."""
-    if first:
-        raise first.pop()
-    return await attempt()
-
-
-with warnings.catch_warnings():
-    # backoff 2 calls this function while it decorates; Python 3.14 deprecates it.
-    warnings.filterwarnings("ignore", "'asyncio.iscoroutinefunction' is deprecated", DeprecationWarning)
-    # Without jitter and max_time, which would shorten the delay; without logger, which would log the exception.
-    _run_again = backoff.on_exception(_delays, RetryRequested, jitter=None, logger=None)(_attempt_again)
+    with warnings.catch_warnings():
+        # backoff 2 calls this function while it decorates; Python 3.14 deprecates it.
+        warnings.filterwarnings("ignore", "'asyncio.iscoroutinefunction' is deprecated", DeprecationWarning)
+        # Without jitter, which would shorten the delay; without logger, which would log the exception.
+        retrying = backoff.on_exception(
+            backoff.runtime, RetryRequested, value=attrgetter("delay"), jitter=None, logger=None
+        )
+        return retrying(attempt_again)

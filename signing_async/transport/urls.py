@@ -34,17 +34,18 @@ def check_origin(base_url: str) -> str:
         )
     try:
         parts = _split(base_url)
-        origin = _origin(parts)
+        origin, host = _origin(parts), parts.hostname or ""
     except ValueError:
         raise ConfigurationError(f"base_url: must be a URL, got {base_url!r}") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigurationError(f"base_url: must be an origin such as https://tenant.example.com, got {base_url!r}")
-    if parts.port == 0 or not _NETLOC.fullmatch(parts.netloc) or not _is_host(parts.hostname):
-        raise ConfigurationError(f"base_url: must have a valid host and port, got {base_url!r}")
-    if parts.path.strip("/") or parts.query or parts.fragment:
-        raise ConfigurationError(f"base_url: must be an origin without path or query, got {base_url!r}")
-    if parts.scheme == "http" and not _is_loopback(parts.hostname):
-        raise ConfigurationError(f"base_url: must be https (http is for loopback hosts only), got {base_url!r}")
+    problems = {
+        "must be an origin such as https://tenant.example.com": parts.scheme not in ("http", "https") or not host,
+        "must have a valid host and port": parts.port == 0 or not _NETLOC.fullmatch(parts.netloc) or not _is_host(host),
+        "must be an origin without path or query": parts.path.strip("/") or parts.query or parts.fragment,
+        "must be https (http is for loopback hosts only)": parts.scheme == "http" and not _is_loopback(host),
+    }
+    for problem, is_there in problems.items():
+        if is_there:
+            raise ConfigurationError(f"base_url: {problem}, got {base_url!r}")
     return origin
 
 
@@ -79,20 +80,20 @@ def resolve(request: Request, reference: str) -> str | None:
 
 
 def _is_loopback(host: str) -> bool:
-    is_local = host == "localhost" or host.endswith(".localhost")
-    return is_local or (_is_ip(host) and ipaddress.ip_address(host).is_loopback)
+    address = _address(host)
+    return address.is_loopback if address else host == "localhost" or host.endswith(".localhost")
 
 
 def _is_host(host: str) -> bool:
     """Return whether the host is a name or an IP address, not a malformed address or one with a zone."""
     is_address = ":" in host or _NUMERIC.fullmatch(host)
-    return not is_address or ("%" not in host and _is_ip(host))
+    return not is_address or ("%" not in host and _address(host) is not None)
 
 
-def _is_ip(host: str) -> bool:
+def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     with contextlib.suppress(ValueError):
-        return bool(ipaddress.ip_address(host))
-    return False
+        return ipaddress.ip_address(host)
+    return None
 
 
 def segment(name: str, value: object) -> str:

@@ -1,7 +1,7 @@
 """One request out, one bounded response in: the only module that touches aiohttp's requests.
 
-No aiohttp exception leaves it: they hold the request's headers, and with them the token. Instead `send` returns a
-`Failure`, and reading a body raises `BrokenResponse`.
+No aiohttp exception leaves it: they hold the request's headers, and with them the token. It raises `BrokenResponse`
+instead.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from functools import lru_cache
 from typing import Any, cast
 from urllib.parse import urlencode
@@ -25,18 +25,19 @@ from yarl import URL
 
 from .._connections import connection_flags, is_refused_by_proxy, is_untrusted
 from .._foreign import is_transient
+from .._secret import Secret
 from .._version import __version__
 from ..errors import ClientClosed, ConfigurationError
 from ..models import Token
+from .proxy import find_proxy
 from .redaction import redact
-from .retry import Outcome
+from .retry import Kind
 
 __all__ = [
     "JSON",
     "Body",
     "BrokenResponse",
     "Chunk",
-    "Failure",
     "Produce",
     "Request",
     "Response",
@@ -49,15 +50,26 @@ __all__ = [
 log: logging.Logger = logging.getLogger("signing_async")
 
 JSON = "application/json"
+# Measured: TLS is slower with more at once.
+_WRITE_SIZE, _TLS_WRITE_SIZE = 1024 * 1024, 120 * 1024
 _START_BYTES, _START_SECONDS = 64 * 1024, 2.0
 _MAX_CONNECTIONS = 100
-# Seconds. The slack is for an event loop that is busy when a connection is closed.
-_MAX_ROUND_TRIP, _ROUND_TRIP_SLACK = 0.1, 0.02
+_PROXY_REFUSED = 407
+_ENCODINGS = "gzip, deflate"  # what every Python decodes
+# As much as browsers take, and together no more than the largest response.
+_MAX_HEADER, _MAX_HEADERS = 64 * 1024, 500
+_USER_AGENT = f"signing-async/{__version__}"
+_UNREADABLE = {  # by the start of aiohttp's message
+    "Got more than": f"a header is longer than {_MAX_HEADER // 1024} KiB",
+    "Too many headers": f"it has more than {_MAX_HEADERS} headers",
+    "Can not decode content-encoding": f"its Content-Encoding is none of {_ENCODINGS}",
+}
+_NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ServerFingerprintMismatch)
 
 Chunk = bytes | bytearray | memoryview
 Write = Callable[[Chunk], Awaitable[None]]
-Produce = Callable[[Write, Callable[[], int]], Awaitable[None]]
-"""Writes a body in chunks. The second argument returns the number of buffered bytes, whose memory is still in use.
+Produce = Callable[[Write, int], Awaitable[None]]
+"""Writes a body in chunks of at most this many bytes.
 
 An `OSError` that it raises counts as a connection error: convert the source's own to another exception.
 """
@@ -71,11 +83,18 @@ class Body(aiohttp.Payload):
         self._produce = produce
         self._size = size
         self.started: bool = False
-        self.started_at: float = 0.0
-        self.idle_connections: Collection[object] = ()
-        """The idle connections of the pool when the request was made."""
-        self.on_reused_connection: bool = False
         self.failure: Exception | None = None
+        """What the body's source raised."""
+        self.was_refused: bool = False
+        """Whether the service refused the request."""
+
+    @property
+    def may_have_taken_effect(self) -> bool:
+        """Whether the whole request may have been sent, and the service did not refuse it.
+
+        If the body's source failed, the request is incomplete, and no service carries it out.
+        """
+        return self.started and self.failure is None and not self.was_refused
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Write the body; aiohttp calls this with a connection, and sends the headers with the first chunk."""
@@ -83,16 +102,13 @@ class Body(aiohttp.Payload):
             # aiohttp repeats a PUT or DELETE by itself if an idle connection was closed.
             raise ConnectionResetError("a body is sent once")
         self.started = True
-        self.started_at = asyncio.get_running_loop().time()
-        if self.idle_connections:
-            self.on_reused_connection = cast("StreamWriter", writer).protocol in self.idle_connections
         transport = cast("StreamWriter", writer).transport
         try:
-            await self._produce(writer.write, lambda: 0 if transport is None else transport.get_write_buffer_size())
+            is_tls = transport is not None and transport.get_extra_info("ssl_object") is not None
+            await self._produce(writer.write, _TLS_WRITE_SIZE if is_tls else _WRITE_SIZE)
         except (aiohttp.ClientError, OSError):
             raise
-        except Exception as error:
-            # The source failed, not the connection; aiohttp would raise a connection error.
+        except Exception as error:  # the source failed; aiohttp would raise a connection error
             self.failure = error
             raise
 
@@ -104,20 +120,19 @@ class Body(aiohttp.Payload):
 def bytes_body(data: bytes = b"", content_type: str | None = None) -> Body:
     """Return a body from memory; an empty body has no content type."""
 
-    async def produce(write: Write, waiting: Callable[[], int]) -> None:
+    async def produce(write: Write, most: int) -> None:
         await write(data)
 
     return Body(produce, len(data), content_type)
 
 
-@attrs.frozen(slots=False)
+@attrs.define(eq=False, repr=False, slots=False)
 class Request:
     """An HTTP request. ``path`` is percent-encoded, begins with a slash, and may have a query."""
 
     method: str
     origin: str
-    # A server wrote a redirect's query, so it may hold secrets, and some tracebacks show variables.
-    path: str = attrs.field(repr=lambda path: repr(path.partition("?")[0]))
+    path: str
     params: Mapping[str, str] = {}
     body: Body | None = None
     accept: str = JSON
@@ -131,22 +146,14 @@ class Request:
         return URL(address, encoded=True)
 
 
-@attrs.frozen
-class Failure:
-    """A request without a complete response."""
-
-    outcome: Outcome
-    message: str
-    transient: bool = True
-    client_wide: bool = False
-
-
 class BrokenResponse(Exception):  # stays inside the package
-    """The response was cut off, or is larger than allowed."""
+    """There is no response, or it was cut off, or is larger than allowed."""
 
-    def __init__(self, failure: Failure) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
+    def __init__(self, kind: Kind, message: str, transient: bool = True, client_wide: bool = False) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.transient = transient
+        self.client_wide = client_wide
 
 
 class Response:
@@ -154,13 +161,10 @@ class Response:
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
+        self._content = response.content
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
         self.detached: bool = False
-
-    @property
-    def ok(self) -> bool:
-        return 200 <= self.status < 300
 
     @property
     def reason(self) -> str:
@@ -168,7 +172,7 @@ class Response:
 
     @property
     def received(self) -> int:
-        return self._response.content.total_bytes
+        return self._content.total_bytes
 
     async def read(self, limit: int) -> bytes:
         """Return the whole body; raise `BrokenResponse` if it is cut off or larger than ``limit``."""
@@ -178,10 +182,7 @@ class Response:
             parts.append(chunk)
             size += len(chunk)
             if size > limit:
-                text = f"the response is larger than {limit} bytes"
-                raise BrokenResponse(Failure(Outcome.LOST, text, transient=False))
-            if self._response.content.at_eof():
-                break
+                raise BrokenResponse(Kind.LOST, f"the response is larger than {limit} bytes", transient=False)
         return b"".join(parts)
 
     async def read_start(self, deadline: float) -> bytes:
@@ -205,10 +206,10 @@ class Response:
     async def _next(self) -> bytes:
         """Wait for the next chunk of the body and return it; b"" at the end."""
         try:
-            return await self._response.content.readany()
+            return b"" if self._content.at_eof() else await self._content.readany()
         except (aiohttp.ClientError, OSError) as error:
-            failure = Failure(Outcome.LOST, _describe(error, "the response was cut off"))
-        raise BrokenResponse(failure)
+            text = _describe(error, "the response was cut off")
+        raise BrokenResponse(Kind.LOST, text)
 
     def detach(self) -> Response:
         """Keep the response open after the call: its reader closes it."""
@@ -228,18 +229,24 @@ class Response:
 
 
 class Sessions:
-    """The aiohttp session for one origin: the caller's, or a new one made on first use."""
+    """The aiohttp session for one origin: the caller's, or a new one made on first use.
 
-    def __init__(self, session: aiohttp.ClientSession | None = None) -> None:
+    A session made here uses the environment's proxy, unless ``proxy`` is given.
+    """
+
+    def __init__(
+        self, session: aiohttp.ClientSession | None = None, origin: str = "", proxy: Secret[URL] | None = None
+    ) -> None:
         self._given = session
+        self._origin = origin
+        self.proxy: Secret[URL] | None = proxy
         self._made: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool_key: Any = None
         """The origin's key in aiohttp's pool, once it is known."""
-        self._pool_is_hidden = False
+        self.pool_is_hidden: bool = False
+        """Whether the pool cannot be checked."""
         self.closed: bool = False
-        self.fastest_response: float = 0.0
-        """Seconds: an upper bound for the round trip to the service. 0.0 before the first response."""
 
     def get(self) -> aiohttp.ClientSession:
         if self.closed:
@@ -247,9 +254,13 @@ class Sessions:
         if self._given is not None:
             if self._given.closed:
                 raise ClientClosed("the client's session, which its caller made, is closed")
+            running = asyncio.get_running_loop()
+            if getattr(self._given, "_loop", running) is not running:
+                raise ConfigurationError("the session belongs to another event loop; make one for each loop")
             return self._given
         if self._made is None:
             self._loop = asyncio.get_running_loop()
+            self.proxy = self.proxy or find_proxy(self._origin)
             self._made = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=_MAX_CONNECTIONS),
                 cookie_jar=aiohttp.DummyCookieJar(),
@@ -259,50 +270,42 @@ class Sessions:
             raise ConfigurationError("the client was first used in another event loop; make one client for each loop")
         return self._made
 
+    @property
+    def are_given(self) -> bool:
+        return self._given is not None
+
+    def renew(self) -> Sessions:
+        """Return an object for another event loop."""
+        return Sessions(None, self._origin, self.proxy)
+
     def belong_elsewhere(self) -> bool:
         """Return whether the session that was made here belongs to another event loop."""
         return self._made is not None and self._loop is not asyncio.get_running_loop()
 
-    def prepare(
-        self, session: aiohttp.ClientSession, url: URL, accept: str
-    ) -> tuple[Mapping[str, str], Collection[object]]:
-        """Return the headers of a request, and the idle connections that may carry it.
-
-        If aiohttp's pool cannot be checked, as may happen with a later release, the service is asked to close each
-        connection after its response. Then no idle connection can be desynchronized.
-        """
-        idle: Collection[object] = ()
+    def drop_desynchronized(self, session: aiohttp.ClientSession, url: URL) -> None:
+        """Close idle connections on which foreign bytes arrived."""
+        # aiohttp reuses such a connection although its protocol says `should_close`, and would take these bytes, which
+        # may belong to another user, for the next response. Its pool is private: if a later release keeps it in another
+        # way, the service is asked to close each connection after its response.
         try:
-            idle = self.drop_desynchronized(session, url)
+            pool: Any = session.connector._conns  # type: ignore[union-attr]
+            for key in (self._pool_key,) if self._pool_key else self._find_keys(pool, url):
+                for protocol, _ in pool.get(key, ()):
+                    if protocol.should_close:
+                        protocol.close()
         except Exception as error:
-            if not self._pool_is_hidden:
-                self._pool_is_hidden = True
+            if not self.pool_is_hidden:
+                self.pool_is_hidden = True
                 text = "cannot check the connection pool of aiohttp %s (%s): connections are not reused"
                 log.warning(text, aiohttp.__version__, type(error).__name__)
-        return _headers(accept, close=self._pool_is_hidden), idle
 
-    def drop_desynchronized(self, session: aiohttp.ClientSession, url: URL) -> Collection[object]:
-        """Close idle connections on which foreign bytes arrived; return the others.
-
-        aiohttp would take these bytes, which may belong to another user, for the next response.
-        """
-        pool: Any = session.connector._conns  # type: ignore[union-attr]  # aiohttp has no public access to its pool
-        if self._pool_key is not None:
-            return _drop_desynchronized(pool.get(self._pool_key, ()))
-        idle: list[object] = []
-        # In a session that thousands of clients share, this scans all hosts until the client's own key is known.
-        host, port = url.raw_host, url.port
-        for key in [key for key in pool if key.host == host and key.port == port]:
-            idle += _drop_desynchronized(pool[key])
-            # The caller's own requests to this host may have other keys, with a proxy or a server name.
-            if key[2:4] == (url.scheme == "https", True) and not any(key[4:]):
-                self._pool_key = key
-        return idle
-
-    def note_response(self, seconds: float) -> None:
-        """Record the time until the head of a response."""
-        if not self.fastest_response or seconds < self.fastest_response:
-            self.fastest_response = seconds
+    def _find_keys(self, pool: Any, url: URL) -> list[Any]:
+        """Return the keys of the URL's host, and remember the client's own."""
+        keys = [key for key in pool if (key.host, key.port) == (url.raw_host, url.port)]
+        # The caller's own requests to this host may have other keys, with a proxy or a server name.
+        own = (key for key in keys if key[2:4] == (url.scheme == "https", True) and not any(key[4:]))
+        self._pool_key = next(own, None)
+        return keys
 
     async def close(self) -> None:
         """Close the session, unless it is the caller's."""
@@ -317,110 +320,121 @@ class Sessions:
             warnings.warn(text, ResourceWarning, stacklevel=3)
 
 
-def _drop_desynchronized(connections: Iterable[tuple[Any, float]]) -> list[object]:
-    usable: list[object] = []
-    # Iterate over a copy: closing a connection may change the pool.
-    for protocol, _ in tuple(connections):
-        if protocol.should_close:
-            protocol.close()
-        else:
-            usable.append(protocol)
-    return usable
-
-
 async def send(
-    sessions: Sessions, request: Request, token: Token | None, *, connect: float, silence: float | None = None
-) -> Response | Failure:
+    sessions: Sessions,
+    session: aiohttp.ClientSession,
+    request: Request,
+    token: Token | None,
+    *,
+    connect: float,
+    silence: float | None = None,
+) -> Response:
     """Send one request, and return the response as soon as its head has arrived. Redirects are not followed.
 
-    ``connect`` limits the time to connect, ``silence`` the time in which nothing arrives after sending.
+    ``connect`` limits the time to connect, ``silence`` the time in which nothing arrives after sending. Raises
+    `BrokenResponse` if there is no response.
     """
-    is_closed = False
-    session = sessions.get()
-    url = request.url
-    body = request.body
-    headers, idle = sessions.prepare(session, url, request.accept)
-    if request.headers:
-        headers = CIMultiDict(headers)
-        headers.update(request.headers)
-    if body is not None:
-        body.idle_connections = idle
-    began = asyncio.get_running_loop().time()
+    url, body = request.url, request.body
+    sessions.drop_desynchronized(session, url)
+    headers, middlewares = _headers(request, token, close=sessions.pool_is_hidden), None
+    if session.trust_env:
+        # aiohttp would add the host's credentials of a .netrc file, or fail because there are two.
+        given: tuple[aiohttp.ClientMiddlewareType, ...] = getattr(session, "_middlewares", ())
+        middlewares = (_authorize(headers.pop(hdrs.AUTHORIZATION, None)), *given)
+    kind = Kind.UNSENT
     try:
         response = await session.request(
             request.method,
             url,
             data=body,
-            # Not bound to a name: some tracebacks show variables, and none may show the token.
-            headers=headers
-            if token is None
-            else {**headers, hdrs.AUTHORIZATION: f"{token.token_type} {token.access_token}"},
+            headers=headers,
+            proxy=None if sessions.proxy is None else sessions.proxy.reveal(),
+            middlewares=middlewares,
             # aiohttp sets no content type if there is no body, but does so for an empty body.
             skip_auto_headers=None if body is None or body.size else ("Content-Type",),
             allow_redirects=False,
             raise_for_status=False,
             timeout=_timeout(connect, silence),
+            max_line_size=_MAX_HEADER,
+            max_field_size=_MAX_HEADER,
+            max_headers=_MAX_HEADERS,
         )
-    except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ServerFingerprintMismatch) as error:
-        untrusted = is_untrusted(error) or isinstance(error, aiohttp.ServerFingerprintMismatch)
-        message = _describe(error, "the server's certificate is not trusted" if untrusted else "could not connect")
-        return Failure(_without_connection(body), message, *connection_flags(untrusted))
-    except aiohttp.ClientHttpProxyError as error:
-        message = f"the proxy refused to connect (HTTP {error.status})"
-        return Failure(_without_connection(body), message, *connection_flags(is_refused_by_proxy(error.status)))
-    except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
-        # aiohttp sends the headers of a request with a body together with the body's first bytes.
-        outcome = Outcome.LOST if body is None or body.started else Outcome.UNSENT
-        if body is not None and body.started and _was_cut(error, body, sessions.fastest_response):
-            outcome = Outcome.CUT
-        failure = Failure(outcome, _describe(error, "the connection was closed before a response came"))
     except Exception as error:
-        # The session itself failed, for example in the caller's trace hook: the service may already have the request.
-        is_closed = session.closed and (body is None or not body.started)
-        outcome = Outcome.LOST if body is None or body.started else Outcome.UNSENT
-        # The body of a request without a token may hold secrets.
-        text = type(error).__name__ if token is None else redact(repr(error), (token.access_token,))
-        failure = Failure(outcome, f"the session failed: {text}", transient=is_transient(error))
+        if body is not None and body.started:
+            kind = Kind.LOST
+        broken = _broken(kind, error, token)
     else:
-        sessions.note_response(asyncio.get_running_loop().time() - began)
-        return Response(response)
+        # Through a tunnel (https), a 407 comes from the service.
+        if response.status != _PROXY_REFUSED or sessions.proxy is None or url.scheme == "https":
+            return Response(response)
+        response.close()
+        broken = _refused_by_proxy(response.status)
     # Outside the except block, so the aiohttp exception is not the context of what is raised.
-    if is_closed:
-        raise ClientClosed("the session was closed")
+    if session.closed and kind is Kind.UNSENT:
+        raise ClientClosed("the client is closed" if sessions.closed else "the session was closed")
     if body is not None and body.failure is not None:
         raise body.failure
-    return failure
+    raise broken
 
 
-def _without_connection(body: Body | None) -> Outcome:
-    """Return the outcome of a request that ended because no connection could be made.
+def _broken(kind: Kind, error: Exception, token: Token | None) -> BrokenResponse:
+    """Return what an exception of aiohttp, or of the caller's session, stands for."""
+    if isinstance(error, _NOT_CONNECTED):
+        untrusted = is_untrusted(error) or isinstance(error, aiohttp.ServerFingerprintMismatch)
+        place = " to the proxy" if isinstance(error, aiohttp.ClientProxyConnectionError) else ""
+        message = "the server's certificate is not trusted" if untrusted else f"could not connect{place}"
+        message = _describe(error, message)
+        return BrokenResponse(kind, message, *connection_flags(untrusted))
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return _refused_by_proxy(error.status)
+    if isinstance(error, aiohttp.ClientResponseError):
+        # Its text quotes the response, which may echo the token.
+        known = (text for start, text in _UNREADABLE.items() if error.message.startswith(start))
+        text = f"the response cannot be read: {next(known, 'it is not valid HTTP')}"
+        return BrokenResponse(kind, text, transient=False)
+    if isinstance(error, aiohttp.ClientError | ConnectionError | TimeoutError):
+        return BrokenResponse(kind, _describe(error, "the connection was closed before a response came"))
+    # The session itself failed, for example in the caller's trace hook: the service may already have the request.
+    # The body of a request without a token may hold secrets.
+    text = type(error).__name__ if token is None else redact(repr(error), (token.access_token,))
+    return BrokenResponse(kind, f"the session failed: {text}", transient=is_transient(error))
 
-    aiohttp, or a middleware of the session, may have sent it on another connection before.
-    """
-    return Outcome.LOST if body is not None and body.started else Outcome.UNSENT
+
+def _refused_by_proxy(status: int) -> BrokenResponse:
+    hint = ": check the user and the password in the proxy's URL" if status == _PROXY_REFUSED else ""
+    message = f"the proxy refused to connect (HTTP {status}){hint}"
+    return BrokenResponse(Kind.UNSENT, message, *connection_flags(is_refused_by_proxy(status)))
 
 
-def _was_cut(error: BaseException, body: Body, fastest_response: float) -> bool:
-    """Return whether the server closed an idle connection while the request was on its way.
-
-    The signs: a reused connection, no byte of a response, closed within a round trip.
-    """
-    elapsed = asyncio.get_running_loop().time() - body.started_at
-    return (
-        body.on_reused_connection
-        and isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError)
-        # If a response had begun, its start would be in aiohttp's message.
-        and isinstance(getattr(error, "message", ""), str)
-        and elapsed <= min(fastest_response, _MAX_ROUND_TRIP) + _ROUND_TRIP_SLACK
-    )
-
-
-@lru_cache(maxsize=8)
-def _headers(accept: str, *, close: bool) -> Mapping[str, str]:
-    headers: dict[str, str] = {hdrs.ACCEPT: accept, hdrs.USER_AGENT: f"signing-async/{__version__}"}
+def _headers(request: Request, token: Token | None, *, close: bool) -> MutableMapping[str, str]:
+    headers: MutableMapping[str, str] = {
+        hdrs.ACCEPT: request.accept,
+        hdrs.ACCEPT_ENCODING: _ENCODINGS,
+        hdrs.USER_AGENT: _USER_AGENT,
+    }
     if close:
         headers[hdrs.CONNECTION] = "close"
+    if request.body is not None and request.body.size:
+        # aiohttp prefers a default header of the session to the body's own type.
+        headers[hdrs.CONTENT_TYPE] = request.body.content_type
+    if request.headers:
+        headers = CIMultiDict(headers)
+        headers.update(request.headers)
+    if token is not None:
+        headers[hdrs.AUTHORIZATION] = f"{token.token_type} {token.access_token}"
     return headers
+
+
+def _authorize(value: str | None) -> aiohttp.ClientMiddlewareType:
+    """Return a middleware that replaces the header Authorization."""
+
+    async def authorize(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+        request.headers.popall(hdrs.AUTHORIZATION, None)
+        if value is not None:
+            request.headers[hdrs.AUTHORIZATION] = value
+        return await handler(request)
+
+    return authorize
 
 
 @lru_cache(maxsize=64)

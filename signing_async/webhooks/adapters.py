@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from .receiver import NO_LENGTH, Decision, Receiver
+from .receiver import NO_LENGTH, TOO_SLOW, Decision, Receiver
 from .verifier import Headers
 
 if TYPE_CHECKING:
@@ -17,11 +19,18 @@ if TYPE_CHECKING:
     from aiohttp import web
     from django.http import HttpRequest, HttpResponse
 
+log: logging.Logger = logging.getLogger("signing_async.webhooks")
+
 CHUNK = 8 * 1024  # bytes per read; some inputs block until they have read this many
+ALREADY_READ = Decision(503, "the body was read before the webhook receiver", None, (("Retry-After", "5"),), "consumed")
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+
+
+class AlreadyRead(Exception):  # never leaves the module
+    """The application has read the body, or a part of it, and its framework has not kept it."""
 
 
 def aiohttp_handler(receiver: Receiver) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -32,13 +41,30 @@ def aiohttp_handler(receiver: Receiver) -> Callable[[web.Request], Awaitable[web
     from aiohttp import web
 
     async def handler(request: web.Request) -> web.Response:
-        decision = await receiver.handle(request.method, request.headers, request.content.iter_any())
+        try:
+            decision = await receiver.handle(request.method, request.headers, _aiohttp_chunks(request))
+        except AlreadyRead:
+            decision = _refuse_already_read()
         response = web.Response(status=decision.status, body=decision.body, headers=decision.headers)
         if "Connection" in response.headers:
             response.force_close()
         return response
 
     return handler
+
+
+async def _aiohttp_chunks(request: web.Request) -> AsyncIterator[bytes]:
+    received = 0
+    async for chunk in request.content.iter_any():
+        received += len(chunk)
+        yield chunk
+    if not received:
+        # A middleware may have read the body: `read` returns it again.
+        body = await request.read()
+        received = len(body)
+        yield body
+    if received < (request.content_length or request.body_exists):
+        raise AlreadyRead
 
 
 class ASGIReceiver:
@@ -68,7 +94,9 @@ class ASGIReceiver:
 
 
 def asgi_app(receiver: Receiver) -> ASGIReceiver:
-    """Return an ASGI application, for ``Route(path, ...)`` in Starlette or ``app.mount(path, ...)`` in FastAPI.
+    """Return an ASGI application: ``FastAPI(routes=[Route("/webhooks", asgi_app(receiver))])``, Starlette too.
+
+    ``app.mount`` would redirect deliveries to ``/webhooks/``, and senders don't follow redirects.
 
     Served on its own, it drains at shutdown. If it is mounted, call ``receiver.drain()`` in the lifespan of the outer
     application.
@@ -107,7 +135,7 @@ def django_view(receiver: Receiver) -> Callable[[HttpRequest], HttpResponse]:
     def view(request: HttpRequest) -> HttpResponse:
         environ = getattr(request, "environ", {})  # an ASGI request has none
         # Django reads only Content-Length bytes, so nothing of a chunked body.
-        chunks = _wsgi_chunks(environ) if _is_chunked(environ) else iter(lambda: request.read(CHUNK), b"")
+        chunks = _wsgi_chunks(environ) if _is_chunked(environ) else _django_chunks(request)
         headers: Any = request.headers
         decision = _handle(receiver, request.method or "", headers, environ, chunks)
         response_headers = {name: value for name, value in decision.headers if name != "Connection"}
@@ -122,8 +150,20 @@ def _handle(
 ) -> Decision:
     if _is_chunked(environ) and not environ.get("wsgi.input_terminated"):
         return receiver.refuse(NO_LENGTH)
+    began = time.monotonic()
     with _read_timeout(environ, receiver.body_timeout):
-        return receiver.handle_blocking(method, headers, chunks)
+        try:
+            return receiver.handle_blocking(method, headers, chunks)
+        except AlreadyRead:
+            return TOO_SLOW if time.monotonic() - began > receiver.body_timeout else _refuse_already_read()
+
+
+def _refuse_already_read() -> Decision:
+    log.error(
+        "a delivery must be repeated: a middleware or hook has read the body before the webhook receiver, and the"
+        " framework has not kept it; or the sender disconnected"
+    )
+    return ALREADY_READ
 
 
 def _is_chunked(environ: WSGIEnvironment) -> bool:
@@ -141,19 +181,37 @@ def _wsgi_chunks(environ: WSGIEnvironment) -> Iterator[bytes]:
     # read1 returns what has arrived; read blocks until it has everything.
     read = getattr(stream, "read1", stream.read)
     length = int(environ.get("CONTENT_LENGTH") or 0)
-    is_terminated = environ.get("wsgi.input_terminated")
+    request: Any = environ.get("werkzeug.request")
+    # Flask's request keeps its stream, which knows its end, and the body from `get_data` on.
+    was_read = "stream" in getattr(request, "__dict__", ())
+    if was_read:
+        read = request.stream.read
+    is_terminated = was_read or environ.get("wsgi.input_terminated")
     received = 0
     try:
         while (size := CHUNK if is_terminated else min(length - received, CHUNK)) and (chunk := read(size)):
             received += len(chunk)
             yield chunk
+        if was_read and not received:
+            body = request.get_data()
+            received = len(body)
+            yield body
     except OSError:
         raise
     except Exception as error:
         # A server's own exception for a malformed chunk, such as gunicorn's InvalidChunkSize.
         raise OSError(f"the body cannot be read: {type(error).__name__}") from error
     if received < length:
-        raise OSError("the body is shorter than its Content-Length")
+        raise OSError("the body is shorter than its Content-Length") if received and not was_read else AlreadyRead
+
+
+def _django_chunks(request: HttpRequest) -> Iterator[bytes]:
+    received = 0
+    while chunk := request.read(CHUNK):
+        received += len(chunk)
+        yield chunk
+    if received < int(request.headers.get("Content-Length") or 0):
+        raise AlreadyRead
 
 
 @contextmanager

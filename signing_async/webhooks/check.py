@@ -52,6 +52,13 @@ class Response:
     status: int | None
     outcome: str
     seconds: float
+    location: str = ""
+
+    def no_endpoint(self) -> str:
+        """Return why no endpoint received the delivery, or an empty string."""
+        if self.status is not None and 300 <= self.status < 400 and self.location:
+            return f"redirects to {self.location}: register that address"
+        return "no endpoint at this path" if self.status == 404 else ""
 
     def accepted(self) -> bool:
         return self.status is not None and 200 <= self.status < 300
@@ -81,7 +88,8 @@ async def check_receiver(
 
     The endpoint receives a few valid events of type ``event_type``: choose a type that it ignores. It should reject a
     body of more than ``over_long`` bytes, and cut off a slow body within ``slow_limit`` seconds. Redirects are not
-    followed, and proxies are not used. Plain http is for loopback only, unless ``plain_http`` is true.
+    followed. If the first delivery is redirected or not found, its result is the only one. Proxies are not used. Plain
+    http is for loopback only, unless ``plain_http`` is true.
     """
     target = _target(url, plain_http)
     _checks.number("response_timeout", response_timeout, above=0)
@@ -96,7 +104,10 @@ async def check_receiver(
             ok = all(map(check.is_correct, responses))
             got = ", ".join(response.outcome for response in responses)
             seconds = sum(response.seconds for response in responses)
-            yield CheckResult(check.name, ok, check.expected, got, seconds, check.advice)
+            no_endpoint = responses[0].no_endpoint() if check is CHECKS[0] else ""
+            yield CheckResult(check.name, ok, check.expected, got, seconds, no_endpoint or check.advice)
+            if no_endpoint:
+                return
 
 
 def _target(url: str, plain_http: bool) -> URL:
@@ -153,19 +164,20 @@ class _Sender:
         if length is not None:
             headers["Content-Length"] = str(length)
         client_timeout = aiohttp.ClientTimeout(total=timeout or self.response_timeout)
-        status, outcome = None, CLOSED
+        status, outcome, location = None, CLOSED, ""
         try:
             async with self.session.post(
                 self.url, data=data, headers=headers, timeout=client_timeout, allow_redirects=False
             ) as response:
                 status, outcome = response.status, str(response.status)
+                location = response.headers.get("Location", "")
         except TimeoutError:
             outcome = NO_RESPONSE
         except aiohttp.ClientConnectorError as error:
             raise connection_error(f"could not connect to {self.url}: {error}", error) from None
         except aiohttp.ClientError:
             pass
-        return Response(status, outcome, time.monotonic() - started)
+        return Response(status, outcome, time.monotonic() - started, location)
 
 
 async def _valid(sender: _Sender) -> list[Response]:

@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import accumulate
 from typing import Any, NoReturn
 
 from .._checks import is_integer
@@ -21,7 +22,7 @@ MAX_ID = 512
 SIGNING_ID_MEMBERS = ("event.signing_id", "event.signing.id", "signing_id", "signing.id")
 
 # An unterminated string runs to the end of the text, so no part of it is scanned twice.
-_NESTING = re.compile(r'"(?:[^"\\]++|\\.)*+"?|(?P<open>[\[{])|[\]}]', re.DOTALL)
+_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{\]}]', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,19 @@ class Event:
     """When the delivery was received, in UTC."""
     trace_context: str | None = field(default=None, repr=False, compare=False)
     """The OpenTelemetry context of the delivery, as the text of a W3C ``traceparent``; None if it was not traced."""
+    namespace: str | None = None
+    """The ``namespace`` of the receiver, such as a tenant: the ids of events and signings are unique only within it."""
+
+    @property
+    def key(self) -> str:
+        """The id by which stores know the event: with a namespace ``"acme:evt_1"``."""
+        return self.id if self.namespace is None else f"{self.namespace}:{self.id}"
+
+    @property
+    def signing_key(self) -> str | None:
+        """The id by which stores know the signing, likewise."""
+        signing_id = self.signing_id
+        return signing_id if signing_id is None or self.namespace is None else f"{self.namespace}:{signing_id}"
 
     @property
     def signing_id(self) -> str | None:
@@ -120,15 +134,9 @@ def _nests_too_deep(text: str) -> bool:
     # Checked before parsing: how deep the JSON parser may recurse depends on the caller's stack and settings.
     if text.count("[") + text.count("{") <= MAX_DEPTH:
         return False
-    depth = 0
-    for match in _NESTING.finditer(text):
-        if match["open"]:
-            depth += 1
-            if depth > MAX_DEPTH:
-                return True
-        elif match[0] in "]}":
-            depth -= 1
-    return False
+    steps = {"[": 1, "{": 1, "]": -1, "}": -1}
+    depths = accumulate(steps.get(match[0], 0) for match in _STRING_OR_BRACKET.finditer(text))
+    return any(depth > MAX_DEPTH for depth in depths)
 
 
 def _decode_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

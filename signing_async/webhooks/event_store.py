@@ -30,8 +30,10 @@ class StoredEvent:
     """An event as an inbox keeps it."""
 
     id: str
+    """The ``key`` of the event: its id, in the namespace of its receiver if that has one."""
     type: str
     signing_id: str | None
+    """The ``signing_key`` of the event."""
     body: bytes = field(repr=False)
     """The raw body of the delivery, or its ciphertext; empty once it was purged."""
     received_at: datetime
@@ -55,7 +57,8 @@ class StoredEvent:
         if not self.body:
             raise event_error(f"event {self.id} has no body: the event was purged")
         event = parse_event(self.body, self.received_at, max_body=len(self.body))
-        return replace(event, trace_context=self.trace_context)
+        namespace = self.id.removesuffix(event.id).removesuffix(":") or None
+        return replace(event, trace_context=self.trace_context, namespace=namespace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,15 +118,13 @@ def check_pattern(name: str, pattern: object, error: type[Exception]) -> str:
 
 def event_error(message: str, *, transient: bool = False) -> InboxError:
     """Return an error that concerns one event: others can be read and written."""
-    error = InboxError(message, transient=transient)
-    error.client_wide = False
-    return error
+    return InboxError(message, transient=transient, client_wide=False)
 
 
 class EventStore(Protocol):
     """Keeps events durably and lets one worker at a time handle the events of a signing.
 
-    Failures are raised as `InboxError`. ``signing_async.testing`` has a test suite that implementations should pass.
+    Failures are raised as `InboxError`.
     """
 
     async def add(self, event: Event, body: bytes) -> bool:

@@ -8,7 +8,7 @@ import contextvars
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -17,9 +17,10 @@ from inspect import isawaitable, iscoroutinefunction
 from typing import Any, Self, TypeVar
 
 from .. import _checks
-from .._encryption import Sealer
+from .._encryption import Keys, Sealer, hide_keys
+from .._tasks import finish
 from ..errors import ConfigurationError, InboxError
-from ..telemetry import switch
+from ..telemetry import is_enabled
 from .event import Event
 from .event_store import EventFilter, EventStatus, EventStore, InboxStats, StoredEvent, check_pattern, event_error
 from .inbox_worker import MAX_TEXT, Outcome, Worker
@@ -111,14 +112,14 @@ class Inbox:
         self,
         store: str | os.PathLike[str] | EventStore,
         *,
-        key: str | bytes | Sequence[str | bytes] | None = None,
+        key: Keys = None,
         retention: float | None = 30 * _DAY,
         retry: HandlerRetryPolicy | None = None,
         handler_timeout: float = 60.0,
         wakeups: Wakeups | None = None,
     ) -> None:
+        key = hide_keys(key)
         self._sealer = Sealer(key, owner="Inbox")
-        del key  # some tools show the variables of a traceback
         if retention is not None:
             _checks.number("retention", retention, above=0, at_most=_LONGEST)
         self.retention: float | None = retention
@@ -133,7 +134,7 @@ class Inbox:
             raise ConfigurationError(f"wakeups: must be a Wakeups object, got {wakeups!r}")
         self.wakeups: Wakeups | None = wakeups
         self._handlers: dict[str, EventHandler] = {}
-        self._is_observed = switch.is_enabled()
+        self._telemetry = is_enabled()
 
     def __repr__(self) -> str:
         return f"Inbox({self.store!r})"
@@ -152,11 +153,11 @@ class Inbox:
 
     async def add(self, event: Event, body: bytes) -> bool:
         """Store an event durably; return False if its id is known. Raises `InboxError` if it could not be stored."""
-        return await self.store.add(_storable(event), self._sealer.seal(body, _place(event.id)))
+        return await self.store.add(_storable(event), self._sealer.seal(body, _place(event.key)))
 
     def add_blocking(self, event: Event, body: bytes) -> bool:
         """Store an event from a thread without an event loop, like `add`."""
-        return self.store.add_blocking(_storable(event), self._sealer.seal(body, _place(event.id)))
+        return self.store.add_blocking(_storable(event), self._sealer.seal(body, _place(event.key)))
 
     # Handling
 
@@ -183,7 +184,7 @@ class Inbox:
         """Handle events until cancelled, ``concurrency`` at once.
 
         When it is cancelled, it claims no more events and waits up to ``drain_timeout`` seconds for running handlers.
-        Then it cancels them, and their attempts do not count. A second cancellation cancels them at once. Plain
+        Then it cancels them, and their attempts do not count. Further cancellations change nothing. Plain
         handlers cannot be cancelled: `run` waits until they return. Raises `InboxError` if the store cannot be opened,
         or fails for good later. A transient failure is logged, and the operation is retried.
         """
@@ -199,7 +200,7 @@ class Inbox:
             concurrency=concurrency,
             drain_timeout=drain_timeout,
             pattern_of=self._pattern_of,
-            is_observed=self._is_observed,
+            telemetry=self._telemetry,
         )
         try:
             await worker.run()
@@ -216,10 +217,7 @@ class Inbox:
             yield
         finally:
             task.cancel()
-            # Unlike `asyncio.wait`, `gather` passes a second cancellation on.
-            await asyncio.gather(task, return_exceptions=True)
-            if not task.cancelled():
-                task.result()
+            await finish(_end_of(task))
 
     # Managing
 
@@ -340,6 +338,13 @@ def _unsealed(stored: StoredEvent, sealer: Sealer) -> StoredEvent:
     except ValueError as error:
         # Another worker may have the key.
         raise event_error(f"the body of event {stored.id} cannot be decrypted: {error}", transient=True) from None
+
+
+async def _end_of(task: asyncio.Task[None]) -> None:
+    """Wait until a task ends, and raise its exception unless it was cancelled."""
+    await asyncio.wait([task])
+    if not task.cancelled():
+        task.result()
 
 
 def _postponed(stored: StoredEvent, error: BaseException, policy: HandlerRetryPolicy) -> Outcome:

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from functools import partial
 
+from .._tasks import finish
 from ..errors import InboxError
-from ..telemetry import switch
-from ..telemetry.names import DEAD_LETTERS, OLDEST_PENDING, PENDING_EVENTS
+from ..telemetry import Telemetry, active
+from ..telemetry.names import (
+    ATTEMPT_NUMBER,
+    DEAD_LETTERS,
+    EVENT_ID,
+    HANDLER,
+    HANDLER_ATTEMPTS,
+    HANDLER_OUTCOME,
+    HANDLER_SPAN,
+    OLDEST_PENDING,
+    PENDING_EVENTS,
+    SIGNING_ID,
+    Metric,
+)
 from .event_store import Backlog, EventClaim, EventStatus, EventStore, MeasuredStore, StoredEvent
-
-if TYPE_CHECKING:
-    from ..telemetry.spans import Telemetry
 
 __all__ = ["MAX_TEXT", "Outcome", "Worker"]
 
@@ -40,14 +50,21 @@ class Outcome:
     counts: bool = True
     """Whether a retried attempt counts."""
     error_type: str | None = None
-    """The name of the exception's class, for telemetry."""
+    """The name of the exception's class."""
+
+    @property
+    def name(self) -> str:
+        """The status, ``retry`` or ``not_counted``."""
+        if self.retry_in is None:
+            return self.status
+        return "retry" if self.counts else "not_counted"
 
 
 class Worker:
     """Runs up to ``concurrency`` attempts at once until it is cancelled, and then drains.
 
     To drain, it claims no more events and waits up to ``drain_timeout`` seconds for the running attempts. The remaining
-    attempts are cancelled and their events are released. A second cancellation ends the wait.
+    attempts are cancelled and their events are released. Further cancellations change nothing: anyio repeats them.
     """
 
     def __init__(
@@ -58,14 +75,14 @@ class Worker:
         concurrency: int,
         drain_timeout: float,
         pattern_of: Callable[[str], str | None],
-        is_observed: bool,
+        telemetry: bool,
     ) -> None:
         self._store = store
         self._attempt = attempt
         self._free = concurrency
         self._drain_timeout = drain_timeout
         self._pattern_of = pattern_of
-        self._is_observed = is_observed
+        self._telemetry = telemetry
         self._unrecorded: set[str] = set()
         """The ids of events whose end the store could not record yet. Until it has, a claim might return them again."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -88,8 +105,7 @@ class Worker:
                     await asyncio.sleep(_PAUSE)
         finally:
             reporting.cancel()
-            await self._drain()
-            await asyncio.wait([reporting])
+            await finish(self._drain())
 
     async def _claim_and_wait(self) -> None:
         self._changed.clear()
@@ -129,7 +145,7 @@ class Worker:
         try:
             if earlier:
                 await asyncio.wait(earlier)
-            outcome = await self._observe(claim.stored)
+            outcome = await self._run_attempt(claim.stored)
         except asyncio.CancelledError:
             pass  # the worker ends: the event is released
         finally:
@@ -145,39 +161,29 @@ class Worker:
             self._unrecorded.discard(claim.stored.id)
             self._changed.set()
 
-    async def _observe(self, stored: StoredEvent) -> Outcome:
-        telemetry = switch.active() if self._is_observed else None
-        if telemetry is None:
-            return await self._attempt(stored)
-        from ..telemetry.webhooks import HandlerAttempt
-
-        with HandlerAttempt(
-            telemetry,
-            stored.id,
-            stored.signing_id,
-            handler=self._pattern_of(stored.type),
-            number=stored.attempts,
-            context=stored.trace_context,
-        ) as attempt:
+    async def _run_attempt(self, stored: StoredEvent) -> Outcome:
+        recorder, handler = active(self._telemetry), self._pattern_of(stored.type)
+        about = {EVENT_ID: stored.id, SIGNING_ID: stored.signing_id, HANDLER: handler, ATTEMPT_NUMBER: stored.attempts}
+        with recorder.span(HANDLER_SPAN, about, links=[stored.trace_context]) as span:
             outcome = await self._attempt(stored)
-            if outcome.retry_in is not None:
-                attempt.end_with("retry" if outcome.counts else "not_counted", outcome.error_type, is_settled=False)
-            else:
-                attempt.end_with(outcome.status, outcome.error_type, is_settled=True)
+            span.set({HANDLER_OUTCOME: outcome.name})
+            if outcome.error_type is not None:
+                span.fail(outcome.error_type)
+            if outcome.retry_in is None:
+                attributes = {HANDLER: handler, HANDLER_OUTCOME: outcome.name}
+                recorder.record(HANDLER_ATTEMPTS, stored.attempts, attributes)
             return outcome
 
     async def _report_backlog(self) -> None:
-        """Report the events that need attention to OpenTelemetry, until cancelled."""
-        telemetry = None
+        """Report the events that need attention, until cancelled."""
+        recorder = Telemetry()
         try:
-            while self._is_observed:
-                telemetry = switch.active()
-                if telemetry is not None:
-                    _report(telemetry, self._store, *await _measure(self._store))
+            while True:
+                recorder = active(self._telemetry)
+                await recorder.measure(id(self._store), partial(_measure, self._store))
                 await asyncio.sleep(_REPORT_EVERY)
         finally:
-            if telemetry is not None:
-                _report(telemetry, self._store)
+            recorder.forget(id(self._store))
 
     async def _record(self, claim: EventClaim, outcome: Outcome | None) -> bool:
         while True:
@@ -186,9 +192,7 @@ class Worker:
                     await self._store.release(claim)
                     return True
                 if outcome.retry_in is not None:
-                    # Stores written for an older version do not have this argument.
-                    counted = {} if outcome.counts else {"counts": False}
-                    return await self._store.postpone(claim, outcome.retry_in, outcome.error, **counted)
+                    return await self._store.postpone(claim, outcome.retry_in, outcome.error, counts=outcome.counts)
                 return await self._store.settle(claim, outcome.status, outcome.error)
             except InboxError as error:
                 if not error.transient:
@@ -228,22 +232,8 @@ class Worker:
             await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _report(
-    telemetry: Telemetry,
-    store: EventStore,
-    pending: int | None = None,
-    dead: int | None = None,
-    age: float | None = None,
-) -> None:
-    for metric, value in ((PENDING_EVENTS, pending), (DEAD_LETTERS, dead), (OLDEST_PENDING, age)):
-        telemetry.measure(metric, id(store), value)
-
-
-async def _measure(store: EventStore) -> tuple[int, int, float] | tuple[()]:
-    """Return how many events are pending, how many are dead, and the age of the oldest pending one in seconds.
-
-    Return an empty tuple if the store fails: an old value would hide the failure.
-    """
+async def _measure(store: EventStore) -> Mapping[Metric, float]:
+    """Count the events that need attention; return nothing if the store fails: an old value would hide the failure."""
     try:
         if isinstance(store, MeasuredStore):
             backlog = await store.backlog()
@@ -252,6 +242,6 @@ async def _measure(store: EventStore) -> tuple[int, int, float] | tuple[()]:
             backlog = Backlog(stats.counts[EventStatus.PENDING], stats.counts[EventStatus.DEAD], stats.oldest_pending)
     except Exception as error:  # also a bug in the store
         log.warning("cannot count the pending events now: %s", error)
-        return ()
+        return {}
     age = 0.0 if backlog.oldest_pending is None else (datetime.now(UTC) - backlog.oldest_pending).total_seconds()
-    return backlog.pending, backlog.dead, max(age, 0.0)
+    return {PENDING_EVENTS: backlog.pending, DEAD_LETTERS: backlog.dead, OLDEST_PENDING: max(age, 0.0)}

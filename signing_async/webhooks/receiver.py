@@ -5,27 +5,30 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import queue
+import re
+import threading
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from inspect import isawaitable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from .. import _checks
 from ..errors import ConfigurationError, InvalidSignature, MalformedEvent
-from ..telemetry import switch
+from ..telemetry import Span, active, is_enabled
+from ..telemetry.names import DELIVERY_SPAN, EVENT_ID, SIGNING_ID, STATUS_CODE, WEBHOOK_VERDICT
 from .event import Event
 from .inbox import Inbox
 from .seen import Claim, MemorySeenEvents, SeenEvents
 from .verifier import Headers, WebhookVerifier, header_values
 
-if TYPE_CHECKING:
-    from ..telemetry.webhooks import Delivery
-
 log: logging.Logger = logging.getLogger("signing_async.webhooks")
+
+_loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork does not inherit the thread
+_loops_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,6 @@ NO_LENGTH = Decision(411, "this server cannot read a chunked body: send a Conten
 INCOMPLETE = Decision(400, "the body is incomplete", None, CLOSE, "incomplete")
 ACCEPTED = Decision(202, "accepted", verdict="accepted")
 DUPLICATE = Decision(202, "duplicate", verdict="duplicate")
-_UNOBSERVED = nullcontext()
 
 
 def check_head(method: str, headers: Headers, max_body: int) -> Decision | None:
@@ -121,7 +123,7 @@ class Receiver:
     handler raises, if an ``async`` handler takes longer than ``hand_off_timeout``, if the queue is full, or if the
     inbox cannot store the event, the response is 503 with ``Retry-After`` and the sender delivers again. A plain
     function cannot be interrupted: it must return well within the lease. ``seen`` defaults to `MemorySeenEvents`; an
-    inbox deduplicates by itself.
+    inbox deduplicates by itself. Receivers of several tenants that share an inbox or a store each have a ``namespace``.
 
     An adapter turns the receiver into an endpoint::
 
@@ -135,11 +137,15 @@ class Receiver:
         hand_off: Inbox | Handler,
         *,
         seen: SeenEvents | None = None,
+        namespace: str | None = None,
         body_timeout: float = 10.0,
         hand_off_timeout: float = 10.0,
         retry_after: int = 5,
     ) -> None:
         self.verifier: WebhookVerifier = verifier
+        self.namespace: str | None = namespace
+        if namespace is not None and not re.fullmatch(r"[\w.-]+", _checks.string("namespace", namespace), re.ASCII):
+            raise ConfigurationError(f"namespace: must be letters, digits, '_', '.' and '-', got {namespace!r}")
         self.body_timeout: float = _checks.number("body_timeout", body_timeout, above=0)
         self.hand_off_timeout: float = _checks.number("hand_off_timeout", hand_off_timeout, above=0)
         self._inbox = hand_off if isinstance(hand_off, Inbox) else None
@@ -161,16 +167,14 @@ class Receiver:
         self._active = 0
         self._idle = asyncio.Event()
         self._idle.set()
-        self._is_observed = switch.is_enabled()
+        self._telemetry = is_enabled()
 
     async def handle(self, method: str, headers: Headers, chunks: AsyncIterable[bytes]) -> Decision:
         """Handle a request: read the body within the limits of size and time, then `receive` it."""
-        with self._observed() as delivery:
-            return _note(delivery, await self._handle(method, headers, chunks, delivery))
+        with self._span() as span:
+            return _record(span, await self._handle(method, headers, chunks, span))
 
-    async def _handle(
-        self, method: str, headers: Headers, chunks: AsyncIterable[bytes], delivery: Delivery | None
-    ) -> Decision:
+    async def _handle(self, method: str, headers: Headers, chunks: AsyncIterable[bytes], span: Span) -> Decision:
         if refusal := check_head(method, headers, self.verifier.max_body):
             return refusal
         body = bytearray()
@@ -184,19 +188,17 @@ class Receiver:
             return TOO_SLOW
         except ConnectionError:
             return INCOMPLETE
-        return await self._receive(headers, bytes(body), delivery)
+        return await self._receive(headers, bytes(body), span)
 
     def handle_blocking(self, method: str, headers: Headers, chunks: Iterable[bytes]) -> Decision:
         """Handle a request in a threaded server, like `handle`.
 
-        A plain handler runs in the calling thread, an ``async`` one in an event loop of its own in that thread.
+        A plain handler runs in the calling thread, an ``async`` one in an event loop that all threads share.
         """
-        with self._observed() as delivery:
-            return _note(delivery, self._handle_blocking(method, headers, chunks, delivery))
+        with self._span() as span:
+            return _record(span, self._handle_blocking(method, headers, chunks, span))
 
-    def _handle_blocking(
-        self, method: str, headers: Headers, chunks: Iterable[bytes], delivery: Delivery | None
-    ) -> Decision:
+    def _handle_blocking(self, method: str, headers: Headers, chunks: Iterable[bytes], span: Span) -> Decision:
         if refusal := check_head(method, headers, self.verifier.max_body):
             return refusal
         deadline = time.monotonic() + self.body_timeout
@@ -210,19 +212,19 @@ class Receiver:
                     return TOO_SLOW
         except OSError:
             return TOO_SLOW if time.monotonic() > deadline else INCOMPLETE
-        return TOO_SLOW if time.monotonic() > deadline else self._receive_blocking(headers, bytes(body), delivery)
+        return TOO_SLOW if time.monotonic() > deadline else self._receive_blocking(headers, bytes(body), span)
 
     async def receive(self, headers: Headers, body: bytes) -> Decision:
         """Decide on a delivery whose body was read, and deliver its event to the handler."""
-        with self._observed() as delivery:
-            return _note(delivery, await self._receive(headers, body, delivery))
+        with self._span() as span:
+            return _record(span, await self._receive(headers, body, span))
 
-    async def _receive(self, headers: Headers, body: bytes, delivery: Delivery | None) -> Decision:
+    async def _receive(self, headers: Headers, body: bytes, span: Span) -> Decision:
         self._active += 1
         self._idle.clear()
         try:
             add = partial(self._inbox.add, body=body) if self._inbox else None
-            decision = _note_event(delivery, decide(self.verifier, headers, body))
+            decision = _record_event(span, decide(self.verifier, headers, body), self.namespace)
             return await self._process(decision, self._resolve, add)
         finally:
             self._active -= 1
@@ -231,16 +233,16 @@ class Receiver:
 
     def receive_blocking(self, headers: Headers, body: bytes) -> Decision:
         """Receive in a threaded server, like `receive`."""
-        with self._observed() as delivery:
-            return _note(delivery, self._receive_blocking(headers, body, delivery))
+        with self._span() as span:
+            return _record(span, self._receive_blocking(headers, body, span))
 
-    def _receive_blocking(self, headers: Headers, body: bytes, delivery: Delivery | None) -> Decision:
+    def _receive_blocking(self, headers: Headers, body: bytes, span: Span) -> Decision:
         if self._queue is not None:
             raise ConfigurationError(
                 "hand_off: an asyncio.Queue cannot be filled from threads, use a queue.Queue or a function"
             )
         add = partial(self._inbox.add_blocking, body=body) if self._inbox else None
-        decision = _note_event(delivery, decide(self.verifier, headers, body))
+        decision = _record_event(span, decide(self.verifier, headers, body), self.namespace)
         processing = self._process(decision, self._resolve_blocking, add)
         try:
             while True:  # _resolve_blocking never suspends, so the first send() ends the coroutine
@@ -251,8 +253,8 @@ class Receiver:
 
     def refuse(self, decision: Decision) -> Decision:
         """Record and return a decision that the adapter made before it read the body."""
-        with self._observed() as delivery:
-            return _note(delivery, decision)
+        with self._span() as span:
+            return _record(span, decision)
 
     async def drain(self, timeout: float = 30.0) -> bool:
         """Shut down gracefully: respond 503 from now on, and wait for running handlers and for an `asyncio.Queue`.
@@ -281,7 +283,7 @@ class Receiver:
             return await self._store(event, resolve, add)
         lease_end = time.monotonic() + self.seen.lease
         try:
-            claim = await resolve(self.seen.claim(event.id))
+            claim = await resolve(self.seen.claim(event.key))
         except Exception:
             log.exception("could not claim event %s", event.id)
             return self._unavailable("cannot deduplicate events now", "not_deduplicated")
@@ -314,7 +316,7 @@ class Receiver:
             await self._release(event, lease_end, resolve)
             raise
         try:
-            await resolve(self.seen.confirm(event.id))
+            await resolve(self.seen.confirm(event.key))
         except Exception:
             # The claim stays pending. If the sender delivers again after the lease, the event is handled again.
             log.exception("event %s was handled but could not be confirmed", event.id)
@@ -325,17 +327,12 @@ class Receiver:
         if time.monotonic() >= lease_end:
             return  # another receiver may hold the claim by now
         try:
-            await resolve(self.seen.release(event.id))
+            await resolve(self.seen.release(event.key))
         except Exception:
             log.exception("could not release event %s: it stays claimed until its lease expires", event.id)
 
-    def _observed(self) -> AbstractContextManager[Delivery | None]:
-        telemetry = switch.active() if self._is_observed else None
-        if telemetry is None:
-            return _UNOBSERVED
-        from ..telemetry.webhooks import Delivery
-
-        return Delivery(telemetry)
+    def _span(self) -> Span:
+        return active(self._telemetry).span(DELIVERY_SPAN)
 
     def _duplicate(self, event: Event) -> Decision:
         log.info("dropped a duplicate of event %s (type %.100r)", event.id, event.type)
@@ -351,18 +348,37 @@ class Receiver:
             return await value
 
     async def _resolve_blocking(self, value: object) -> object:
-        return asyncio.run(self._resolve(value)) if isawaitable(value) else value
+        if not isawaitable(value):
+            return value
+        return asyncio.run_coroutine_threadsafe(self._resolve(value), _thread_loop()).result()
 
 
-def _note_event(delivery: Delivery | None, decision: Decision) -> Decision:
-    """Record the event for telemetry, and keep the trace context of the delivery in the event."""
-    if delivery is None or decision.event is None:
+def _thread_loop() -> asyncio.AbstractEventLoop:
+    """Return the event loop of all threaded receivers of this process, which runs in a thread of its own.
+
+    A gevent worker runs greenlets in one thread, where only one loop can run.
+    """
+    with _loops_lock:
+        if os.getpid() not in _loops:
+            _loops[os.getpid()] = loop = asyncio.new_event_loop()
+            threading.Thread(target=loop.run_forever, name="signing_async webhooks", daemon=True).start()
+        return _loops[os.getpid()]
+
+
+def _record_event(span: Span, decision: Decision, namespace: str | None) -> Decision:
+    """Record the ids of the verified event; add the namespace and the trace context of the delivery to the event."""
+    event, context = decision.event, span.context
+    if event is None:
         return decision
-    delivery.note_event(decision.event.id, decision.event.signing_id)
-    return replace(decision, event=replace(decision.event, trace_context=delivery.span.context))
+    span.set({EVENT_ID: event.id, SIGNING_ID: event.signing_id})
+    if context is None and namespace is None:
+        return decision
+    return replace(decision, event=replace(event, trace_context=context, namespace=namespace))
 
 
-def _note(delivery: Delivery | None, decision: Decision) -> Decision:
-    if delivery is not None:
-        delivery.note_response(decision.status, decision.verdict)
+def _record(span: Span, decision: Decision) -> Decision:
+    """Record the decision. Only a delivery that has to be repeated is an error."""
+    span.set({STATUS_CODE: decision.status, WEBHOOK_VERDICT: decision.verdict})
+    if decision.status >= 500:
+        span.fail(str(decision.status))
     return decision

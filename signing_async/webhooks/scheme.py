@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from hmac import digest
-from typing import Literal
+from typing import Literal, get_args
 
 from .. import _checks
 from ..errors import ConfigurationError
@@ -23,8 +23,6 @@ Secret = str | bytes
 KeyEncoding = Literal["utf-8", "hex", "base64"]
 Encoding = Literal["hex", "base64"]
 
-KEY_ENCODINGS = ("utf-8", "hex", "base64")
-ENCODINGS = ("hex", "base64")
 FIELDS = ("body", "id", "timestamp")
 HEX_LENGTH = 64  # of a SHA-256 digest
 URL_SAFE_TO_STANDARD = bytes.maketrans(b"-_", b"+/")
@@ -63,9 +61,7 @@ class Scheme:
     """The current Unix time; also the source of an event's ``received_at``."""
 
     def __post_init__(self) -> None:
-        _check_names(self)
-        _check_choices(self)
-        _check_template(self)
+        _check(self)
 
     @property
     def signs_body_alone(self) -> bool:
@@ -98,49 +94,36 @@ class Scheme:
 
 def prefix_and_suffix(template: str, identifier: str, timestamp: str) -> tuple[bytes, bytes]:
     """Return the signed bytes before and after the body."""
-    before, after = template.split("{body}")
-    return _fill(before, identifier, timestamp), _fill(after, identifier, timestamp)
-
-
-def _fill(template: str, identifier: str, timestamp: str) -> bytes:
+    before, after = template.replace("{timestamp}", timestamp).split("{body}")
     # The id last: it may contain braces, a timestamp may not.
-    return template.replace("{timestamp}", timestamp).replace("{id}", identifier).encode()
+    return before.replace("{id}", identifier).encode(), after.replace("{id}", identifier).encode()
 
 
-def _check_names(scheme: Scheme) -> None:
+def _check(scheme: Scheme) -> None:
+    def require(name: str, rule: str, met: object) -> None:
+        if not met:
+            raise ConfigurationError(f"Scheme.{name}: {rule}, got {getattr(scheme, name)!r}")
+
+    def matches(pattern: str, value: object) -> bool:
+        return isinstance(value, str) and re.fullmatch(pattern, value) is not None
+
     for name in ("header", "id_header", "timestamp_header"):
-        value = getattr(scheme, name)
-        if not isinstance(value, str) or not re.fullmatch(r"[!#$%&'*+.^_`|~0-9A-Za-z-]*", value):
-            raise ConfigurationError(f"Scheme.{name}: must be a header name, got {value!r}")
+        require(name, "must be a header name", matches("[!#$%&'*+.^_`|~0-9A-Za-z-]*", getattr(scheme, name)))
     if not scheme.header:
         raise ConfigurationError("Scheme.header: must not be empty")
-
-
-def _check_choices(scheme: Scheme) -> None:
-    if scheme.key_encoding not in KEY_ENCODINGS:
-        raise ConfigurationError(f"Scheme.key_encoding: must be one of {KEY_ENCODINGS}, got {scheme.key_encoding!r}")
     for name in ("encodings", "labels"):
         value = getattr(scheme, name)
-        if isinstance(value, str) or not value:
-            raise ConfigurationError(f"Scheme.{name}: must be a tuple of at least one string, got {value!r}")
+        require(name, "must be a tuple of at least one string", value and not isinstance(value, str))
         object.__setattr__(scheme, name, tuple(value))
-    for encoding in scheme.encodings:
-        if encoding not in ENCODINGS:
-            raise ConfigurationError(f"Scheme.encodings: must be among {ENCODINGS}, got {encoding!r}")
-    for label in (*scheme.labels, scheme.timestamp_label):
-        if not isinstance(label, str) or not re.fullmatch(r"[!-~]*", label):
-            message = f"must be printable ASCII without spaces, got {label!r}"
-            raise ConfigurationError(f"Scheme.labels, Scheme.timestamp_label: {message}")
+    for name, labels in (("labels", scheme.labels), ("timestamp_label", (scheme.timestamp_label,))):
+        require(name, "must be printable ASCII without spaces", all(matches("[!-~]*", label) for label in labels))
+    require("key_encoding", f"must be among {get_args(KeyEncoding)}", scheme.key_encoding in get_args(KeyEncoding))
+    require("encodings", f"must be among {get_args(Encoding)}", set(scheme.encodings) <= set(get_args(Encoding)))
     if scheme.tolerance != math.inf:
         _checks.number("Scheme.tolerance", scheme.tolerance, above=0)
-
-
-def _check_template(scheme: Scheme) -> None:
     names = re.findall(r"\{(\w*)\}", scheme.signed) if isinstance(scheme.signed, str) else []
-    if names.count("body") != 1 or not set(names) <= set(FIELDS):
-        raise ConfigurationError(
-            f"Scheme.signed: must contain {{body}} once, and otherwise only {FIELDS}, got {scheme.signed!r}"
-        )
+    is_template = names.count("body") == 1 and set(names) <= set(FIELDS)
+    require("signed", f"must contain {{body}} once, and otherwise only {FIELDS}", is_template)
     if "id" in names and not scheme.id_header:
         raise ConfigurationError("Scheme.signed: contains {id}, so set Scheme.id_header")
     if "timestamp" in names and bool(scheme.timestamp_header) == bool(scheme.timestamp_label):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import _checks
-from .._sqlite import SharedDatabase
+from ..storage.sqlite_file import SharedDatabase
 
 DAY = 86_400.0
 TIMEOUT = 2.0  # seconds to wait for another process that keeps the file locked
@@ -155,11 +155,14 @@ class SQLiteSeenEvents:
         if next(self._claims) % PRUNE_EVERY == 0:
             self._run(PRUNE, now)
         claimed, _ = self._run(
+            # A claim that ends later than two leases from now was made before the clock was set back. Another thread
+            # may have read the clock later than this one.
             "INSERT INTO seen_events (id, until, confirmed) VALUES (?, ?, 0) ON CONFLICT (id) DO UPDATE"
-            " SET until = excluded.until, confirmed = 0 WHERE until <= ?",
+            " SET until = excluded.until, confirmed = 0 WHERE until <= ? OR confirmed = 0 AND until > ?",
             event_id,
             now + self.lease,
             now,
+            now + 2 * self.lease,
         )
         if claimed:
             return Claim.NEW

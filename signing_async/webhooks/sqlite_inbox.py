@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import sqlite3
@@ -15,8 +16,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from .._group_commit import FileFormat, GroupCommit, Work
 from ..errors import InboxError
+from ..storage.sqlite import FileFormat, SqliteEngine, Work
 from .event import Event
 from .event_store import Backlog, EventClaim, EventFilter, EventStatus, InboxStats, StoredEvent
 from .wakeups import Subscription
@@ -29,16 +30,14 @@ _TABLES = (
     "CREATE TABLE events (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, type TEXT NOT NULL,"
     " signing TEXT, received_at REAL NOT NULL, status TEXT NOT NULL, ready INTEGER NOT NULL, due REAL NOT NULL,"
     " attempts INTEGER NOT NULL DEFAULT 0, owner TEXT, fence INTEGER NOT NULL DEFAULT 0, error TEXT, settled_at REAL,"
-    " body BLOB)",
+    " body BLOB, trace_context TEXT)",
     "CREATE INDEX ready_events ON events (due, seq) WHERE ready",
     "CREATE INDEX pending_events ON events (signing, seq) WHERE status = 'pending'",
     "CREATE INDEX claimed_events ON events (signing, owner) WHERE owner IS NOT NULL",
     "CREATE INDEX kept_bodies ON events (settled_at) WHERE settled_at IS NOT NULL AND body IS NOT NULL",
     "CREATE INDEX events_by_status ON events (status, received_at)",
 )
-# A column that earlier versions did not have, and do not read.
-_TRACE_CONTEXT = ("events", "trace_context TEXT")
-_FORMAT = FileFormat("inbox", "Inbox", 0x5369676F, 1, _TABLES, InboxError, added=(_TRACE_CONTEXT,))
+_FORMAT = FileFormat("inbox", "Inbox", 0x5369676F, 1, _TABLES, InboxError)
 
 # Without INDEXED BY, SQLite may read all pending events by their status instead.
 _ADD = (
@@ -67,6 +66,8 @@ _NOT_READY = (
     " (SELECT seq FROM events INDEXED BY pending_events WHERE signing = ? AND status = 'pending' ORDER BY seq LIMIT 1)"
 )
 _IS_CLAIMED = "SELECT 1 FROM events INDEXED BY claimed_events WHERE signing = ? AND owner IS NOT NULL"
+# A first attempt is due when its event arrives: a later time was set before the clock was set back.
+_MAKE_DUE = "UPDATE events SET due = ? WHERE status = 'pending' AND fence = 0 AND due > ?"
 _REQUEUE = (
     "UPDATE events SET status = 'pending', attempts = 0, due = ?, error = NULL, settled_at = NULL,"
     " ready = signing IS NULL WHERE seq = ?"
@@ -80,6 +81,8 @@ _OLDEST_PENDING = "SELECT min(received_at) FROM events WHERE status = 'pending'"
 
 _POLL = 0.05
 """Seconds between two checks for events that another process added."""
+_STEP = 1.0
+"""Seconds by which a clock must be set back to be noticed."""
 _PAGE = 500
 _YIELD = 0.01
 """Seconds between two pages of changes, in which other processes can write."""
@@ -102,27 +105,29 @@ class SqliteEventStore:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 5.0) -> None:
-        self._commits = GroupCommit(path, _FORMAT, timeout=timeout)
+        self._engine = SqliteEngine(path, _FORMAT, timeout=timeout)
         self._waiting: set[Subscription] = set()
         self._held: set[tuple[str, int]] = set()
         """The ids and fences of the claims in use. `_claim` frees every other event that this owner has claimed."""
+        self._clock_ahead = math.inf
+        """By how much the wall clock was ahead of the monotonic one at the last claim."""
 
     def __repr__(self) -> str:
-        return f"SqliteEventStore({str(self._commits.path)!r})"
+        return f"SqliteEventStore({str(self._engine.path)!r})"
 
     def __del__(self) -> None:
-        commits = getattr(self, "_commits", None)  # the constructor may have raised
+        commits = getattr(self, "_engine", None)  # the constructor may have raised
         if commits is not None and commits.lock.is_held:
             commits.lock.release()
             warnings.warn(f"{self!r} was not closed: await aclose()", ResourceWarning, stacklevel=2)
 
     async def add(self, event: Event, body: bytes) -> bool:
-        is_new = await self._commits.run(partial(_insert, event=event, body=body))
+        is_new = await self._engine.perform(partial(_insert, event=event, body=body))
         self._wake()
         return is_new
 
     def add_blocking(self, event: Event, body: bytes) -> bool:
-        is_new = self._commits.run_blocking(partial(_insert, event=event, body=body))
+        is_new = self._engine.perform_blocking(partial(_insert, event=event, body=body))
         self._wake()
         return is_new
 
@@ -131,7 +136,7 @@ class SqliteEventStore:
         # Claims held now are not freed by this work, even if they end before it runs: the worker may retry the record.
         work = partial(self._claim, limit=limit, claims=claims, held=frozenset(self._held))
         try:
-            return await self._commits.run(work, self._unclaim, durable=False)
+            return await self._engine.perform(work, self._unclaim, durable=False)
         except InboxError:
             self._held.difference_update(map(_key, claims))
             raise
@@ -147,7 +152,7 @@ class SqliteEventStore:
 
     async def _finish(self, claim: EventClaim, work: Work[bool]) -> bool:
         try:
-            ended = await self._commits.run(work, durable=False)
+            ended = await self._engine.perform(work, durable=False)
         except BaseException as error:
             # If the file refuses the end for good, the handler must not run again at once: hold the claim until the
             # file is closed.
@@ -162,42 +167,44 @@ class SqliteEventStore:
         arrival = Subscription(None, asyncio.get_running_loop())
         self._waiting.add(arrival)
         try:
-            while not await self._commits.run(_is_any_due, durable=False) and (left := deadline - time.monotonic()) > 0:
+            while (
+                not await self._engine.perform(_is_any_due, durable=False) and (left := deadline - time.monotonic()) > 0
+            ):
                 await arrival.wait(min(_POLL, left))
         finally:
             self._waiting.discard(arrival)
 
     async def select(self, selection: EventFilter) -> AsyncIterator[StoredEvent]:
         last = 0
-        while page := await self._commits.run(partial(_select, selection=selection, after=last), durable=False):
+        while page := await self._engine.perform(partial(_select, selection=selection, after=last), durable=False):
             for seq, stored in page:
                 yield stored
                 last = seq
 
     async def requeue(self, selection: EventFilter) -> int:
         # In pages, with pauses: other processes that wait to write are not queued by SQLite, and need a pause.
-        seqs = await self._commits.run(partial(_find_requeueable, selection=selection), durable=False)
+        seqs = await self._engine.perform(partial(_find_requeueable, selection=selection), durable=False)
         count = 0
         for start in range(0, len(seqs), _PAGE):
             page = seqs[start : start + _PAGE]
-            count += await self._commits.run(partial(_requeue, selection=selection, seqs=page))
+            count += await self._engine.perform(partial(_requeue, selection=selection, seqs=page))
             await asyncio.sleep(_YIELD)
         return count
 
     async def purge(self, settled_before: datetime) -> int:
         purged = 0
-        while count := await self._commits.run(partial(_purge, before=settled_before.timestamp())):
+        while count := await self._engine.perform(partial(_purge, before=settled_before.timestamp())):
             purged += count
         return purged
 
     async def stats(self) -> InboxStats:
-        return await self._commits.run(_stats, durable=False)
+        return await self._engine.perform(_stats, durable=False)
 
     async def backlog(self) -> Backlog:
-        return await self._commits.run(_backlog, durable=False)
+        return await self._engine.perform(_backlog, durable=False)
 
     async def aclose(self) -> None:
-        await self._commits.aclose()
+        await self._engine.aclose()
 
     def _wake(self) -> None:
         for arrival in list(self._waiting):
@@ -211,13 +218,17 @@ class SqliteEventStore:
         # There are claims already only if an earlier transaction failed.
         self._held.difference_update(map(_key, claims))
         claims.clear()
-        mine = self._commits.lock.owner
+        mine = self._engine.lock.owner
         owners = connection.execute("SELECT DISTINCT owner FROM events WHERE owner IS NOT NULL").fetchall()
         for (owner,) in owners:
             if owner == mine:
                 self._free_mine(connection, held)
-            elif not self._commits.lock.is_alive(owner):
+            elif not self._engine.lock.is_alive(owner):
                 _free(connection, owner)
+        ahead = time.time() - time.monotonic()
+        if ahead < self._clock_ahead - _STEP:
+            connection.execute(_MAKE_DUE, (time.time(), time.time() + _STEP))
+        self._clock_ahead = ahead
         rows = connection.execute(_DUE, (time.time(), limit)).fetchall()
         connection.executemany(_CLAIM, [(mine, row[0]) for row in rows])
         for row in rows:
@@ -229,7 +240,7 @@ class SqliteEventStore:
 
     def _free_mine(self, connection: sqlite3.Connection, held: frozenset[tuple[str, int]]) -> None:
         """Free the events of this owner that are not held; their attempts do not count."""
-        mine = self._commits.lock.owner
+        mine = self._engine.lock.owner
         claimed = connection.execute("SELECT id, fence, signing FROM events WHERE owner = ?", (mine,)).fetchall()
         for event_id, fence, signing in claimed:
             if (event_id, fence) not in held and (event_id, fence) not in self._held:
@@ -242,7 +253,7 @@ class SqliteEventStore:
 
         def end(connection: sqlite3.Connection) -> bool:
             stored = claim.stored
-            mine = self._commits.lock.owner
+            mine = self._engine.lock.owner
             if not connection.execute(end_claim, (*values, stored.id, claim.fence, mine)).rowcount:
                 return False
             _make_ready(connection, stored.id, stored.signing_id)
@@ -261,8 +272,8 @@ def _key(claim: EventClaim) -> tuple[str, int]:
 
 
 def _insert(connection: sqlite3.Connection, event: Event, body: bytes) -> bool:
-    signing, received_at = event.signing_id, event.received_at.timestamp()
-    values = (event.id, event.type, signing, received_at, time.time(), body, event.trace_context, signing)
+    signing, received_at = event.signing_key, event.received_at.timestamp()
+    values = (event.key, event.type, signing, received_at, time.time(), body, event.trace_context, signing)
     return connection.execute(_ADD, values).rowcount == 1
 
 

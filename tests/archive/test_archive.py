@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-import json
 import os
 import shutil
 import ssl
@@ -43,7 +42,7 @@ from signing_async import (
 )
 from signing_async._verify.roots import load_roots
 from signing_async.archive import Archive, ArchiveResult, FolderStore, verify_archive
-from signing_async.dispatch.journal import Claim, ClaimLost
+from signing_async.dispatch.journal import Claim
 from signing_async.documents.resource import Documents
 from signing_async.errors import ArchiveConflict, ArchiveError, JournalError
 from signing_async.postgres import PostgresJournal
@@ -279,36 +278,6 @@ async def test_signing_whose_claim_the_journal_refuses_is_a_result_and_the_other
         with pytest.raises(InvalidRequest, match="at most 1,000 bytes"):
             await archive.collect(long)
     assert f"signing {long} was not archived: " in caplog.text
-
-
-@pytest.mark.parametrize("client_wide", [False, True])
-@pytest.mark.parametrize("lost", [False, True])
-async def test_results_are_kept_if_the_last_entry_of_their_signing_cannot_be_written(
-    sandbox: Sandbox,
-    client: SigningClient,
-    folder: Path,
-    journal: Path,
-    caplog: pytest.LogCaptureFixture,
-    lost: bool,
-    client_wide: bool,
-) -> None:
-    class Refusing(SqliteJournal):
-        async def write(self, claim: Claim, state: str) -> None:
-            if json.loads(state)["complete"]:
-                error = JournalError("the entry was refused", transient=False)
-                error.client_wide = client_wide
-                raise ClaimLost("the claim was lost") if lost else error
-            await super().write(claim, state)
-
-    for number in range(2):
-        await completed(sandbox, client, f"Lease {number}", ("a.pdf",))
-    async with Refusing(journal) as refusing, Archive(client, folder, journal=refusing) as archive:
-        if client_wide and not lost:
-            with pytest.raises(JournalError, match="the entry was refused"):
-                await sweep(archive)
-        else:
-            assert [result.error for result in await sweep(archive)] == [None, None]
-            assert ("the claim was lost" if lost else "the entry was refused") in caplog.text
 
 
 async def test_rejected_token_stops_the_sweep(sandbox: Sandbox, client: SigningClient, archive: Archive) -> None:

@@ -193,7 +193,8 @@ async def test_another_run_that_removes_the_same_leftovers_does_no_harm(
     """It may lock or remove a lock file at any moment."""
     folder = tmp_path / "archive"
     (folder / ".incoming").mkdir(parents=True)
-    (folder / ".incoming/removed.lock").symlink_to("nowhere")
+    (folder / ".incoming/removed").mkdir()
+    (folder / ".incoming/download.removed.lock").symlink_to("nowhere")
     flock, refused = fcntl.flock, []
 
     def first_refused(descriptor: int, operation: int) -> None:

@@ -59,7 +59,7 @@ async def test_what_a_killed_process_left_among_the_temporary_files_is_removed(t
     dead = path.parent.with_name("dead")
     dead.mkdir()
     (dead / "half.pdf").touch()
-    dead.with_name("dead.lock").touch()
+    dead.with_name("download.dead.lock").touch()
     await Incoming(Elsewhere(folder)).aclose()
     assert not dead.exists()
     assert path.parent.exists()

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from signing_async.archive import ArchivedDocument, FolderStore
-from signing_async.archive.digest_set import DigestSet, digest
 from signing_async.archive.manifest import FIRST, Manifest, decode_line, split_lines
 from signing_async.errors import ArchiveConflict, ArchiveError
 from tests.archive.tenants import lines_of
@@ -259,13 +258,3 @@ async def test_lines_are_split_wherever_the_chunks_end() -> None:
                 yield data[at : at + size]
 
         assert [line async for line in split_lines(chunks())] == [b"one\n", b"\n", b"two\r\n", b"three"]
-
-
-def test_digest_set_holds_what_was_added() -> None:
-    digests = DigestSet()
-    values = [digest(str(number)) for number in range(5000)]
-    for value in [*values, *values]:
-        digests.add(value)
-    assert len(digests) == 5000
-    assert all(value in digests for value in values)
-    assert not any(digest(str(number)) in digests for number in range(5000, 10_000))

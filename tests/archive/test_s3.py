@@ -29,7 +29,7 @@ from signing_async import SigningClient
 from signing_async.archive import Archive, S3Store, verify_archive
 from signing_async.errors import ArchiveConflict, ArchiveError, ConfigurationError, InvalidRequest
 from signing_async.sandbox import Sandbox
-from signing_async.testing.archive_stores import content_of, put
+from tests.archive.archive_stores import content_of, put
 from tests.archive.s3_server import CREDENTIALS, Proxy, S3Server, failing
 from tests.archive.tenants import completed
 
@@ -340,6 +340,24 @@ async def test_removed_part_is_an_error(store: S3Store, s3: S3Server, bucket: st
             await other.append("manifest.jsonl", 6, b"x\n")
 
 
+@pytest.mark.parametrize("content", [None, b"{}\n"], ids=["removed", "changed length"])
+async def test_verification_reports_a_part_of_the_manifest_that_was_removed_or_changed(
+    store: S3Store, s3: S3Server, bucket: str, content: bytes | None
+) -> None:
+    for number in range(3):
+        await store.append("manifest.jsonl", 2 * number, b"x\n")
+    part = f"{bucket}/archive/manifest.jsonl/{2:020}.part"
+    if content is None:
+        s3.request("DELETE", part)
+    else:
+        s3.request("PUT", part, content)
+    async with S3Store(store.url, endpoint_url=s3.url) as other:
+        report = await verify_archive(other)
+    assert report.findings[-1].kind == "removed_line"
+    assert "lacks the bytes from" in report.findings[-1].text
+    assert not report.ok
+
+
 async def test_foreign_object_among_the_parts_is_ignored(store: S3Store, s3: S3Server, bucket: str) -> None:
     await store.append("manifest.jsonl", 0, b"x\n")
     s3.request("PUT", f"{bucket}/archive/manifest.jsonl/note.txt", b"hello")
@@ -506,6 +524,12 @@ async def test_incomplete_line_is_refused(s3: S3Server, bucket: str) -> None:
     async with S3Store(f"s3://{bucket}", endpoint_url=s3.url) as store:
         with pytest.raises(InvalidRequest, match="must be whole lines"):
             await store.append("manifest.jsonl", 0, b"x")
+
+
+def test_all_names_can_be_imported_without_the_extra() -> None:
+    script = "import sys; sys.modules['aiobotocore'] = None\n"
+    script += "from signing_async.archive import *; Archive, verify_archive"
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_missing_extra_is_named() -> None:

@@ -1,4 +1,4 @@
-"""Every store of this package passes the suite that others can run on theirs, and a store that errs does not."""
+"""Every store of this package passes its suite, and a store that errs does not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import pytest
 
 from signing_async.archive import FolderStore, S3Store
 from signing_async.errors import ArchiveConflict
-from signing_async.testing import ArchiveStoreConformance, ListedStoreConformance, archive_stores
+from tests.archive import archive_stores
+from tests.archive.archive_stores import ArchiveStoreConformance, ListedStoreConformance
 from tests.archive.s3_server import S3Server
 
 

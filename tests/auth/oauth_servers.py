@@ -15,8 +15,11 @@ from typing import Any, Self
 import pytest
 from aiohttp import web
 
-from signing_async import MemoryTokenStore, OAuth, RetryPolicy, Token
+from signing_async import MemoryTokenStore, OAuth, RetryPolicy, SigningError, Token
+from signing_async._secret import hide
+from signing_async.auth.oauth import read_callback
 from signing_async.sandbox import Sandbox
+from signing_async.transport.operation import Observer
 
 BASE = "https://tenant.example.com"
 SECRET = "the-client-secret-7f3a"
@@ -152,6 +155,24 @@ def oauth_for(base_url: str, **settings: Any) -> OAuth:
         "retry": QUICK,
     }
     return OAuth(base_url, **known | settings)
+
+
+def secret_of(oauth: OAuth) -> str:
+    """Return the client secret."""
+    return next(iter(oauth.current.endpoint.secrets()))
+
+
+async def renew(oauth: OAuth, rejected: Token) -> bool:
+    """Replace a rejected token, as a call of a client does after a 401."""
+    return await oauth.current.renewed(rejected, Observer())
+
+
+def code_of(callback: Any, state: Any) -> str | SigningError:
+    """Return the code of a callback, or the error that is raised for it."""
+    try:
+        return read_callback(hide(callback), hide(state)).reveal()
+    except SigningError as error:
+        return error
 
 
 def in_seconds(seconds: float) -> datetime:

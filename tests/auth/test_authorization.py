@@ -10,21 +10,23 @@ from urllib.parse import parse_qs, parse_qsl, quote, urlencode, urlsplit
 import pytest
 
 from signing_async import (
+    Assumptions,
     AuthError,
     InvalidRequest,
     MemoryTokenStore,
+    OAuth,
     SigningError,
     StateMismatch,
     Token,
     TokenSuperseded,
 )
-from signing_async.auth.authorization import read_callback
 from signing_async.sandbox import Sandbox
 from tests.auth.oauth_servers import (
     BASE,
     REDIRECT,
     Answer,
     Scripted,
+    code_of,
     drops,
     grants,
     oauth_for,
@@ -36,7 +38,7 @@ from tests.auth.oauth_servers import (
 
 def test_authorize_url_has_all_parameters_encoded() -> None:
     redirect = "https://app.example.com/call back?a=1&b=å"
-    request = oauth_for(BASE, client_id="app &1/ö", redirect_uri=redirect).authorization_request()
+    request = oauth_for(BASE, client_id="app &1/ö", redirect_uri=redirect).authorization_request(pkce=False)
     parts = urlsplit(request.url)
     assert (parts.scheme, parts.netloc, parts.path, parts.fragment) == (
         "https",
@@ -62,7 +64,7 @@ def test_states_are_unique_and_have_256_bits() -> None:
 
 
 def test_repr_of_authorization_request_hides_the_state() -> None:
-    request = oauth_for(BASE).authorization_request()
+    request = oauth_for(BASE).authorization_request(pkce=False)
     assert request.state not in repr(request)
     assert repr(request) == (
         f"AuthorizationRequest(url='{BASE}/oauth/authorize?client_id=app-1&redirect_uri={quote(REDIRECT, safe='')}"
@@ -74,7 +76,7 @@ def test_repr_of_authorization_request_hides_the_state() -> None:
 async def test_pkce_code_works_only_with_its_verifier_which_no_text_shows(sandbox: Sandbox) -> None:
     oauth, _ = sandbox_oauth(sandbox)
     (app,) = sandbox.apps
-    request = oauth.authorization_request(pkce=True)
+    request = oauth.authorization_request()
     verifier = request.code_verifier
     assert verifier is not None
     assert verifier not in request.url + repr(request)
@@ -87,7 +89,31 @@ async def test_pkce_code_works_only_with_its_verifier_which_no_text_shows(sandbo
                 await oauth.exchange(code, code_verifier=wrong)
             assert verifier not in "".join(traceback.format_exception(caught.value))
         assert (await oauth.exchange(code, code_verifier=verifier)).access_token
-    assert oauth.authorization_request().code_verifier is None
+
+
+async def test_object_that_made_the_request_remembers_its_verifier(sandbox: Sandbox) -> None:
+    """Another process must be given it."""
+    oauth, _ = sandbox_oauth(sandbox)
+    (app,) = sandbox.apps
+    first = oauth.authorization_request()
+    requests = [oauth.authorization_request() for _ in range(999)]
+    for request in (first, requests[-1]):
+        asked = dict(parse_qsl(urlsplit(request.url).query))
+        code = sandbox.accounts.authorize(app, challenge=asked["code_challenge"])
+        callback = f"{app.redirect_uri}?{urlencode({'code': code, 'state': request.state})}"
+        assert (await oauth.exchange(callback, request.state)).access_token
+    oauth.authorization_request()
+    code = sandbox.accounts.authorize(app, challenge=dict(parse_qsl(urlsplit(first.url).query))["code_challenge"])
+    with pytest.raises(AuthError, match="code_verifier"):
+        await oauth.exchange(f"{app.redirect_uri}?code={code}&state={first.state}", first.state)
+    await oauth.aclose()
+
+
+def test_assumption_or_argument_leaves_out_pkce() -> None:
+    assert oauth_for(BASE).authorization_request(pkce=False).code_verifier is None
+    without = OAuth(BASE, client_id="a", client_secret="s", redirect_uri=REDIRECT, assumptions=Assumptions(pkce=False))
+    assert "challenge" not in without.authorization_request().url
+    assert without.authorization_request(pkce=True).code_verifier
 
 
 @pytest.mark.parametrize(
@@ -270,11 +296,11 @@ FORGED = "the callback's state does not match the authorization request: it may 
 def test_callback_errors_show_nothing_but_what_the_service_says(
     callback: Any, state: Any, kind: type[Exception], words: str
 ) -> None:
-    found = read_callback(callback, state)
+    found = code_of(callback, state)
     assert (type(found), str(found)) == (kind, words)
 
 
 def test_callback_has_at_most_100_fields_and_error_texts_are_cut() -> None:
-    assert read_callback("https://a/?code=c&state=the-state" + "&a=b" * 98, STATE) == "c"
-    found = read_callback(f"https://a/?state=the-state&error={'e' * 200}&error_description={'d' * 900}", STATE)
+    assert code_of("https://a/?code=c&state=the-state" + "&a=b" * 98, STATE) == "c"
+    found = code_of(f"https://a/?state=the-state&error={'e' * 200}&error_description={'d' * 900}", STATE)
     assert str(found) == f"authorization was refused: {'d' * 500} (code {'e' * 100})"

@@ -8,8 +8,9 @@ import http.server
 import json
 import math
 import threading
+import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -89,7 +90,7 @@ async def test_own_session_is_closed_with_oauth() -> None:
     async with Scripted(grants()) as server:
         async with oauth_for(server.base_url) as oauth:
             await oauth.exchange("code")
-            session = oauth._endpoint.sessions.get()
+            session = oauth.current.endpoint.sessions.get()
             assert isinstance(session.connector, aiohttp.TCPConnector)
         assert session.closed
         with pytest.raises(ClientClosed):
@@ -188,7 +189,7 @@ def test_own_session_of_an_earlier_event_loop_is_replaced(elsewhere: str) -> Non
     async def work() -> str:
         token = await oauth.refresh()
         # Else aiohttp complains that it is left open.
-        await oauth._endpoint.sessions.get().close()
+        await oauth.current.endpoint.sessions.get().close()
         return token.access_token
 
     assert [asyncio.run(work()) for _ in range(2)] == ["access-1", "access-2"]
@@ -267,7 +268,7 @@ async def test_unclosed_session_is_a_resource_warning() -> None:
     async with Scripted(grants()) as server:
         oauth = oauth_for(server.base_url)
         await oauth.exchange("code")
-        session = oauth._endpoint.sessions.get()
+        session = oauth.current.endpoint.sessions.get()
         kept = [oauth]
         del oauth
         with pytest.warns(ResourceWarning, match=r"OAuth\(.*\) was not closed: use `async with`, or await aclose\(\)"):
@@ -296,18 +297,116 @@ async def test_close_waits_for_a_pending_refresh(who: str) -> None:
         await oauth.aclose()
 
 
-async def test_cancelled_close_can_be_repeated() -> None:
+Close = Callable[[], Awaitable[None]]
+
+
+async def _in_nested_timeouts(close: Close) -> None:
+    async with asyncio.timeout(0.04):
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.02):
+                await close()
+        await asyncio.sleep(5)
+
+
+async def _in_a_task_group(close: Close) -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0.02)
+        raise TimeoutError
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            closing = group.create_task(close())
+            group.create_task(fail())
+    except ExceptionGroup as failed:
+        assert closing.cancelled()
+        raise failed.exceptions[0] from None
+
+
+async def _cancelled_again_and_again(close: Close) -> None:
+    closing = asyncio.create_task(close())
+    for _ in range(5):
+        await asyncio.sleep(0.01)
+        closing.cancel()
+    await asyncio.wait([closing])
+    assert closing.cancelled()
+    raise TimeoutError
+
+
+async def _in_a_cancel_scope(close: Close) -> None:
+    anyio = pytest.importorskip("anyio")
+    with anyio.move_on_after(0.02) as scope:
+        await close()
+    assert scope.cancelled_caught
+    raise TimeoutError
+
+
+async def _in_an_anyio_task_group(close: Close) -> None:
+    anyio = pytest.importorskip("anyio")
+    async with anyio.create_task_group() as group:
+        group.start_soon(close)
+        await asyncio.sleep(0.02)
+        group.cancel_scope.cancel()
+    raise TimeoutError
+
+
+@pytest.mark.parametrize("who", ["client", "oauth"])
+@pytest.mark.parametrize(
+    "cancelling",
+    [
+        _in_nested_timeouts,
+        _in_a_task_group,
+        _cancelled_again_and_again,
+        _in_a_cancel_scope,
+        _in_an_anyio_task_group,
+    ],
+)
+async def test_cancelled_close_waits_until_the_rotated_refresh_token_is_saved(
+    who: str, cancelling: Callable[[Close], Awaitable[None]]
+) -> None:
     store, slow = MemoryTokenStore(expired()), Slow(grants())
     async with Scripted(slow) as server:
         oauth = oauth_for(server.base_url, store=store)
+        client = SigningClient(server.base_url, oauth)
+        if who == "oauth":
+            await client.aclose()
         task = asyncio.create_task(oauth.access_token())
         await slow.begun.wait()
+        asyncio.get_running_loop().call_later(0.2, slow.go.set)
+        with pytest.raises(TimeoutError):
+            await cancelling(client.aclose if who == "client" else oauth.aclose)
+        assert slow.go.is_set()
+        kept = await store.load()
+        assert kept is not None
+        assert kept.refresh_token == "refresh-new"
+        assert await task == "access-new"
+        assert client.closed
+        assert oauth.current.endpoint.sessions.closed == (who == "oauth")
+        await oauth.aclose()
+
+
+async def test_cancelled_close_waits_for_a_store_that_hangs_no_longer_than_the_timeout() -> None:
+    saving = asyncio.Event()
+
+    class Hanging(MemoryTokenStore):
+        async def save(self, token: Token) -> None:
+            saving.set()
+            await asyncio.Event().wait()
+
+    async with Scripted(grants()) as server:
+        oauth = oauth_for(server.base_url, store=Hanging(expired()), timeout=0.3)
+        task = asyncio.create_task(oauth.access_token())
+        await saving.wait()
+        began = time.monotonic()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.02):
                 await oauth.aclose()
-        slow.go.set()
-        await oauth.aclose()
-        assert await task == "access-new"
+        assert time.monotonic() - began >= 0.3
+        assert oauth.current.endpoint.sessions.closed
+        for left in asyncio.all_tasks():
+            if left.get_name() == "signing_async token refresh":
+                left.cancel()
+        with pytest.raises(AuthError, match="was cancelled"):
+            await task
 
 
 async def test_no_task_and_no_connection_is_left_behind() -> None:
@@ -329,7 +428,7 @@ async def test_no_task_and_no_connection_is_left_behind() -> None:
         for _ in range(4):
             with pytest.raises(SigningError):
                 await oauth.refresh()
-        session = oauth._endpoint.sessions.get()
+        session = oauth.current.endpoint.sessions.get()
         task = asyncio.create_task(oauth.refresh())
         await asyncio.sleep(0.05)
         task.cancel()

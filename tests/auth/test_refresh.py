@@ -38,8 +38,10 @@ from tests.auth.oauth_servers import (
     in_seconds,
     nearly_expired,
     oauth_for,
+    renew,
     sandbox_oauth,
     says,
+    secret_of,
 )
 
 
@@ -143,7 +145,7 @@ async def test_200_concurrent_calls_with_expired_token_make_one_refresh(sandbox:
     async with oauth:
         token = await oauth.exchange(code())
     await store.save(Token(token.access_token, token.refresh_token, in_seconds(-1)))
-    again = oauth_for(sandbox.base_url, client_id=oauth.client_id, client_secret=oauth._client_secret, store=store)
+    again = oauth_for(sandbox.base_url, client_id=oauth.client_id, client_secret=secret_of(oauth), store=store)
     async with again, SigningClient(sandbox.base_url, again) as client:
         await asyncio.gather(*(client.me() for _ in range(200)))
         assert len(sandbox.requests_of("oauth.token")) == 2
@@ -492,10 +494,10 @@ async def test_only_recent_tokens_are_kept_for_redaction() -> None:
         await oauth.exchange("a-code")
         for _ in range(19):
             await oauth.refresh()
-        held = set(oauth.secrets())
+        held = set(oauth.current.secrets())
         server.answers = [says({"access_token": "access-alone"})]
         await oauth.exchange("a-code")
-        assert set(oauth.secrets()) == held - {"access-12"} | {"access-alone"}
+        assert set(oauth.current.secrets()) == held - {"access-12"} | {"access-alone"}
     assert held == {SECRET} | {f"{kind}-{number}" for kind in ("access", "refresh") for number in range(12, 20)}
 
 
@@ -503,10 +505,10 @@ async def test_renewed_replaces_a_rejected_token_once() -> None:
     token = Token("old", "refresh-old", in_seconds(3600))
     async with Scripted(grants()) as server, oauth_for(server.base_url, store=MemoryTokenStore(token)) as oauth:
         assert await oauth.access_token() == "old"
-        assert await oauth.renewed(token) is True
+        assert await renew(oauth, token) is True
         assert await oauth.access_token() == "access-new"
         # Whoever comes late with the old one gets the new one, without another request.
-        assert await oauth.renewed(token) is True
+        assert await renew(oauth, token) is True
         assert len(server.token_requests) == 1
 
 
@@ -517,12 +519,12 @@ async def test_renewed_without_refresh_token_needs_another_token_in_the_store() 
         oauth_for(server.base_url, store=store) as oauth,
     ):
         with pytest.raises(AuthError, match="there is no token to refresh"):
-            await oauth_for(server.base_url).renewed(old)
+            await renew(oauth_for(server.base_url), old)
         assert await oauth.token() == old
-        assert await oauth.renewed(old) is False
+        assert await renew(oauth, old) is False
         newer = await oauth.exchange("a-code")
         store._token = None
-        assert await oauth.renewed(old) is True
+        assert await renew(oauth, old) is True
         assert await oauth.token() == newer
         assert len(server.token_requests) == 1
 
@@ -531,10 +533,10 @@ async def test_early_refresh_is_repeated_after_half_of_the_remaining_time(caplog
     token = Token("old", "refresh-old", in_seconds(20))
     failing = oauth_for("http://127.0.0.1:9", store=MemoryTokenStore(token))
     async with failing as oauth:
-        oauth._current._token = token
-        oauth._current._fresh_until = 0.0
+        oauth.current._token = token
+        oauth.current._fresh_until = 0.0
         assert await oauth.access_token() == "old"
-        assert 8.0 < oauth._current._fresh_until - time.time() < 10.5
+        assert 8.0 < oauth.current._fresh_until - time.time() < 10.5
     [record] = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert record.getMessage().startswith(
         "early token refresh failed or is slow; the current token stays in use: oauth.refresh: "

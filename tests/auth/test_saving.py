@@ -41,6 +41,7 @@ from tests.auth.oauth_servers import (
     oauth_for,
     sandbox_oauth,
     says,
+    secret_of,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -312,7 +313,7 @@ async def test_lost_token_is_raised_and_logged_on_close(who: str, caplog: pytest
         with pytest.raises(AuthError, match=words) as caught:
             await (client if who == "client" else oauth).aclose()
         assert caught.value.__context__ is None
-        assert (client._shared.sessions if who == "client" else oauth._endpoint.sessions).closed
+        assert (client._shared.sessions if who == "client" else oauth.current.endpoint.sessions).closed
         [logged] = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
         assert logged == str(caught.value)
         await oauth.aclose()
@@ -500,7 +501,7 @@ async def test_six_processes_make_one_refresh_per_expiry_and_never_reuse_a_refre
             await oauth.exchange(code())
         command = [
             *(sys.executable, "-m", "tests.auth.oauth_workers", "call"),
-            *(str(path), sandbox.base_url, oauth.client_id, oauth._client_secret, str(seconds)),
+            *(str(path), sandbox.base_url, oauth.client_id, secret_of(oauth), str(seconds)),
         ]
         running = [
             await asyncio.create_subprocess_exec(
@@ -532,7 +533,7 @@ async def test_six_processes_make_one_refresh_per_expiry_and_never_reuse_a_refre
         async with oauth_for(
             sandbox.base_url,
             client_id=oauth.client_id,
-            client_secret=oauth._client_secret,
+            client_secret=secret_of(oauth),
             store=FileTokenStore(path),
         ) as again:
             assert (await again.refresh()).refresh_token

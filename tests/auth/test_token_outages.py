@@ -41,8 +41,6 @@ POSTGRES = {"grace": 3.0, "timeout": 1.0}
         [
             Case("redis", "terminated", 1.0, 1.5),
             Case("redis", "holder cut off", 2.0, 1.0),
-            Case("redis without AOF", "stopped", 1.0, 1.5),
-            Case("redis without AOF", "restarted", 1.0, 2.0),
         ],
         [
             Case("postgres", "stopped", 1.0, 1.5),
@@ -51,7 +49,7 @@ POSTGRES = {"grace": 3.0, "timeout": 1.0}
             Case("postgres", "holder cut off", 2.0, 1.0),
         ],
     ],
-    ids=["redis", "redis-connections-and-data", "postgres"],
+    ids=["redis", "redis-connections", "postgres"],
 )
 async def test_eight_workers_use_no_refresh_token_twice_in_an_outage(cases: list[Case]) -> None:
     """In the end every worker has the new token."""

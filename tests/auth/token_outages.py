@@ -34,7 +34,7 @@ from tests.redis.server import RedisServer, SlowWay, slow_way
 
 EXPIRED = Token("access-0", "refresh-0", datetime(2020, 1, 1, tzinfo=UTC))
 WORKERS = 8
-ENGINES = ("redis", "redis without AOF", "postgres")
+ENGINES = ("redis", "postgres")
 FAULTS = ("stopped", "paused", "restarted", "terminated", "holder cut off")
 
 
@@ -104,7 +104,7 @@ class Engine(Protocol):
     def store(self, port: int) -> RedisTokenStore | PostgresTokenStore: ...
 
     async def seed(self) -> None:
-        """Save an expired token with a lifetime of one hour."""
+        """Save an expired token."""
 
     async def terminate(self) -> None:
         """Break every connection."""
@@ -119,7 +119,7 @@ class Engine(Protocol):
 
 
 class Redis:
-    """A Redis server, with or without an append-only file."""
+    """A Redis server with an append-only file."""
 
     def __init__(self, server: RedisServer, **settings: Any) -> None:
         self.server = server
@@ -130,12 +130,8 @@ class Redis:
         return RedisTokenStore(f"redis://127.0.0.1:{port}", "user", **self.settings)
 
     async def seed(self) -> None:
-        from redis.asyncio import Redis as Client
-
-        async with self.store(self.port) as store, Client.from_url(self.server.url) as client:
+        async with self.store(self.port) as store:
             await first_save(store)
-            record = json.loads(await client.hget("signing:token:user", "record"))
-            await client.hset("signing:token:user", "record", json.dumps(record | {"lives": 3600.0}))
 
     async def terminate(self) -> None:
         from redis.asyncio import Redis as Client
@@ -287,7 +283,7 @@ async def running(case: Case, **settings: Any) -> AsyncIterator[Engine]:
         finally:
             await asyncio.to_thread(server.close)
         return
-    redis = RedisServer(*(() if case.engine == "redis" else ("--appendonly", "no")))
+    redis = RedisServer()
     try:
         yield Redis(redis, **settings)
     finally:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from signing_async import cli
+from signing_async.cli import app as cli
 from tests.cli.service import Service, running
 
 

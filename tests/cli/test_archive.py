@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -64,11 +65,15 @@ def test_every_document_is_archived_once_and_the_folder_verifies(
     assert (ran.code, ran.out.splitlines()[-1][:27]) == (0, "6 documents were archived (")
     assert len(list((tmp_path / "contracts").rglob("*.pdf"))) == 6
     again = run("archive", "contracts", "--json")
-    assert again.lines == [{"summary": {"archived": 0, "bytes": 0, "failed": 0, "not_yet_sealed": 0, "reminded": 0}}]
-    assert downloads(service) == 6
+    summary = {"archived": 0, "already_there": 6, "bytes": 0, "failed": 0, "not_yet_sealed": 0, "reminded": 0}
+    assert again.lines == [{"summary": summary}]
+    complete(1)
+    ran = run("archive", "contracts")
+    assert re.fullmatch(r"2 documents were archived \(\d+ bytes\), 0 failed\. 6 were there already\.\n", ran.out)
+    assert downloads(service) == 8
     ran = run("archive", "verify", "contracts")
     assert ran.code == 0
-    assert "6 documents" in ran.out
+    assert "8 documents" in ran.out
     assert "the archive matches its manifest. Head: " in ran.out
 
 
@@ -84,7 +89,7 @@ def test_json_has_a_line_for_each_document(run: Run, complete: Complete) -> None
 def test_filters_select_signings(run: Run, complete: Complete) -> None:
     complete(1, "Lease")
     complete(1, "Loan")
-    assert run("archive", "leases", "--name", "Lease *", "--json").lines[-1]["summary"]["archived"] == 2
+    assert run("archive", "leases", "--name", "lease *", "--json").lines[-1]["summary"]["archived"] == 2
     assert run("archive", "new", "--since", "2999-01-01", "--json").lines[-1]["summary"]["archived"] == 0
     assert run("archive", "new", "--since", "30d", "--json").lines[-1]["summary"]["archived"] == 4
     assert run("archive", "named", "--template", "{signing.id}-{document.name}", "--json").code == 0
@@ -125,6 +130,22 @@ def test_folder_named_like_a_command_is_archived_by_its_path(run: Run, complete:
     complete(1)
     assert run("archive", "./verify").code == 0
     assert len(list((tmp_path / "verify").rglob("*.pdf"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("verfy", "No such command 'verfy'; did you mean 'verify'?"),
+        ("sync", "No such command 'sync'; the commands are status and verify."),
+    ],
+)
+def test_mistyped_command_is_not_taken_for_a_new_folder(word: str, message: str, run: Run, tmp_path: Path) -> None:
+    ran = run("archive", word)
+    assert ran.code == 2
+    assert f"Error: {message} To archive into a new folder of that name, use {word}/\n" in ran.err
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / word).mkdir()
+    assert run("archive", word).code == 0
 
 
 @pytest.mark.parametrize(
@@ -429,6 +450,29 @@ def test_archive_in_s3_is_archived_and_verified(
     assert run("archive", "verify", to, "--json").lines[-1]["summary"]["documents"] == 4
 
 
+@pytest.mark.parametrize("change", ["removed first", "removed", "shorter", "longer", "shorter last"])
+def test_changed_part_of_a_manifest_in_s3_is_a_finding(
+    run: Run, complete: Complete, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": s3_server.url}.items():
+        monkeypatch.setenv(name, value)
+    bucket = s3_server.new_bucket()
+    for _ in range(3):
+        complete(1)
+        assert run("archive", f"s3://{bucket}", "--journal", "s3.journal").code == 0
+    listed = s3_server.request("GET", f"{bucket}?list-type=2")[0].decode()
+    parts = sorted(re.findall(r"manifest\.jsonl/\d{20}\.part", listed))
+    assert len(parts) >= 3
+    part = f"{bucket}/{parts[{'removed first': 0, 'shorter last': -1}.get(change, 1)]}"
+    content = s3_server.request("GET", part)[0]
+    if change.startswith("removed"):
+        s3_server.request("DELETE", part)
+    else:
+        s3_server.request("PUT", part, content + b"{}\n" if change == "longer" else content[:-9])
+    ran = run("archive", "verify", f"s3://{bucket}", "--json")
+    assert (ran.code, ran.lines[-1]["summary"]["ok"]) == (7, False)
+
+
 def test_objects_of_an_archive_in_s3_are_retained(
     run: Run, complete: Complete, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -448,8 +492,7 @@ def test_objects_of_an_archive_in_s3_are_retained(
 
 def test_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiobotocore.session", None)
-    for name in ("signing_async.archive.s3", "signing_async.archive.s3_bucket"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.delitem(sys.modules, "signing_async.archive.s3", raising=False)
     monkeypatch.delitem(vars(archive), "S3Store", raising=False)
     ran = run("archive", "verify", "s3://bucket")
     assert (ran.code, "pip install 'signing-async[s3]'" in ran.err) == (2, True)

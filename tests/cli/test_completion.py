@@ -8,7 +8,7 @@ import sys
 import click
 import pytest
 
-from signing_async import cli
+from signing_async.cli import app as cli
 from tests.cli.conftest import Run
 from tests.cli.terminal import piped
 

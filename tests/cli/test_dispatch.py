@@ -19,9 +19,10 @@ from typing import Any
 
 import pytest
 
-from signing_async.cli import dispatch as module
-from signing_async.cli.dispatch import _duration
-from signing_async.cli.manifest import FailureReport, check
+from signing_async.cli import manifest as manifests
+from signing_async.cli import output
+from signing_async.cli.manifest import FailureReport
+from signing_async.cli.output import _duration
 from signing_async.sandbox import Sandbox
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -87,11 +88,11 @@ def test_packages_are_sent_once_however_often_the_command_is_run(
     office(20)
     ran = run("dispatch", "leases.csv")
     assert ran.code == 0
-    assert ran.out == "20 of 20 packages were sent, 0 failed.\n"
-    assert ran.err == "Journal: leases.journal. Run the command again to resume from it.\n"
+    assert ran.out == "20 sent: 0 earlier, 20 now.\n"
+    assert ran.err == "Journal: leases.journal\n"
     assert sent(service) == once(20)
     before = requests(service)
-    assert run("dispatch", "leases.csv").out == ran.out
+    assert run("dispatch", "leases.csv").out == "20 sent: 20 earlier, 0 now.\n"
     assert requests(service) == before + 1  # who is logged in
     assert sent(service) == once(20)
     assert not list(tmp_path.glob("*fail*"))
@@ -106,7 +107,16 @@ def test_json_output_has_a_line_per_package_and_a_summary(run: Run, service: Ser
     assert (ran.code, line["line"], line["name"]) == (0, 1, "Lease 0")
     assert re.fullmatch("[0-9a-f]{64}", line["key"])
     assert service.do(service.sandbox.signing, line["signing"]).name == "Lease 0"
-    facts = {"packages": 1, "sent": 1, "failed": 0, "left": 0, "abandoned": 0, "interrupted": False, "failures": None}
+    facts = {
+        "packages": 1,
+        "sent": 1,
+        "sent_earlier": 0,
+        "failed": 0,
+        "left": 0,
+        "abandoned": 0,
+        "interrupted": False,
+        "failures": None,
+    }
     assert summary["summary"] == {**facts, "journal": "leases.journal"}
     assert [json.loads(told) for told in ran.err.splitlines()] == [{"journal": "leases.journal"}]
     assert run("dispatch", "--json", "leases.jsonl").lines[0]["signing"] == line["signing"]
@@ -143,7 +153,7 @@ def test_all_problems_are_reported_with_line_and_column_and_nothing_is_sent(
         "leases.csv, line 5, recipient1_email: must be an e-mail address, got 'nobody'",
         f"leases.csv, line 5, documents: cannot open '{tmp_path}/none.pdf': No such file or directory",
         "leases.csv, line 5, documents: notes.pdf: not a PDF",
-        "leases.csv, line 6: cell 6, 'surplus', has no column",
+        "leases.csv, line 6: 'surplus' has no column",
         "leases.csv, line 8, key: missing, and this is the same package as line 7; if both are to be sent, "
         "give each a key",
     ]
@@ -182,7 +192,7 @@ def test_exit_code_is_1_if_all_problems_are_transient(
 
 
 def test_problems_beyond_the_limit_are_counted(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check, "MAX_PROBLEMS", 3)
+    monkeypatch.setattr(manifests, "MAX_PROBLEMS", 3)
     office(3, language="DE", documents="none.pdf")
     ran = run("dispatch", "leases.csv")
     assert ran.err.startswith("Error: 6 problems in leases.csv; nothing was sent:\n  leases.csv, line 2, language")
@@ -280,7 +290,7 @@ def test_report_of_failures_is_a_manifest_that_sends_the_rest_and_is_removed(
     ran = run("dispatch", "leases.csv", "--concurrency", "1")
     assert ran.code == 1
     assert ran.out.startswith(
-        "4 of 6 packages were sent, 2 failed.\nFailed packages and their errors are in leases.failures.csv"
+        "4 sent: 0 earlier, 4 now, 2 failed.\nFailed packages and their errors are in leases.failures.csv"
     )
     assert [line.partition(" on ")[0] for line in ran.err.splitlines()[1:]] == [
         "Error: leases.csv, line 2: HTTP 500",
@@ -291,8 +301,8 @@ def test_report_of_failures_is_a_manifest_that_sends_the_rest_and_is_removed(
     assert [row["key"] for row in rows] == ["lease-0", "lease-1"]
     assert all(row["error"].startswith("HTTP 500 on signings.create") for row in rows)
     again = run("dispatch", "leases.failures.csv")
-    assert (again.code, again.out) == (0, "2 of 2 packages were sent, 0 failed.\n")
-    assert "Journal: leases.journal." in again.err
+    assert (again.code, again.out) == (0, "2 sent: 0 earlier, 2 now.\n")
+    assert "Journal: leases.journal\n" in again.err
     assert not (tmp_path / "leases.failures.csv").exists()
     assert sent(service) == once(6)
     assert run("dispatch", "leases.csv").code == 0
@@ -320,7 +330,7 @@ def test_report_in_another_folder_names_the_same_documents_and_uses_the_journal_
 def test_failures_beyond_the_limit_are_in_the_report_only(
     run: Run, service: Service, office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_SHOWN", 2)
+    monkeypatch.setattr("signing_async.cli.dispatch.MAX_SHOWN", 2)
     office(5)
     service.do(service.sandbox.faults.add, "signings.create", "500", times=None)
     ran = run("dispatch", "leases.csv")
@@ -337,7 +347,7 @@ def test_abandoned_drafts_are_reported_by_line(run: Run, service: Service, offic
     assert ran.code == 0
     assert f"leases.csv, line 3: draft {draft} was abandoned" in ran.err
     assert ran.err.count(draft) == 1
-    assert ran.out == "3 of 3 packages were sent, 0 failed.\nAbandoned drafts, left unsent at the service: 1.\n"
+    assert ran.out == "3 sent: 0 earlier, 3 now.\nAbandoned drafts, left unsent at the service: 1.\n"
     lines = run("dispatch", "leases.csv", "--json").lines
     assert [line.get("abandoned") for line in lines] == [[], [draft], [], None]
     assert lines[-1]["summary"]["abandoned"] == 1
@@ -392,7 +402,7 @@ def test_run_goes_on_if_the_report_cannot_hold_the_paths_of_the_documents(
     monkeypatch.chdir(folder)
     service.do(service.sandbox.faults.add, "signings.create", "500", times=1)
     ran = run("dispatch", "leases.csv", "--failures", str(tmp_path / "failed.csv"), "--concurrency", "1")
-    assert (ran.code, ran.out) == (1, "2 of 3 packages were sent, 1 failed.\n")
+    assert (ran.code, ran.out) == (1, "2 sent: 0 earlier, 2 now, 1 failed.\n")
     assert "cannot be written: the path of a document is not valid UTF-8." in ran.err
     assert not list(tmp_path.glob(".*.part"))
     assert run("dispatch", "leases.csv").code == 0
@@ -400,7 +410,7 @@ def test_run_goes_on_if_the_report_cannot_hold_the_paths_of_the_documents(
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("step", ["add", "finish"])
+@pytest.mark.parametrize("step", ["add", "write"])
 def test_run_goes_on_after_the_folder_of_the_report_is_removed(
     run: Run, service: Service, office: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -415,7 +425,7 @@ def test_run_goes_on_after_the_folder_of_the_report_is_removed(
     monkeypatch.setattr(FailureReport, step, remove_folder_first)
     service.do(service.sandbox.faults.add, "signings.create", "500", skip=1, times=2)
     ran = run("dispatch", "leases.csv", "--failures", "out/failed.csv", "--concurrency", "1")
-    assert (ran.code, ran.out) == (1, "3 of 5 packages were sent, 2 failed.\n")
+    assert (ran.code, ran.out) == (1, "3 sent: 0 earlier, 3 now, 2 failed.\n")
     assert (
         "Warning: --failures: 'out/failed.csv' cannot be written: No such file or directory."
         " To retry the failed packages, dispatch leases.csv again.\n"
@@ -473,7 +483,7 @@ def test_manifest_that_changes_during_the_run_stops_it(
 def test_progress_is_printed_in_lines_without_a_terminal(
     run: Run, office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(output, "SECONDS_BETWEEN_LINES", 0.0)
     office(2)
     lines = run("dispatch", "leases.csv").err.splitlines()
     assert re.fullmatch(r"Checking: 1, \d+\.\d a second", lines[0])
@@ -519,6 +529,19 @@ def test_terminal_shows_a_bar_with_rate_and_time_left_and_failures_above_it(
     assert re.search(r"Error: leases\.csv, line \d+: HTTP 500 on signings\.create", screen.text)
     assert screen.text.rstrip().endswith("dispatch it to retry them.")
     assert b"\x1b[?25h" in screen.raw  # the cursor is shown again
+    assert "\x1b[36m━".encode() in screen.raw
+    assert b"249;38;114" not in screen.raw  # rich's own colour of a running bar is red
+    assert b"38;5;197" not in screen.raw
+
+
+def test_terminal_says_that_an_unknown_outcome_is_settled(service: Service, office: Office, tmp_path: Path) -> None:
+    office(1)
+    service.do(service.sandbox.faults.add, "signings.create", "drop-after-commit")
+    service.do(service.sandbox.faults.add, "signings.send", "drop-after-commit")
+    service.do(service.sandbox.faults.add, "signings.get", "slow", times=None, seconds=0.5)
+    terminal = in_terminal(service, tmp_path, "leases.csv")
+    terminal.wait_for("settling an unknown outcome")
+    assert shown(terminal.end()).endswith("1 sent: 0 earlier, 1 now.\n")
 
 
 def test_ctrl_c_finishes_the_packages_under_way_and_shows_the_command_to_resume(
@@ -532,7 +555,7 @@ def test_ctrl_c_finishes_the_packages_under_way_and_shows_the_command_to_resume(
     screen = terminal.end()
     assert screen.code == 130
     assert "Stopping: finishing the packages under way." in shown(screen)
-    done = int(re.search(r"(\d+) of 40 packages were sent, 0 failed", shown(screen))[1])  # type: ignore[index]  # it is there
+    done = int(re.search(r"(\d+) sent: 0 earlier, \1 now", shown(screen))[1])  # type: ignore[index]  # it is there
     assert 2 <= done < 40
     assert f"Interrupted: {40 - done} left. To resume, run the same command:" in shown(screen)
     assert "\n  signing-async dispatch leases.csv --concurrency 2 --journal my.journal\n" in shown(screen)
@@ -576,7 +599,7 @@ def test_second_ctrl_c_stops_at_once_and_keeps_a_report_that_is_run_itself(
     assert run("dispatch", path.name, "--concurrency", "1", "--failures", path.name).code == 2
     screen = stopped_by_two_ctrl_c(service, tmp_path, path.name)
     assert (screen.code, path.read_bytes()) == (130, before)
-    assert "2 of 10 packages were sent, 1 failed.\nInterrupted: 7 left." in shown(screen)
+    assert "2 sent: 0 earlier, 2 now, 1 failed.\nInterrupted: 7 left." in shown(screen)
     service.do(service.sandbox.faults.clear)
     assert run("dispatch", path.name).code == 0
     assert sent(service) == once(10)
@@ -650,7 +673,12 @@ def test_killed_runs_and_two_concurrent_runs_send_each_package_once(
         process.communicate(timeout=30)
     service.do(service.sandbox.faults.clear)
     both: Sequence[subprocess.Popen[str]] = [start(service, tmp_path, "leases.csv") for _ in range(2)]
+    now = 0
     for process in both:
         out, err = process.communicate(timeout=60)
-        assert (process.returncode, out.splitlines()[0]) == (0, "30 of 30 packages were sent, 0 failed."), err
+        counts = re.match(r"30 sent: (\d+) earlier, (\d+) now\.\n", out)
+        assert process.returncode == 0, err
+        assert counts is not None, out
+        now += int(counts[2])
+    assert now <= 30
     assert sent(service) == once(30)

@@ -57,7 +57,7 @@ def test_failed_upload_does_not_stop_the_others_and_sets_the_exit_code(
     assert ran.out.endswith("  lease.pdf\n")
     assert "Error: cannot open 'none.pdf'" in ran.err
     assert "Error: notes.txt: " in ran.err
-    assert ran.err.endswith("2 of 3 files were not uploaded.\n")
+    assert ran.err.endswith("1 uploaded, 2 failed.\n")
     assert len(service.do(service.sandbox.documents, signing)) == 1
     ran = run("upload", signing, "notes.txt", "--json")
     assert (ran.code, ran.lines[0]["error"]["reason"]) == (2, "not_pdf")
@@ -73,7 +73,7 @@ def test_upload_exits_with_1_if_refused_and_3_if_the_outcome_is_unknown(
     assert "HTTP 400" in ran.err
     signing = service.draft()
     service.do(service.sandbox.faults.add, "documents.upload", "drop-after-commit")
-    service.do(service.sandbox.faults.add, "signings.get", "500", None, skip=2)
+    service.do(service.sandbox.faults.add, "signings.get", "500", None, skip=3)
     ran = run("upload", signing, "lease.pdf", "--timeout", "1")
     assert ran.code == 3
 
@@ -106,12 +106,11 @@ def test_file_that_the_draft_already_holds_is_uploaded_only_with_again(
     signing = service.draft()
     held = run("upload", signing, "lease.pdf").out.split("  ")[0]
     ran = run("upload", signing, "lease.pdf", "inventory.pdf")
-    assert ran.code == 1
+    assert (ran.code, ran.err) == (0, "1 uploaded, 1 already there.\n")
+    assert ran.out.startswith(f"{held}  lease.pdf  (already there)\n")
     assert ran.out.endswith("  inventory.pdf\n")
-    assert f"Error: lease.pdf: the draft already holds this file ({held}): use --again to upload it" in ran.err
-    assert ran.err.endswith("1 of 2 files were not uploaded.\n")
-    ran = run("upload", signing, "lease.pdf", "lease.pdf", "--json")
-    assert (ran.code, ran.lines[0]["file"], ran.lines[0]["error"]["type"]) == (2, "lease.pdf", "InvalidRequest")
+    ran = run("upload", signing, "lease.pdf", "inventory.pdf", "--json")
+    assert (ran.code, [line["already_there"] for line in ran.lines]) == (0, [True, True])
     assert len(service.do(service.sandbox.documents, signing)) == 2
     assert run("upload", signing, "lease.pdf", "--again").code == 0
     assert len(service.do(service.sandbox.documents, signing)) == 3
@@ -154,8 +153,7 @@ def test_held_file_is_recognised_by_its_hash_where_the_service_reports_one(
         assert run("upload", "s", "lease.pdf").out == "doc-2  lease.pdf\n"
         (tmp_path / "lease.pdf").write_bytes(make_pdf())
         ran = run("upload", "s", "lease.pdf")
-    assert (ran.code, ran.out) == (2, "")
-    assert "the draft already holds this file (doc-1): use --again" in ran.err
+    assert (ran.code, ran.out) == (0, "doc-1  lease.pdf  (already there)\n")
 
 
 def test_upload_shows_a_progress_bar_that_leaves_only_the_results(service: Service, tmp_path: Path) -> None:
@@ -226,7 +224,10 @@ def test_verify_keeps_only_sound_files_and_exits_with_7(run: Run, service: Servi
     assert (ran.code, ran.out) == (7, "")
     assert "the sealed file is not sound" in ran.err
     assert not (tmp_path / "changed.pdf").exists()
-    assert run("download", signing, "--output", "changed.pdf").code == 0
+    assert run("download", signing).code == 0
+    ran = run("download", signing, "--verify")
+    assert (ran.code, ran.out) == (7, "")
+    assert "lease-signed.pdf already exists and is not sound: " in ran.err
 
 
 def test_verify_is_refused_for_standard_output_and_without_its_extra(
@@ -269,13 +270,23 @@ def test_ambiguous_or_unknown_document_is_refused_before_any_download(
 
 
 def test_existing_file_is_kept_without_force_and_others_are_downloaded(
-    run: Run, completed: str, tmp_path: Path
+    run: Run, completed: str, tmp_path: Path, service: Service
 ) -> None:
     (tmp_path / "lease-signed.pdf").write_text("mine")
     ran = run("download", completed, "--all")
-    assert (ran.code, ran.out) == (1, "inventory-signed.pdf\n")
-    assert ran.err == "Error: lease.pdf: lease-signed.pdf already exists: use --force to replace it\n"
+    assert (ran.code, ran.err) == (0, "1 downloaded, 1 already there.\n")
+    assert sorted(ran.out.splitlines()) == ["inventory-signed.pdf", "lease-signed.pdf  (already there)"]
     assert (tmp_path / "lease-signed.pdf").read_text() == "mine"
+    again = run("download", completed, "--all", "--json")
+    assert (again.code, [line["already_there"] for line in again.lines]) == (0, [True, True])
+    assert len(service.do(service.sandbox.requests_of, "documents.download_signed")) == 1
+    ran = run("download", completed, "--all", "--verify")
+    assert ran.code == 1
+    assert ran.err.startswith("Error: lease.pdf: ")
+    assert ran.out == "inventory-signed.pdf  (already there)\n"
+    ran = run("download", completed, "lease.pdf", "--output", "lease-signed.pdf")
+    assert ran.code == 2
+    assert "Error: lease.pdf: lease-signed.pdf already exists: use --force to replace it\n" in ran.err
     assert run("download", completed, "lease.pdf", "--force").code == 0
     assert (tmp_path / "lease-signed.pdf").read_bytes().startswith(b"%PDF-")
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import click
 import pytest
 
-from signing_async import SigningClient, cli
+from signing_async import SigningClient
+from signing_async.cli import app as cli
 from signing_async.webhooks import Inbox, Receiver, WebhookVerifier
 from signing_async.webhooks.event import parse_event
 from tests.cli.browser import agree

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from signing_async.postgres import PostgresInbox
-from signing_async.testing.event_stores import delivery
 from signing_async.webhooks.event_store import EventStatus
 from signing_async.webhooks.inbox import Inbox
 from tests.cli.conftest import Run
 from tests.cli.terminal import screen
 from tests.postgres.server import PASSWORD, PostgresServer
+from tests.storage.event_stores import delivery
 
 KEY = base64.b64encode(os.urandom(32)).decode()
 NOW = datetime.now(UTC)

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from signing_async import InvalidRequest, NewRecipient, SigningError, SigningPackage
-from signing_async.cli.manifest import Entry, FailureReport, Manifest
-from signing_async.cli.manifest.rows import MAX_LINE
+from signing_async import InvalidRequest, NewRecipient, SigningPackage
+from signing_async.cli.manifest import Entry, FailureReport, Manifest, check_manifest
 from tests.full_disk import full_disk
+from tests.pdfs import make_pdf
 
 HEADER = "key,name,language,documents,recipient1_email"
 Written = Callable[..., Path]
@@ -155,38 +155,57 @@ def test_each_unknown_duplicate_or_missing_column_is_reported(header: str, writt
 
 
 LINES = {
-    'k,Lease,EN,a.pdf,"a@example.com': "line 3: invalid CSV: unexpected end of data",
-    'k,Lease,EN,a.pdf,"a"b': "line 3: invalid CSV: ',' expected after '\"'",
-    "k,Lease,EN,a.pdf," + "x" * 140_000: "line 3: invalid CSV: field larger than field limit (131072)",
-    "k" * (MAX_LINE + 5): f"line 3: longer than {MAX_LINE} bytes",
-    "k,Lease,EN,a.pdf,a@example.com,,surplus": "line 3: cell 7, 'surplus', has no column",
+    'k,Lease,EN,a.pdf,"a@example.com': "line 4: invalid CSV: ',' expected after '\"'",
+    'k,Lease,EN,a.pdf,"a"b': "line 4: invalid CSV: ',' expected after '\"'",
+    "k,Lease,EN,a.pdf," + "x" * 140_000: "line 4: invalid CSV: field larger than field limit (131072)",
+    "k,Lease,EN,a.pdf,a@example.com,,surplus": "line 4: 'surplus' has no column",
+    "k,Lease,EN,a.pdf,a@example.com,surplus": "line 4: 'surplus' has no column",
 }
 
 
 @pytest.mark.parametrize("line", LINES, ids=range(len(LINES)))
-def test_invalid_line_is_reported_and_the_others_are_read(line: str, written: Written) -> None:
-    good = "k,Lease,EN,a.pdf,a@example.com,"
+def test_invalid_line_is_reported_with_its_number(line: str, written: Written) -> None:
+    good = 'k,"Lease",EN,"a.pdf\nb.pdf",a@example.com,'
     path = written(f"{HEADER},\n{good}\n{line}\n{good}\n")
-    assert problems(path) == [LINES[line]]
-    assert sum(entry.package is not None for entry in read(path)) >= (1 if "unexpected" in LINES[line] else 2)
+    is_csv = "invalid CSV" not in LINES[line]
+    assert problems(path) == [LINES[line] + ("" if is_csv else "; nothing after it was checked")]
+    assert sum(entry.package is not None for entry in read(path)) == 1 + is_csv
 
 
-def test_each_line_that_is_not_utf_8_is_reported(written: Written) -> None:
-    good = b"k,Lease,EN,a.pdf,a@example.com\n"
-    path = written(HEADER.encode() + b"\n" + good + good.replace(b"Lease", b"L\xe4ge") + good)
-    assert problems(path) == ["line 3: not UTF-8; save the manifest as UTF-8"]
-    lines = [b'{"name": "L\xe4ge"}', b'{"name": "x", "language": "EN"}', b"{" + b" " * MAX_LINE * 2 + b"}"]
-    assert problems(written(b"\n".join(lines), "x.jsonl")) == [
-        "line 1: not UTF-8; save the manifest as UTF-8",
-        f"line 3: longer than {MAX_LINE} bytes",
+@pytest.mark.parametrize(
+    ("content", "name", "line"),
+    [
+        (f"{HEADER}\nk,Lease,EN,a.pdf,a@example.com\nk,L\udce4ge,EN,a.pdf,a@example.com\n", "x.csv", 3),
+        ('{}\n{"name": "L\udce4ge"}', "x.jsonl", 2),
+        (r'{"name": "J\ud800"}', "x.jsonl", 1),
+        (r'{"recipients": [{"email": "a@example.com", "extra": {"\uDFFF": 1}}]}', "x.jsonl", 1),
+    ],
+)
+def test_line_that_is_not_utf_8_is_reported(content: str, name: str, line: int, written: Written) -> None:
+    path = written(content.encode("utf-8", "surrogateescape"), name)
+    assert problems(path) == [f"line {line}: not UTF-8; save the manifest as UTF-8"]
+    assert not problems(written(r'{"name": "\ud83d\ude00", "message": "\\ud800"}', "x.jsonl"))
+
+
+async def checked(path: Path) -> list[str]:
+    """Return all problems that the check of a manifest reports."""
+    with Manifest(path) as manifest, pytest.raises(InvalidRequest) as caught:
+        await check_manifest(manifest, 10_000_000, lambda: None)
+    return [problem.partition(", ")[2] for problem in caught.value.problems]
+
+
+async def test_problems_name_the_columns_of_the_csv_file(written: Written, tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(make_pdf())
+    header = f"{HEADER},recipient1_order,recipient3_email,recipient3_order,recipient3_first_name"
+    rows = ["k,Lease,ES,a.pdf,a@example.com,first,b@example.com,2", "l,,EN,,,,,,Anna", "m,Lease,EN,a.pdf,,,,"]
+    assert await checked(written("\n".join([header, *rows]))) == [
+        "line 2, language: must be EN or SV, got 'ES'",
+        "line 2, recipient1_order: must be an integer of at least 1, got 'first'",
+        "line 3, name: is empty",
+        "line 3, recipient3_email: is empty",
+        "line 3, documents: is empty",
+        "line 4, recipient1_email: is empty",
     ]
-
-
-def test_order_that_is_no_integer_is_reported_with_its_column(written: Written) -> None:
-    header = f"{HEADER},recipient1_order,recipient2_order,recipient2_email"
-    (entry,) = read(written(f"{header}\nk,Lease,EN,a.pdf,a@example.com,first,{'9' * 300},b@example.com"))
-    assert str(entry.problems[0]) == "line 2, recipient1_order: must be an integer, got 'first'"
-    assert len(str(entry.problems[1])) < 300
 
 
 OBJECTS = {
@@ -227,28 +246,7 @@ def test_json_that_is_not_one_object_per_line_is_one_problem(
         assert found == ["line 1: not one JSON object; a JSON manifest has one object per line"]
 
 
-def test_problems_of_the_package_are_reported_under_the_columns_of_the_manifest(written: Written) -> None:
-    """A recipient keeps the number of its columns, and a column is reported once."""
-    header = f"{HEADER},recipient3_email,recipient3_order,recipient3_extra_phone"
-    (entry,) = read(written(f"{header}\nk,Lease,EN,a.pdf,,b@example.com,x,1"))
-    found = entry.merge_problems(
-        [
-            "language: must be EN or SV, got 'DE'",
-            "recipients[0].email: must be an e-mail address, got 'b'",
-            "recipients[0].order: is missing, while other recipients have one",
-            "recipients[0].extra: cannot be sent",
-            "documents[0]: a.pdf: not a PDF",
-            "recipients: there is none, and at least one is needed",
-        ]
-    )
-    assert [str(problem) for problem in found] == [
-        "line 2, recipient3_order: must be an integer, got 'x'",
-        "line 2, language: must be EN or SV, got 'DE'",
-        "line 2, recipient3_email: must be an e-mail address, got 'b'",
-        "line 2, recipient3_extra: cannot be sent",
-        "line 2, documents: a.pdf: not a PDF",
-        "line 2, recipient1_email: there is none, and at least one is needed",
-    ]
+def test_column_with_a_problem_is_reported_once(written: Written) -> None:
     (entry,) = read(written('{"documents": [5], "recipients": 7}', "x.jsonl"))
     found = entry.merge_problems(
         ["documents[0]: document.pdf: it is empty", "recipients: there is none", "name: must be a text"]
@@ -287,15 +285,6 @@ def test_manifest_or_report_that_cannot_be_opened_for_now_is_a_transient_error(
     assert (of_manifest.value.transient, of_report.value.transient) == (transient, transient)
 
 
-def test_manifest_that_changed_while_it_was_read_is_an_error(written: Written) -> None:
-    path = written(HEADER)
-    with Manifest(path) as manifest:
-        with path.open("a") as file:
-            file.write("\nk,Lease,EN,a.pdf,a@example.com\n")
-        with pytest.raises(SigningError, match=r"leases\.csv: changed while it was read"):
-            manifest.check_unchanged()
-
-
 # Reports of failures
 
 CSV = f"{HEADER}\nk1,Lease 1,EN,a.pdf; /b.pdf,a@example.com\n,Lease 2,EN,b.pdf,b@example.com\n"
@@ -320,8 +309,7 @@ def test_report_of_failures_is_a_manifest_of_the_same_packages(
         report = FailureReport(target, manifest)
         for number, entry in enumerate(entries, 1):
             report.add(entry.row, f"k{number}", 'HTTP 500:\nnot today; "perhaps" tomorrow')
-        assert report.finish()
-        report.discard()
+        assert report.write()
     again = read(target)
     assert [entry.problems for entry in again] == [()] * len(entries)
     for number, (old, new) in enumerate(zip(entries, again, strict=True), 1):
@@ -340,35 +328,9 @@ def test_report_of_a_report_has_the_same_columns_and_replaces_it(written: Writte
             report = FailureReport(path, manifest)
             for entry in manifest.entries():
                 report.add(entry.row, f"k{entry.line}", "no")
-            assert report.finish()
+            assert report.write()
         header = path.read_text("utf-8-sig").splitlines()[0]
         assert header == "name,language,documents,recipient1_email,key,error"
-
-
-def test_old_report_is_removed_when_nothing_failed(written: Written, tmp_path: Path) -> None:
-    (tmp_path / "failed.csv").write_text("old")
-    with Manifest(written(CSV)) as manifest:
-        report = FailureReport(tmp_path / "failed.csv", manifest)
-        assert not report.finish()
-        report.discard()
-    assert not (tmp_path / "failed.csv").exists()
-
-
-def test_discarded_report_leaves_the_old_one(written: Written, tmp_path: Path) -> None:
-    (tmp_path / "failed.csv").write_text("old")
-    with Manifest(written(CSV)) as manifest:
-        report = FailureReport(tmp_path / "failed.csv", manifest)
-        report.add(next(manifest.entries()).row, "k", "no")
-        report.discard()
-    assert (tmp_path / "failed.csv").read_text() == "old"
-    assert len(list(tmp_path.iterdir())) == 2
-
-
-def test_report_that_cannot_be_written_is_an_error_at_the_check(written: Written, tmp_path: Path) -> None:
-    with Manifest(written(CSV)) as manifest:
-        report = FailureReport(tmp_path / "none" / "failed.csv", manifest)
-        with pytest.raises(InvalidRequest, match=r"--failures: '.*/none/failed\.csv' cannot be written: No such file"):
-            report.check()
 
 
 def test_report_on_a_full_disk_is_an_error_at_its_end_and_leaves_the_older_report(
@@ -381,40 +343,20 @@ def test_report_on_a_full_disk_is_an_error_at_its_end_and_leaves_the_older_repor
         with full_disk():
             report.add(next(manifest.entries()).row, "k", "no")
             with pytest.raises(OSError, match="File too large"):
-                report.finish()
-            report.discard()
-    assert path.read_text() == before
+                report.write()
+        assert path.read_text() == before
     assert sorted(one.name for one in tmp_path.iterdir()) == ["failed.csv", "leases.csv"]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        r'{"name": "J\ud800"}',
-        r'{"recipients": [{"email": "a@example.com", "extra": {"\uDFFF": 1}}]}',
-        r'{"documents": [{"path": "a.pdf", "filename": "\udc00\ud800"}]}',
-    ],
-)
-def test_lone_surrogate_in_json_is_reported(text: str, written: Written) -> None:
-    whole = r'{"name": "\ud83d\ude00", "documents": "\\ud800"}'
-    found = problems(written(f"{text}\n{whole}", "x.jsonl"))
-    assert found[0] == "line 1: lone surrogate (\\ud800 to \\udfff), which can't be encoded as UTF-8"
-    assert [one.partition(":")[0] for one in found[1:]] == ["line 2, documents"]
+def test_line_ends_of_classic_mac_os_are_read(written: Written) -> None:
+    (entry,) = read(written(f"{HEADER}\rk,Lease,EN,a.pdf,anna@example.com\r"))
+    assert (entry.line, entry.problems, entry.row["name"]) == (2, (), "Lease")
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (
-            HEADER + "\rk,Lease,EN,a.pdf,anna@example.com\r",
-            "invalid CSV: the file has the line endings of classic Mac OS; save it as 'CSV UTF-8'",
-        ),
-        (HEADER + "x" * 200_000, "invalid CSV: field larger than field limit (131072)"),
-        (f"sep=;\n{HEADER}{'x' * 200_000}", "invalid CSV: field larger than field limit (131072)"),
-    ],
-)
-def test_header_that_is_no_csv_is_reported(content: str, words: str, written: Written) -> None:
-    assert problems(written(content)) == [f"line {content.count(chr(10)) + 1}: {words}"]
+@pytest.mark.parametrize("start", ["", "sep=;\n"])
+def test_header_that_is_no_csv_is_reported(start: str, written: Written) -> None:
+    (found,) = problems(written(f"{start}{HEADER}{'x' * 200_000}"))
+    assert found.startswith(f"line {1 + bool(start)}: invalid CSV: field larger than field limit (131072)")
 
 
 @pytest.mark.parametrize("sign", ['"', "", "#"])

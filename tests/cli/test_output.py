@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from signing_async import Token, cli
+from signing_async import Token
+from signing_async.cli import app as cli
 from signing_async.cli.output import Output, ago, iso
 from tests.cli.conftest import Run
 from tests.cli.service import Service, listening

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import signal
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from signing_async.cli import running
+from signing_async.cli.command_base import State
 from tests.cli.conftest import Run
 from tests.cli.service import Service, listening
 from tests.cli.terminal import Terminal
@@ -28,6 +30,19 @@ def test_commands_run_on_uvloop_if_it_is_installed(monkeypatch: pytest.MonkeyPat
     assert running.run(loop()).startswith("uvloop")
     monkeypatch.setitem(sys.modules, "uvloop", None)
     assert running.run(loop()).startswith("asyncio")
+
+
+def test_ctrl_c_before_a_coroutine_starts_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(main: object) -> None:
+        raise KeyboardInterrupt
+
+    async def never() -> None: ...
+
+    monkeypatch.setattr(running, "run", interrupted)
+    coroutine = never()
+    with pytest.raises(KeyboardInterrupt):
+        State().run(coroutine)
+    assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
 
 
 def test_ctrl_c_exits_with_130_and_restores_the_cursor(service: Service) -> None:

@@ -37,12 +37,13 @@ def test_list_filters_by_state_name_and_time_of_update(run: Run, service: Servic
         return {line["id"] for line in run("list", "--json", *filters).lines}
 
     assert listed() == {old, new, other}
-    assert listed("--name", "LeAsE") == {old, new}
+    assert listed("--name", "*LeAsE*") == {old, new}
+    assert listed("--name", "new lease") == {new}
     assert listed("--state", "sent") == {old}
     assert listed("--state", "sent", "--state", "draft") == {old, new, other}
     between = (datetime.now(UTC) + timedelta(days=5)).isoformat()
     assert listed("--updated-since", between) == {new, other}
-    assert listed("--updated-before", between, "--name", "lease") == {old}
+    assert listed("--updated-before", between, "--name", "*lease") == {old}
     assert listed("--updated-since", "2w", "--updated-before", "1min") == set()
 
 
@@ -70,7 +71,7 @@ def test_list_continues_from_its_cursor_within_a_page_without_gaps_or_repeats(ru
         stops += 1
     assert (sorted(seen), stops) == (sorted(everyone), 3)
     assert run("list", "--limit", "2").err == "There may be more. Continue with: --cursor 2\n"
-    assert len(run("list", "--cursor", "2.", "--all", "--json").lines) == 5  # as earlier versions printed it
+    assert len(run("list", "--cursor", "2", "--all", "--json").lines) == 5
     assert len(run("list", "--all", "--json").lines) == 7
 
 

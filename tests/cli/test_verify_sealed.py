@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from signing_async import cli
 from signing_async._verify import process
+from signing_async.cli import app as cli
 from tests import pdfs
+from tests.cli.terminal import screen
 from tests.sealed.cases import edited, fill_form
 from tests.sealed.pdfs import cms, sandbox_authority, sealed_by_sandbox, signed_pdf
 
@@ -114,6 +115,23 @@ def test_file_over_max_sealed_bytes_is_refused(
     monkeypatch.setenv("SIGNING_ASSUMPTIONS", "tenant.toml")
     assert cli.run(["verify-sealed", "changed.pdf"]) == 2
     assert "Error: 'changed.pdf' is larger than 100 bytes (max_sealed_bytes)\n" in capsys.readouterr().err
+
+
+def test_files_are_separated_by_an_empty_line_and_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.run(["verify-sealed", "lease-signed.pdf"])
+    (one, _) = capsys.readouterr()
+    cli.run(["verify-sealed", "none.pdf", "lease-signed.pdf", "letter.txt", "lease-signed.pdf", "unsigned.pdf"])
+    unsigned = "unsigned.pdf: NOT SOUND\n  problem: it is not signed\n"
+    assert capsys.readouterr().out == f"{one}\n{one}\n{unsigned}\n2 of 5 sound\n"
+
+
+def test_verdicts_are_coloured_on_a_terminal(folder: Path) -> None:
+    files = [str(folder / name) for name in ("lease-signed.pdf", "unsigned.pdf")]
+    raw = screen("verify-sealed", *files).raw.decode()
+    assert f"\x1b[32m\x1b[1m{files[0]}: sound\x1b[0m" in raw
+    assert f"\x1b[31m\x1b[1m{files[1]}: NOT SOUND\x1b[0m" in raw
+    assert "\x1b[31m1 of 2 sound\x1b[0m" in raw
+    assert "\x1b[33m\x1b[1m" in screen("verify-sealed", files[0], "--trust", "system").raw.decode()
 
 
 def test_details_of_unverifiable_signatures_are_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

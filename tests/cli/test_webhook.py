@@ -58,13 +58,19 @@ def test_verify_removes_escape_sequences_from_the_event_type() -> None:
 def test_verify_exits_with_1_and_the_reason_for_an_invalid_signature(saved: str) -> None:
     done = run("verify", saved, "--signature", hex_of(BODY, "another"))
     assert (done.exit_code, done.output) == (1, "not valid: no secret matches the signature\n")
-    done = run("verify", saved, "--json")
+    done = run("verify", saved, "--header", "x-signature: ", "--json")
     assert done.exit_code == 1
     assert json.loads(done.output) == {
         "valid": False,
         "reason": "missing",
         "message": "X-Signature is missing or empty",
     }
+
+
+def test_verify_without_a_signature_names_the_options(saved: str) -> None:
+    done = run("verify", saved)
+    assert done.exit_code == 2
+    assert "Error: no signature: use --signature VALUE, or --header 'X-Signature: VALUE'\n" in done.output
 
 
 def test_verify_exits_with_0_for_a_valid_signature_over_a_body_that_is_not_an_event() -> None:
@@ -138,7 +144,8 @@ def test_wrong_usage_exits_with_2_and_one_sentence_without_the_secret(
 ) -> None:
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")
-    done = run(*(part.format(saved=saved, binary=binary) for part in arguments), secret=secret, stdin="")
+    signature = ["--signature", "x"] if arguments[0] == "verify" else []
+    done = run(*(part.format(saved=saved, binary=binary) for part in arguments), *signature, secret=secret, stdin="")
     assert done.exit_code == 2, done.output
     assert message in done.output.replace("\n", " ")
     assert "Traceback" not in done.output
@@ -264,7 +271,9 @@ def test_closed_pipe_exits_with_141(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", SECRET)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     process = subprocess.Popen(
-        [*COMMAND, "webhook", "verify", str(tmp_path / "delivery.json")], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [*COMMAND, "webhook", "verify", str(tmp_path / "delivery.json"), "--signature", "x"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     assert process.stdout is not None
     process.stdout.close()

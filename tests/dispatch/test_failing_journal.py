@@ -54,6 +54,34 @@ async def test_journal_failure_at_any_step_stops_the_call_before_an_unjournaled_
             sent_well(sandbox, parcel, spare=1)
 
 
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+async def test_nothing_more_is_sent_once_the_file_of_the_journal_is_gone(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, change: str
+) -> None:
+    """The next run would know nothing of it."""
+    path, parcels = tmp_path / "the.journal", [make_parcel(number, tmp_path) for number in range(8)]
+    results: list[DispatchResult] = []
+
+    async with SqliteJournal(tmp_path / "other.journal") as other:
+        await other.claim("another")
+
+    async def run() -> None:
+        async for result in client.dispatch_many([parcel.package for parcel in parcels], path, concurrency=1):
+            results.append(result)
+            if len(results) == 2:
+                if change == "removed":
+                    path.unlink()
+                else:
+                    (tmp_path / "other.journal").replace(path)
+
+    with pytest.raises(JournalError, match=rf"the\.journal was {change}.* while it was open: restore it") as caught:
+        await run()
+    assert not caught.value.transient
+    sent = sum(not signing.is_draft for signing in sandbox.signings)
+    assert len(results) == 2 <= sent <= 3  # the next package may have been about to be sent
+    sent_well(sandbox, *parcels[:2])
+
+
 async def test_journal_failure_stops_the_run(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
     parcels = [make_parcel(number, tmp_path) for number in range(40)]
     packages = [parcel.package for parcel in parcels]

@@ -16,24 +16,12 @@ from typing import Any
 
 import pytest
 
-import signing_async._group_commit
-import signing_async._owner_lock
+import signing_async.storage.claims
+import signing_async.storage.sqlite
 from signing_async import InvalidRequest, SqliteJournal
-from signing_async._group_commit import GroupCommit
 from signing_async.dispatch.journal import Claim, ClaimLost
+from signing_async.storage.sqlite import SqliteEngine
 from tests.dispatch.holders import holder, taken
-
-
-async def test_claim_returns_the_last_text_and_a_larger_fencing_token(path: Path) -> None:
-    async with SqliteJournal(path) as journal:
-        claim = await taken(journal)
-        assert claim == Claim("lease", None, 1)
-        await journal.write(claim, "one")
-        await journal.write(claim, "two ❤")
-        await journal.release(claim)
-    async with SqliteJournal(path) as journal:
-        assert await journal.claim("lease") == Claim("lease", "two ❤", 2)
-        assert await journal.claim("other") == Claim("other", None, 1)
 
 
 async def test_key_of_more_than_1000_bytes_is_refused(path: Path) -> None:
@@ -68,13 +56,13 @@ async def test_write_is_durable_wal_full_synchronous_and_a_synced_folder(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    monkeypatch.setattr(signing_async._group_commit, "sync_folder", synced.append)
+    monkeypatch.setattr(signing_async.storage.sqlite, "sync_folder", synced.append)
     async with SqliteJournal(path) as journal:
         await taken(journal)
         assert synced == [path.parent]
-        assert journal._commits._database.connection is not None
+        assert journal._engine._database.connection is not None
         settings = [
-            journal._commits._database.connection.execute(f"PRAGMA {name}").fetchone()[0]
+            journal._engine._database.connection.execute(f"PRAGMA {name}").fetchone()[0]
             for name in ("journal_mode", "synchronous")
         ]
         assert settings == ["wal", 2]
@@ -95,17 +83,8 @@ async def test_timeout_is_ten_seconds_by_default(path: Path) -> None:
     for seconds, named in ((0.25, {"timeout": 0.25}), (10, {})):
         async with SqliteJournal(path, **named) as journal:
             await taken(journal)
-            assert journal._commits._database.connection is not None
-            assert journal._commits._database.connection.execute("PRAGMA busy_timeout").fetchone() == (seconds * 1000,)
-
-
-async def test_claimed_package_cannot_be_claimed_by_the_same_or_another_journal_object(path: Path) -> None:
-    async with SqliteJournal(path) as one, SqliteJournal(path) as other:
-        claim = await taken(one)
-        assert await one.claim("lease") is None
-        assert await other.claim("lease") is None
-        await one.release(claim)
-        assert await other.claim("lease") == Claim("lease", None, 2)
+            assert journal._engine._database.connection is not None
+            assert journal._engine._database.connection.execute("PRAGMA busy_timeout").fetchone() == (seconds * 1000,)
 
 
 async def test_write_and_release_after_a_release_or_another_claim_raise_claim_lost(path: Path) -> None:
@@ -134,7 +113,7 @@ async def test_claim_of_a_killed_process_is_free_at_once_with_its_text(path: Pat
 async def test_dead_owner_checked_by_two_journals_is_taken_for_dead_by_both(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    try_lock, checked = signing_async._owner_lock.try_lock, threading.Event()
+    try_lock, checked = signing_async.storage.claims.try_lock, threading.Event()
 
     def slow(handle: int) -> bool:
         is_locked = try_lock(handle)
@@ -147,7 +126,7 @@ async def test_dead_owner_checked_by_two_journals_is_taken_for_dead_by_both(
         with holder(path) as process:
             await taken(other, "another")
         process.wait()
-        monkeypatch.setattr(signing_async._owner_lock, "try_lock", slow)
+        monkeypatch.setattr(signing_async.storage.claims, "try_lock", slow)
         checking = asyncio.create_task(one.claim("more"))
         await asyncio.to_thread(checked.wait)
         assert await other.claim("lease") == Claim("lease", "begun", 2)
@@ -161,13 +140,13 @@ async def test_lock_file_removed_by_another_process_meanwhile_is_no_error(
         pass
     process.wait()
     (lock,) = path.parent.glob("*.lock")
-    try_lock = signing_async._owner_lock.try_lock
+    try_lock = signing_async.storage.claims.try_lock
 
     def removed_first(handle: int) -> bool:
         lock.unlink(missing_ok=True)
         return try_lock(handle)
 
-    monkeypatch.setattr(signing_async._owner_lock, "try_lock", removed_first)
+    monkeypatch.setattr(signing_async.storage.claims, "try_lock", removed_first)
     async with SqliteJournal(path) as journal:
         assert await journal.claim("lease") == Claim("lease", "begun", 2)
 
@@ -188,17 +167,6 @@ async def test_paused_process_keeps_its_claim(path: Path) -> None:
         async with SqliteJournal(path) as journal:
             assert await journal.claim("lease") is None
         process.send_signal(signal.SIGCONT)
-
-
-async def test_removed_lock_file_frees_the_claim_and_the_former_owners_writes_are_refused(path: Path) -> None:
-    async with SqliteJournal(path) as one, SqliteJournal(path) as other:
-        claim = await taken(one)
-        for lock in path.parent.glob("*.lock"):
-            lock.unlink()
-        newer = await taken(other)
-        with pytest.raises(ClaimLost):
-            await one.write(claim, "late")
-        await other.write(newer, "well")
 
 
 async def test_closed_journal_is_one_file_and_lock_files_of_dead_processes_are_removed(path: Path) -> None:
@@ -228,34 +196,11 @@ async def test_lock_file_removed_before_it_was_locked_is_created_again(
         names.append(token(size))
         return names[-1]
 
-    monkeypatch.setattr(signing_async._owner_lock, "try_lock", locked)
+    monkeypatch.setattr(signing_async.storage.claims, "try_lock", locked)
     monkeypatch.setattr(secrets, "token_hex", token_hex)
     async with SqliteJournal(path) as journal:
         await taken(journal)
         assert [lock.name for lock in path.parent.glob("*.lock")] == [f"the.journal.{names[1]}.lock"]
-
-
-async def test_cancelled_claim_is_released(path: Path) -> None:
-    async with SqliteJournal(path) as journal:
-        for delay in (0.0, 0.001, 0.01):
-            claiming = asyncio.create_task(journal.claim("lease"))
-            await asyncio.sleep(delay)
-            if claiming.cancel():
-                with pytest.raises(asyncio.CancelledError):
-                    await claiming
-            else:
-                await journal.release(await taken_of(claiming))
-            async with asyncio.timeout(10):
-                while (claim := await journal.claim("lease")) is None:
-                    await asyncio.sleep(0.001)
-            await journal.release(claim)
-
-
-async def taken_of(claiming: asyncio.Task[Claim | None]) -> Claim:
-    """The claim that a task got."""
-    claim = await claiming
-    assert claim is not None
-    return claim
 
 
 async def test_lock_file_that_cannot_be_removed_does_not_fail_the_close(tmp_path: Path) -> None:
@@ -275,7 +220,7 @@ async def test_lock_file_that_cannot_be_removed_does_not_fail_the_close(tmp_path
 async def test_claim_cancelled_during_the_close_is_free(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with SqliteJournal(path) as journal:
         await taken(journal, "first")
-        with journal._commits._database.lock:
+        with journal._engine._database.lock:
             claiming = asyncio.create_task(journal.claim("lease"))
             await asyncio.sleep(0.01)
             claiming.cancel()
@@ -295,11 +240,11 @@ async def test_claim_cancelled_as_it_succeeds_is_released(path: Path) -> None:
         await asyncio.sleep(0)
 
         def deliver(steps: list[Any]) -> None:
-            GroupCommit._deliver(journal._commits, steps)
+            SqliteEngine._deliver(journal._engine, steps)
             claiming.cancel()
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(journal._commits, "_deliver", deliver)
+            patch.setattr(journal._engine, "_deliver", deliver)
             with pytest.raises(asyncio.CancelledError):
                 await claiming
         async with asyncio.timeout(10):
@@ -313,10 +258,10 @@ async def test_claim_cancelled_as_it_fails_raises_cancelled_error(path: Path, mo
         await asyncio.sleep(0)
 
         def deliver(steps: list[Any]) -> None:
-            GroupCommit._deliver(journal._commits, steps)
+            SqliteEngine._deliver(journal._engine, steps)
             claiming.cancel()
 
-        monkeypatch.setattr(journal._commits, "_deliver", deliver)
+        monkeypatch.setattr(journal._engine, "_deliver", deliver)
         with pytest.raises(asyncio.CancelledError):
             await claiming
 
@@ -325,7 +270,7 @@ def test_claim_of_a_closed_event_loop_is_released(path: Path) -> None:
     journal = SqliteJournal(path)
 
     async def ask() -> None:
-        journal._commits._database.lock.acquire()
+        journal._engine._database.lock.acquire()
         claiming = asyncio.create_task(journal.claim("lease"))
         await asyncio.sleep(0.01)
         claiming.cancel()
@@ -338,7 +283,7 @@ def test_claim_of_a_closed_event_loop_is_released(path: Path) -> None:
         return claim
 
     asyncio.run(ask())
-    journal._commits._database.lock.release()
+    journal._engine._database.lock.release()
     claim = asyncio.run(ask_again())
     assert claim is not None
     assert claim.fence == 2
@@ -347,7 +292,7 @@ def test_claim_of_a_closed_event_loop_is_released(path: Path) -> None:
 async def test_cancelled_claim_of_a_claimed_package_releases_nothing(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
-        with journal._commits._database.lock:
+        with journal._engine._database.lock:
             claiming = asyncio.create_task(journal.claim("lease"))
             await asyncio.sleep(0.01)
             claiming.cancel()
@@ -359,7 +304,7 @@ async def test_cancelled_claim_of_a_claimed_package_releases_nothing(path: Path)
 async def test_cancelled_write_is_made_before_later_operations(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
-        with journal._commits._database.lock:
+        with journal._engine._database.lock:
             writing = asyncio.create_task(journal.write(claim, "one"))
             await asyncio.sleep(0.01)
             writing.cancel()
@@ -372,7 +317,7 @@ async def test_cancelled_write_is_made_before_later_operations(path: Path) -> No
 async def test_close_finishes_what_was_requested(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
-        with journal._commits._database.lock:
+        with journal._engine._database.lock:
             writes = [asyncio.create_task(journal.write(claim, "one"))]
             await asyncio.sleep(0.05)
             writes.append(asyncio.create_task(journal.write(claim, "two")))
@@ -388,7 +333,7 @@ async def test_close_finishes_what_was_requested(path: Path) -> None:
 async def test_cancelled_close_still_closes(path: Path) -> None:
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
-        with journal._commits._database.lock:
+        with journal._engine._database.lock:
             writing = asyncio.create_task(journal.write(claim, "one"))
             await asyncio.sleep(0.01)
             closing = asyncio.create_task(journal.aclose())
@@ -403,16 +348,16 @@ async def test_cancelled_close_still_closes(path: Path) -> None:
 
 async def test_concurrent_writes_share_a_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    commit = GroupCommit._commit
+    commit = SqliteEngine._commit
 
-    def counted(self: GroupCommit, steps: list[Any]) -> None:
+    def counted(self: SqliteEngine, steps: list[Any]) -> None:
         sizes.append(len(steps))
         commit(self, steps)
 
     async with SqliteJournal(path) as journal:
         claims = [await taken(journal, f"{number}") for number in range(64)]
-        monkeypatch.setattr(GroupCommit, "_commit", counted)
-        with journal._commits._database.lock:
+        monkeypatch.setattr(SqliteEngine, "_commit", counted)
+        with journal._engine._database.lock:
             first = asyncio.create_task(journal.write(claims[0], "first"))
             while not sizes:
                 await asyncio.sleep(0.001)

@@ -15,10 +15,29 @@ from typing import Any
 
 import pytest
 
-import signing_async._group_commit
+import signing_async.storage.sqlite
 from signing_async import ConfigurationError, InvalidRequest, JournalError, SqliteJournal
-from signing_async.dispatch.journal import _FORMAT, Claim
+from signing_async.dispatch.journal import Claim
+from signing_async.storage.claims import OwnerLock
+from signing_async.storage.journal import _FORMAT
 from tests.dispatch.holders import taken
+
+
+async def test_file_that_is_removed_before_its_first_commit_is_noticed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise "no file" would count as the file that was opened."""
+    acquire = OwnerLock.acquire
+
+    def acquire_and_remove(self: OwnerLock) -> None:
+        acquire(self)
+        path.unlink(missing_ok=True)
+
+    monkeypatch.setattr(OwnerLock, "acquire", acquire_and_remove)
+    async with SqliteJournal(path) as journal:
+        for _ in range(2):
+            with pytest.raises(JournalError, match="was removed while it was open"):
+                await journal.claim("one")
 
 
 async def test_event_loop_is_not_blocked_while_the_file_is_locked(path: Path) -> None:
@@ -116,7 +135,7 @@ async def test_file_created_by_another_run_during_the_opening_is_used(
                 # Where this one has the file, the other one has to wait, here in vain.
                 impatient = connect(made, timeout=0.0, isolation_level=None)
                 with contextlib.suppress(sqlite3.OperationalError), contextlib.closing(impatient) as other:
-                    signing_async._group_commit._prepare(other, made, _FORMAT)
+                    signing_async.storage.sqlite._prepare(other, made, _FORMAT, OwnerLock(made, "SqliteJournal"))
             return super().execute(*arguments)
 
     monkeypatch.setattr(sqlite3, "connect", partial(connect, factory=Overtaken))
@@ -211,10 +230,10 @@ async def test_refused_operation_fails_alone_in_its_commit(path: Path) -> None:
                 "CREATE TRIGGER strict BEFORE UPDATE ON packages WHEN new.state = 'bad'"
                 " BEGIN SELECT RAISE(ABORT, 'it is bad'); END"
             )
-            with journal._commits._database.lock:
+            with journal._engine._database.lock:
                 first = asyncio.create_task(journal.write(claims[0], "one"))
                 await asyncio.sleep(0)
-                while journal._commits._waiting:
+                while journal._engine._waiting:
                     await asyncio.sleep(0.001)
                 texts = {1: "two", 2: "bad"}
                 rest = [asyncio.create_task(journal.write(claims[at], text)) for at, text in texts.items()]
@@ -286,6 +305,25 @@ async def test_home_of_an_unknown_user_is_taken_literally(tmp_path: Path, monkey
 def test_invalid_path_is_refused_by_the_constructor(path: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^journal: must be a path"):
         SqliteJournal(path)
+
+
+def test_sqlite_without_returning_is_refused_by_the_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    with pytest.raises(ConfigurationError, match=r"^SqliteJournal needs SQLite 3\.35 \(RETURNING\), found "):
+        SqliteJournal("journal")
+
+
+async def test_claim_whose_owner_cannot_be_checked_is_held(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with SqliteJournal(path) as one, SqliteJournal(path) as other:
+        await taken(one)
+        await taken(other, "another")
+
+        def fail(self: OwnerLock, owner: str) -> bool:
+            raise OSError(24, "Too many open files")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OwnerLock, "is_alive", fail)
+            assert await other.claim("lease") is None
 
 
 @pytest.mark.parametrize("timeout", [0, -1, True, "5", float("nan"), 3600.5])

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-import signing_async._group_commit
-import signing_async._owner_lock
+import signing_async.storage.claims
+import signing_async.storage.sqlite
 from signing_async import JournalError, SqliteJournal
 from signing_async.dispatch.journal import Claim
 from tests.dispatch.holders import taken
@@ -113,9 +113,9 @@ async def test_claims_of_a_dead_parent_are_free_while_its_child_lives(path: Path
 async def test_forked_child_holds_no_lock_and_closes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = SqliteJournal(path)
     await taken(journal)
-    signing_async._owner_lock._after_fork_in_child()
-    signing_async._owner_lock._after_fork_in_child()
-    assert not journal._commits.lock.is_held
+    signing_async.storage.claims._after_fork_in_child()
+    signing_async.storage.claims._after_fork_in_child()
+    assert not journal._engine.lock.is_held
     async with SqliteJournal(path) as other:
         assert await other.claim("lease") is not None
     with monkeypatch.context() as patch:
@@ -126,7 +126,7 @@ async def test_forked_child_holds_no_lock_and_closes_nothing(path: Path, monkeyp
             await journal.claim("other")
         assert not caught.value.transient
         await journal.aclose()
-        assert journal._commits._closing is None
+        assert journal._engine._closing is None
     await journal.aclose()
 
 
@@ -164,13 +164,13 @@ def test_journal_can_be_used_by_two_event_loops_at_once(path: Path) -> None:
             claims[key] = await taken(journal, key)
 
     threads = [threading.Thread(target=lambda key=key: asyncio.run(claim(key))) for key in "abc"]
-    with journal._commits._database.lock:
+    with journal._engine._database.lock:
         threads[0].start()
-        while journal._commits._waiting or not journal._commits._writing:
+        while journal._engine._waiting or not journal._engine._writing:
             time.sleep(0.001)
         for thread in threads[1:]:
             thread.start()
-        while len(journal._commits._waiting) < 2:
+        while len(journal._engine._waiting) < 2:
             time.sleep(0.001)
     for thread in threads:
         thread.join()
@@ -181,7 +181,7 @@ def test_journal_can_be_used_by_two_event_loops_at_once(path: Path) -> None:
 async def test_unclosed_journal_warns_when_collected_and_frees_its_claims(path: Path) -> None:
     journal = SqliteJournal(path)
     await taken(journal)
-    connection = journal._commits._database.connection
+    connection = journal._engine._database.connection
     assert connection is not None
     await asyncio.sleep(0.05)  # the writer's thread holds it for a moment longer
     with pytest.warns(ResourceWarning, match=r"SqliteJournal\(.*the\.journal'\) was not closed"):

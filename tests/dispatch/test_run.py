@@ -35,7 +35,6 @@ from tests.dispatch.kill import run
 from tests.dispatch.observing import (
     all_of,
     concurrent_uploads,
-    key_of,
     parcel_of,
     sent_well,
 )
@@ -109,6 +108,7 @@ async def test_second_run_makes_no_request_and_returns_the_same_signings(
     before = len(sandbox.requests)
     second = await all_of(client.dispatch_many(packages, tmp_path / "journal"))
     assert len(sandbox.requests) == before
+    assert [{result.sent_earlier for result in results} for results in (first, second)] == [{False}, {True}]
     assert {result.signing.id for result in first if result.signing} == {
         result.signing.id for result in second if result.signing
     }
@@ -429,16 +429,15 @@ async def test_token_is_redacted_from_journal_and_log(
     assert b"no such thing" in (tmp_path / "journal").read_bytes()
 
 
-async def test_sent_package_is_logged_with_its_key_and_signing(
+async def test_sent_package_is_logged_with_its_key_or_name_and_its_signing(
     sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
     signing = await client.dispatch(parcel_of(key="the lease of flat 7").package)
     other = await client.dispatch(parcel_of().package)
-    key = await key_of(parcel_of().package)
     assert [record.message for record in caplog.records if record.name == "signing_async"] == [
         f"package 'the lease of flat 7' was sent as signing {signing.id}",
-        f"package {key[:12]!r} was sent as signing {other.id}",
+        f"package {parcel_of().package.name!r} was sent as signing {other.id}",
     ]
 
 
@@ -465,23 +464,23 @@ async def test_finished_packages_are_not_kept_in_memory(
 # Kills
 
 
-async def test_packages_are_sent_once_though_the_process_is_killed_twenty_times() -> None:
-    outcome = await run(packages=100, kills=20, seed=1)
-    assert outcome.kills == 20
+async def test_packages_are_sent_once_though_the_process_is_killed_ten_times() -> None:
+    outcome = await run(packages=50, kills=10, seed=1)
+    assert outcome.kills == 10
     assert outcome.failures == []
     assert outcome.verdict.wrong == []
-    assert outcome.verdict.sent == 100
-    assert outcome.faults > 50
+    assert outcome.verdict.sent == 50
+    assert outcome.faults > 20
     # Of those under way at a kill, and after an answer that was lost.
-    assert outcome.verdict.spare <= 8 * 20 + outcome.faults
+    assert outcome.verdict.spare <= 8 * 10 + outcome.faults
 
 
 async def test_two_killed_processes_on_one_journal_send_each_package_once() -> None:
-    outcome = await run(packages=60, kills=8, seed=2, workers=2)
-    assert outcome.kills == 8
+    outcome = await run(packages=40, kills=4, seed=2, workers=2)
+    assert outcome.kills == 4
     assert outcome.failures == []
     assert outcome.verdict.wrong == []
-    assert outcome.verdict.sent == 60
+    assert outcome.verdict.sent == 40
 
 
 def test_judge_detects_repeated_changed_and_missing_packages(tmp_path: Path) -> None:

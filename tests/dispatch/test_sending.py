@@ -29,11 +29,12 @@ from signing_async import (
     TransportError,
     Unauthorized,
 )
+from signing_async._api import Api
+from signing_async.dispatch import send as sending_module
 from signing_async.recipients import Recipients
 from signing_async.sandbox import Sandbox
-from signing_async.signings import Signings
 from tests.dispatch.altering import Lagging, Proxy, replacing, running_proxy
-from tests.dispatch.observing import abandoned, count, key_of, parcel_of, sent_well, state_of
+from tests.dispatch.observing import abandoned, count, parcel_of, sent_well, state_of
 from tests.dispatch.parcels import Parcel
 from tests.pdfs import make_pdf
 
@@ -89,15 +90,16 @@ async def test_unknown_sending_that_had_no_effect_is_sent_again_with_the_same_dr
     words = r"the outcome is unknown: the service could not be read: HTTP 503"
     with pytest.raises(OutcomeUnknown, match=words) as caught:
         await client.dispatch(parcel.package, path)
-    draft, key = sandbox.signings[0].id, await key_of(parcel.package)
+    draft = sandbox.signings[0].id
     assert caught.value.transient
-    assert caught.value.__notes__ == [f"package {key[:12]!r}: its signing is {draft}; status 'sending'"]
+    assert caught.value.__notes__ == [f"package {parcel.package.name!r}: its signing is {draft}; status 'sending'"]
     (result,) = [result async for result in client.dispatch_many([parcel.package], path)]
     assert isinstance(result.error, OutcomeUnknown)
     assert result.signing is not None
-    assert (result.signing.id, result.signing.is_draft) == (draft, None)
+    assert (result.signing.id, result.signing.is_draft, result.sent_earlier) == (draft, None, False)
     reading.remove()
-    await client.dispatch(parcel.package, path)
+    (result,) = [result async for result in client.dispatch_many([parcel.package], path)]
+    assert (result.error, result.sent_earlier) == (None, False)
     sent_well(sandbox, parcel)
 
 
@@ -153,7 +155,7 @@ async def test_unknown_sending_that_took_effect_is_not_repeated(
     await client.signings.send(sandbox.signings[0].id)
     sends, told = count(sandbox)["signings.send"], list[Progress]()
     (result,) = [one async for one in client.dispatch_many([parcel.package], path, on_progress=told.append)]
-    assert result.error is None
+    assert (result.error, result.sent_earlier) == (None, True)
     assert count(sandbox)["signings.send"] == sends
     assert told[-1].files_done == told[-1].files_total == 2
     sent_well(sandbox, parcel)
@@ -504,19 +506,19 @@ async def test_recipient_of_an_earlier_run_is_not_taken_for_an_equal_one_of_this
 async def test_draft_is_not_sent_while_a_lost_request_may_still_add_to_it(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str, kind: str, spare: int
 ) -> None:
-    send, parcel = Signings.send_own, parcel_of(1, 1)
+    send, parcel = sending_module.send_own, parcel_of(1, 1)
     sandbox.faults.add(step, kind)
 
-    async def late(self: Signings, signing_id: str) -> Signing | None:
+    async def late(api: Api, signing_id: str) -> Signing | None:
         if spare and signing_id == sandbox.signings[0].id:
             if step == "documents.upload":
                 await client.documents.upload(signing_id, make_pdf(text="Lease 0"), "part 0.pdf")
             else:
                 await client.recipients.add(signing_id, email="r0@example.com", order=2)
-        return await send(self, signing_id)
+        return await send(api, signing_id)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Signings, "send_own", late)
+        patch.setattr(sending_module, "send_own", late)
         await client.dispatch(parcel.package, tmp_path / "journal")
     sent_well(sandbox, parcel, spare=spare)
 
@@ -575,14 +577,14 @@ async def test_draft_with_a_lost_request_is_abandoned_by_the_next_run(
 async def test_document_added_just_before_the_sending_is_logged_as_an_error(
     sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
 ) -> None:
-    send = Signings.send_own
+    send = sending_module.send_own
 
-    async def late(self: Signings, signing_id: str) -> Signing | None:
+    async def late(api: Api, signing_id: str) -> Signing | None:
         await client.documents.upload(signing_id, make_pdf(), "late.pdf")
-        return await send(self, signing_id)
+        return await send(api, signing_id)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Signings, "send_own", late)
+        patch.setattr(sending_module, "send_own", late)
         signing = await client.dispatch(parcel_of().package)
     assert len(signing.documents) == 3
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [

@@ -103,6 +103,7 @@ async def test_journal_entry_has_a_fixed_format(sandbox: Sandbox, client: Signin
         "recipients": {"0": sandbox.recipients(signing.id)[0].id},
         "error": None,
         "abandoned": [],
+        "trace_context": None,
     }
 
 

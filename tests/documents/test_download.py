@@ -239,6 +239,34 @@ async def test_file_mode_honours_the_umask(tmp_path: Path, umask: int) -> None:
     assert stat.S_IMODE((tmp_path / "a.pdf").stat().st_mode) == 0o666 & ~umask
 
 
+async def test_replaced_file_keeps_its_mode_and_a_link_leads_to_the_new_file(tmp_path: Path) -> None:
+    """The temporary file is as private as the target."""
+    (folder := tmp_path / "private").mkdir()
+    (file := folder / "a.pdf").write_bytes(OLD)
+    file.chmod(0o600)
+    (link := tmp_path / "link.pdf").symlink_to(file)
+    modes = set()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": str(LARGE)})
+        await response.prepare(request)
+        data = make_pdf(LARGE)
+        for at in range(0, LARGE, 100_000):
+            await response.write(data[at : at + 100_000])
+            modes.update(stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir())
+            await asyncio.sleep(0.001)
+        return response
+
+    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+        sealed = await client.documents.download_signed("s1", "d1", link)
+    assert sealed.path == link
+    assert link.is_symlink()
+    assert file.read_bytes() == link.read_bytes() == make_pdf(LARGE)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert modes == {0o600}
+    assert set(tmp_path.rglob("*")) == {folder, file, link}
+
+
 @pytest.mark.parametrize("name", ["契" * 80 + ".pdf", "å" * 125 + ".pdf", ".hidden", "a b\n.pdf"])
 async def test_target_may_have_the_longest_name_of_the_file_system(tmp_path: Path, name: str) -> None:
     async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
@@ -574,7 +602,7 @@ async def test_cancellation_at_any_moment_leaves_the_old_or_the_new_file_and_not
     async with slowly(data) as server, aiohttp.ClientSession() as session:
         client = SigningClient(server.origin, "token", session=session)
         outcomes = set()
-        for moment in range(0, 240, 4):
+        for moment in range(0, 240, 8):
             target.write_bytes(OLD)
             task = asyncio.create_task(read(client, target))
             for _ in range(moment):

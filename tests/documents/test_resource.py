@@ -32,7 +32,6 @@ from signing_async import (
     RetryPolicy,
     SigningClient,
 )
-from signing_async.documents import source
 from signing_async.sandbox import Sandbox
 from tests.documents.test_source import LARGE, in_chunks, open_files
 from tests.pdfs import encrypted, make_pdf
@@ -397,7 +396,7 @@ async def test_progress_grows_with_the_bytes_sent_and_ends_with_one_file_done(
     assert reports[-2:] == [Progress(0, 1, size, size), Progress(1, 1, size, size)]
     assert [progress.bytes_done for progress in reports] == sorted(progress.bytes_done for progress in reports)
     assert all(progress.bytes_total == size for progress in reports)
-    assert len(reports) == 1 + (1 if size <= 64 * 1024 else -(-size // source._WRITE_SIZE))
+    assert len(reports) == 1 + -(-size // 2**20)
 
 
 async def test_progress_takes_back_the_bytes_of_a_failed_attempt(sandbox: Sandbox, client: SigningClient) -> None:
@@ -409,7 +408,7 @@ async def test_progress_takes_back_the_bytes_of_a_failed_attempt(sandbox: Sandbo
     )
     again = reports.index(0)
     assert reports[:again] == sorted(reports[:again])
-    assert reports[again:] == [*range(0, LARGE, source._WRITE_SIZE), LARGE, LARGE]
+    assert reports[again:] == [*range(0, LARGE, 2**20), LARGE, LARGE]
 
 
 async def test_progress_is_complete_if_a_lost_upload_had_taken_effect(sandbox: Sandbox, client: SigningClient) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from signing_async import Assumptions, Document, Recipient, Signing, User
-from signing_async.transport.decode import Unreadable, decode_record, parse
-from signing_async.transport.lookup import record
+from signing_async.transport.decode import Unreadable, decode_record, parse, record
 from tests.fuzz.promises import check_record, check_text
 from tests.fuzz.running import Target
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 
 from signing_async import AuthError, InvalidRequest, SigningError
-from signing_async.auth.authorization import read_callback
+from tests.auth.oauth_servers import code_of
 from tests.fuzz.promises import TOKEN, check_error
 from tests.fuzz.running import Target
 
@@ -14,7 +14,7 @@ STATE = TOKEN
 
 def attack(data: bytes) -> None:
     given = data.decode("utf-8", "surrogateescape")
-    found = read_callback(given, STATE)
+    found = code_of(given, STATE)
     if isinstance(found, SigningError):
         assert isinstance(found, AuthError | InvalidRequest)
         check_error(found, data)

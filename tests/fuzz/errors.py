@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from signing_async import Assumptions, NotFound
-from signing_async.transport.error_response import error_from
+from signing_async.transport.problems import error_from
 from signing_async.transport.retry import read_retry_after
 from tests.fuzz.promises import TOKEN, check_error, parted
 from tests.fuzz.running import Target

@@ -9,9 +9,11 @@ from typing import Any
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from signing_async import DecodeError, SigningClient
-from signing_async.transport.call import Operation
-from signing_async.transport.decode import Unreadable, parse
+from signing_async import Assumptions, DecodeError, SigningClient
+from signing_async.transport.decode import Unreadable
+from signing_async.transport.operation import Operation
+from signing_async.transport.response import Response
+from signing_async.transport.retry import Safety
 from signing_async.transport.wire import Request
 from tests.fuzz.promises import TOKEN, check_error, check_record, parted
 from tests.fuzz.running import Attack, Target
@@ -19,13 +21,17 @@ from tests.fuzz.running import Attack, Target
 ORIGIN = "https://tenant.example"
 
 
-class _Answer:
-    """As much of a response as a page is read from."""
-
-    status = 200
-
-    def __init__(self, pairs: list[tuple[str, str]]) -> None:
-        self.headers = CIMultiDictProxy(CIMultiDict(pairs))
+def _response(operation: Operation[Any], pairs: list[tuple[str, str]], body: bytes) -> Response:
+    headers = CIMultiDictProxy(CIMultiDict(pairs))
+    return Response(
+        operation.name,
+        200,
+        headers,
+        body,
+        secrets=lambda: (TOKEN,),
+        assumptions=Assumptions(),
+        safety=Safety.READ,
+    )
 
 
 @contextmanager
@@ -42,11 +48,12 @@ def attacking() -> Iterator[Attack]:
             assert url.origin() == URL(ORIGIN), url
             assert str(url).isascii()
             assert not set(str(url)) & set("\r\n\t \0")
+            assert operation.decode is not None
+            response = _response(operation, pairs, body)
             try:
-                assert operation.decode is not None
-                return operation.decode(parse(body), _Answer(pairs))  # type: ignore[arg-type]  # enough of a response
+                return operation.decode(response)
             except Unreadable as error:
-                raise client._transport.shared.decode_error(operation.name, str(error), 200, None) from None
+                raise response.decode_error(str(error)) from None
 
         async def page_through() -> None:
             pages = client.signings.list().through(read).pages()

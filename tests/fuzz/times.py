@@ -6,9 +6,8 @@ import json
 import math
 from contextlib import nullcontext
 
-from signing_async.errors import ServerError
 from signing_async.transport.decode import Unreadable, timestamp
-from signing_async.transport.retry import FailedAttempt, Outcome, Repeat, Retries, RetryPolicy, read_retry_after
+from signing_async.transport.retry import Kind, Retries, RetryPolicy, Safety, read_retry_after
 from tests.fuzz.promises import check_text
 from tests.fuzz.running import Target
 
@@ -27,8 +26,7 @@ def attack(data: bytes) -> None:
     if waited is not None:
         assert math.isfinite(waited)
         assert waited >= 0
-        failed = FailedAttempt(Outcome.FAILED, ServerError("x", status=503), waited)
-        decision = Retries(RetryPolicy(), Repeat.READ).decide(failed, remaining=60.0)
+        decision = Retries(RetryPolicy(), Safety.READ).decide(Kind.FAILED, waited, remaining=60.0)
         assert decision.delay is None or waited <= decision.delay < 60
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -156,7 +157,7 @@ def test_killed_dispatch_resumes_and_sends_each_package_once(
     process.communicate()
     service.do(slow.remove)
     out, err = start(*command, cwd=tmp_path).communicate(timeout=TIMEOUT)
-    assert "8 of 8 packages were sent" in out, err
+    assert re.search(r"^8 sent: \d earlier, \d now", out, re.MULTILINE), err
     invited = Counter(each.recipient_id for each in service.do(lambda: service.sandbox.notifications))
     assert sorted(invited.values()) == [1] * 8
     sent = [signing for signing in service.do(lambda: service.sandbox.signings) if not signing.is_draft]
@@ -183,6 +184,7 @@ def test_login_and_logout(service: Service, system: str, tmp_path: Path, monkeyp
     assert "Token removed" in printed[2][0], printed
 
 
+@pytest.mark.skipif(not os.environ.get("SIGNING_NIGHTLY"), reason="a part of `.ci/nightly`")
 def test_demo(system: str, tmp_path: Path) -> None:
     out = finish(start(*COMMAND, "demo", "--json", "--folder", str(tmp_path / "signed")))
     archive = json.loads(out)["archive"]

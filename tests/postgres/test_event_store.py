@@ -15,11 +15,18 @@ import pytest
 from signing_async import ConfigurationError, InboxError
 from signing_async.postgres import PostgresInbox
 from signing_async.postgres.event_store import PostgresEventStore
-from signing_async.testing import EventStoreConformance, FencedEventStoreConformance
-from signing_async.testing.event_stores import add, delivery, everything, ids, soon_claimed
 from signing_async.webhooks import Event, HandlerRetryPolicy, inbox_worker
 from signing_async.webhooks.event_store import EventFilter, EventStatus, EventStore
 from tests.postgres.server import PostgresServer
+from tests.storage.event_stores import (
+    EventStoreConformance,
+    FencedEventStoreConformance,
+    add,
+    delivery,
+    everything,
+    ids,
+    soon_claimed,
+)
 
 
 class TestPostgresEventStore(EventStoreConformance, FencedEventStoreConformance):

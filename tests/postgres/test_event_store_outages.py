@@ -15,10 +15,10 @@ import pytest
 
 from signing_async import InboxError
 from signing_async.postgres.event_store import PostgresEventStore
-from signing_async.testing.event_stores import add, everything, ids, soon_claimed
 from signing_async.webhooks.event_store import EventClaim, EventFilter, EventStatus, EventStore
 from tests.postgres.server import PASSWORD, PostgresServer
 from tests.redis.server import slow_way
+from tests.storage.event_stores import add, everything, ids, soon_claimed
 
 
 async def test_add_claim_and_settle_are_repeated_after_their_responses_were_lost(

@@ -1,9 +1,8 @@
-"""The contexts of deliveries in PostgreSQL, also in a table that an earlier version created."""
+"""The contexts of deliveries in PostgreSQL, and the events that wait."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -62,40 +61,6 @@ async def test_thread_adds_the_context_too(dsn: str, recorded: Recorded) -> None
         assert decision.status == 202
         await _handle_all(inbox)
     assert len(recorded.one("inbox.handler").links) == 1
-
-
-async def test_table_of_an_earlier_version_works_without_links_until_it_has_the_column(
-    postgres: PostgresServer, dsn: str, table: str, recorded: Recorded, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO, "signing_async")
-    async with PostgresInbox(dsn, timeout=TIMEOUT, lease=4 * TIMEOUT) as inbox:
-        await inbox.create_table()
-    await postgres.execute(f"ALTER TABLE {table} DROP COLUMN trace_context")
-    async with PostgresInbox(dsn, timeout=TIMEOUT, lease=4 * TIMEOUT) as inbox:
-        await _deliver(inbox, "one")
-        await _handle_all(inbox)
-        events = [event async for event in inbox.events()]
-        assert [(event.status, event.trace_context) for event in events] == [(EventStatus.HANDLED, None)]
-    (hint,) = [record.getMessage() for record in caplog.records if "ALTER TABLE" in record.getMessage()]
-    assert not recorded.one("inbox.handler").links
-    recorded.clear()
-    await postgres.execute(hint[hint.index("ALTER TABLE") :].replace('"signing_events"', table))
-    async with PostgresInbox(dsn, timeout=TIMEOUT, lease=4 * TIMEOUT) as inbox:
-        await _deliver(inbox, "two")
-        await _handle_all(inbox)
-    assert len(recorded.one("inbox.handler").links) == 1
-
-
-async def test_worker_whose_first_statement_is_a_claim_works_with_such_a_table(
-    postgres: PostgresServer, dsn: str, table: str
-) -> None:
-    body = event_body("evt")
-    async with PostgresInbox(dsn, timeout=TIMEOUT, lease=4 * TIMEOUT) as one:
-        await one.add(parse_event(body, datetime.now(UTC)), body)
-    await postgres.execute(f"ALTER TABLE {table} DROP COLUMN trace_context")
-    async with PostgresInbox(dsn, timeout=TIMEOUT, lease=4 * TIMEOUT) as inbox:
-        (claim,) = await inbox.store.claim(1)
-        assert claim.stored.trace_context is None
 
 
 async def test_table_without_another_column_is_an_error(postgres: PostgresServer, dsn: str, table: str) -> None:

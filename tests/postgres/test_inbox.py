@@ -20,11 +20,11 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from signing_async import ConfigurationError, InboxError
 from signing_async.postgres import PostgresInbox
-from signing_async.testing.event_stores import delivery
 from signing_async.webhooks import Event, Receiver, WebhookVerifier, aiohttp_handler
 from signing_async.webhooks.event_store import EventStatus
 from tests.postgres.server import PASSWORD, PostgresServer
 from tests.postgres.test_tokens import read_line, worker, write_line
+from tests.storage.event_stores import delivery
 from tests.webhooks.deliveries import SECRET, event_body, signed
 from tests.webhooks.servers import PATH, serve
 

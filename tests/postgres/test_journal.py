@@ -24,12 +24,12 @@ from signing_async import ConfigurationError, InvalidRequest, NewRecipient, PdfS
 from signing_async.dispatch.journal import ClaimLost, JournalError
 from signing_async.postgres import PostgresJournal
 from signing_async.sandbox import Sandbox
-from signing_async.testing.journals import claimed, soon_claimed
 from tests.pdfs import make_pdf
 from tests.postgres.server import PASSWORD, PostgresServer
 from tests.postgres.test_tokens import read_line, worker, write_line
 from tests.redis.server import slow_way
 from tests.servers import talking
+from tests.storage.journals import claimed, soon_claimed
 
 
 @pytest.fixture
@@ -411,7 +411,7 @@ async def test_operation_whose_connection_is_closed_is_repeated(dsn: str, in_tra
             return await connection.fetchval("SELECT 7")
 
     async with PostgresJournal(dsn, timeout=5) as journal:
-        assert await journal._database.run(work) == 7
+        assert await journal._engine.perform(work) == 7
     assert len(attempts) == 2
 
 
@@ -462,7 +462,7 @@ async def test_unclosed_journal_warns_when_collected(dsn: str) -> None:
     journal = PostgresJournal(dsn, lease=1.5, timeout=0.5)
     claim = await claimed(journal, "a")
     await journal.release(claim)
-    pool, renewing = journal._database._pool, journal._leases._renewing
+    pool, renewing = journal._engine._pool, journal._leases._renewing
     with pytest.warns(ResourceWarning, match="PostgresJournal.* was not closed"):
         del journal
     assert renewing is not None

@@ -36,8 +36,8 @@ from signing_async import (
     Token,
     TransportError,
 )
-from signing_async.signings import Signings
-from signing_async.transport import wire
+from signing_async._api import Api
+from signing_async.dispatch import send as sending_module
 from tests.dispatch.observing import state_of
 from tests.pdfs import make_pdf
 from tests.reconcile.late_service import OK, Fate, LateService, script
@@ -545,7 +545,7 @@ async def test_success_that_cannot_be_read_and_does_not_show_is_a_decode_error_o
         assert isinstance(error, DecodeError)
         assert error.effect == "unknown"
         assert service.held[key].requests == 1
-        tracked = client._tracker.signing("/api/1.0/signings/s")
+        tracked = client._ledger.signing("/api/1.0/signings/s")
         unresolved = tracked.documents.unresolved.total() + tracked.recipients.unresolved.total()
         assert unresolved == (0 if write == "send" else 1)
 
@@ -583,20 +583,6 @@ async def test_two_ambiguous_attempts_are_both_settled(write: str) -> None:
         assert len(error.known) == 2
 
 
-@pytest.mark.parametrize("write", WRITES)
-async def test_gateway_that_gives_up_on_a_reused_connection_is_no_idle_connection(write: str) -> None:
-    """It closes after a while, as slow as the responses were before: the settle time is a lost response's."""
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        service.response_seconds = 0.3
-        await client.signings.get("s")
-        key, call = _call(client, write)
-        service.scripts[key] += script(Fate("drop", 0.3 * SETTLE))
-        error, _ = await _outcome(call)
-        assert error is None
-        await service.calm()
-        assert (len(service.held[key].effects), service.held[key].requests) == (1, 1)
-
-
 @pytest.mark.parametrize("status", [408, 504])
 async def test_upload_cancelled_while_a_gateways_page_arrives_is_unresolved(status: int) -> None:
     """Its document must not pass for the next upload's."""
@@ -617,7 +603,7 @@ async def test_upload_cancelled_while_a_gateways_page_arrives_is_unresolved(stat
         await asyncio.sleep(0.05)
         upload.cancel()
         await asyncio.wait([upload])
-        assert client._tracker.signing("/api/1.0/signings/s").documents.unresolved.total() == 1
+        assert client._ledger.signing("/api/1.0/signings/s").documents.unresolved.total() == 1
 
 
 async def test_dispatch_does_not_send_again_while_an_earlier_sending_may_be_under_way(tmp_path: Path) -> None:
@@ -753,24 +739,6 @@ async def test_lost_response_costs_one_reading(write: str) -> None:
 
 
 @pytest.mark.parametrize("write", WRITES)
-async def test_idle_connection_that_the_server_closes_settles_quickly(
-    write: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The readings of the default policy end long before those of a lost response."""
-    # On a slow machine the close is noticed late.
-    monkeypatch.setattr(wire, "_ROUND_TRIP_SLACK", 10.0)
-    async with LateService().running() as service, SigningClient(service.origin, "token") as client:
-        await client.signings.get("s")
-        key, call = _call(client, write)
-        before = service.readings
-        service.scripts[key] += script("drop", "ok")
-        await call
-        assert len(service.held[key].effects) == 1
-        # Before its first document, an upload reads what the signing holds.
-        assert service.readings - before <= 4 + (write == "upload")
-
-
-@pytest.mark.parametrize("write", WRITES)
 async def test_deadline_that_leaves_no_settle_time_is_an_unknown_outcome(write: str) -> None:
     """Not a guess."""
     async with LateService().running() as service, SigningClient(service.origin, "token", timeout=0.5) as client:
@@ -785,7 +753,7 @@ async def test_deadline_that_leaves_no_settle_time_is_an_unknown_outcome(write: 
 @pytest.mark.parametrize("write", WRITES)
 async def test_last_attempt_is_settled_before_its_error_is_raised(write: str) -> None:
     """Its effect shows a while after its 504."""
-    twice = RetryPolicy(max_attempts=2, base_delay=0.01, settle=10.0)
+    twice = RetryPolicy(max_attempts=2, base_delay=0.01, settle=2.0)
     async with LateService().running() as service, SigningClient(service.origin, "token", retry=twice) as client:
         key, call = _call(client, write)
         service.scripts[key] += script("503", Fate("504", 0.3))
@@ -836,13 +804,13 @@ async def test_dispatch_with_a_client_closed_after_a_lost_sending_says_that_the_
         service.scripts["s1"] += script("504")
         with pytest.raises(OutcomeUnknown):
             await client.with_options(retry=RetryPolicy.none()).dispatch(package, tmp_path / "journal")
-        send = Signings.send_own
+        send = sending_module.send_own
 
-        async def close_and_send(self: Signings, signing_id: str) -> Signing | None:
+        async def close_and_send(api: Api, signing_id: str) -> Signing | None:
             await client.aclose()
-            return await send(self, signing_id)
+            return await send(api, signing_id)
 
-        monkeypatch.setattr(Signings, "send_own", close_and_send)
+        monkeypatch.setattr(sending_module, "send_own", close_and_send)
         with pytest.raises(ClientClosed) as caught:
             await client.dispatch(package, tmp_path / "journal")
         assert state_of(tmp_path / "journal")["status"] == "sending"

@@ -23,7 +23,7 @@ from signing_async import (
     Token,
     TransportError,
 )
-from signing_async.record_matching import normalized
+from signing_async.reconcile import normalized
 from tests.pdfs import make_pdf
 from tests.servers import Web, serving
 

@@ -48,7 +48,7 @@ async def test_eight_processes_refresh_once_per_expiry_despite_kills_and_a_pause
 
 
 async def test_eight_processes_use_no_refresh_token_twice_through_outages_of_redis(redis: RedisServer) -> None:
-    """Redis is killed and started again, stopped and resumed, and loses its data."""
+    """Redis is killed and started again, and stopped and resumed."""
 
     async def fail(run: Race) -> None:
         await run.quiet()
@@ -59,14 +59,10 @@ async def test_eight_processes_use_no_refresh_token_twice_through_outages_of_red
         redis.stop()
         await asyncio.sleep(1.5)
         redis.wake()
-        await run.quiet()
-        await asyncio.to_thread(redis.kill)
-        redis.empty()
-        await asyncio.to_thread(redis.start)
 
     run = await race("redis", redis.url, calls=80, meanwhile=fail)
     assert run.refused == 0
-    assert all("is unavailable" in error or "lost its data" in error for error in run.errors), run.errors
+    assert all("is unavailable" in error for error in run.errors), run.errors
     assert len(run.done) == 8
     assert min(run.done) >= 30, run.errors
     assert run.doubled == 0

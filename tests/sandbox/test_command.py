@@ -85,6 +85,18 @@ def test_options_set_folder_profile_seed_and_webhook_and_the_secret_comes_from_t
     assert (tmp_path / "kept" / "sandbox.db").exists()
 
 
+def test_app_is_registered_and_its_settings_are_printed() -> None:
+    redirect_uri = "http://127.0.0.1:8765/callback"
+    with running("--port", "0", "--app", f"My app={redirect_uri}") as (_, said):
+        exports = dict(re.findall(r"^  export (\w+)=(\S+)$", said, re.MULTILINE))
+        names = ("BASE_URL", "CLIENT_ID", "CLIENT_SECRET", "REDIRECT_URI")
+        assert list(exports) == [f"SIGNING_{name}" for name in names]
+        assert exports["SIGNING_REDIRECT_URI"] == redirect_uri
+    with running("--port", "0", "--app", f"My app={redirect_uri}", "--json", until="}") as (_, said):
+        app = json.loads(said)["app"]
+        assert (app["redirect_uri"], app["client_id"][:4]) == (redirect_uri, "app_")
+
+
 def test_port_in_use_is_an_error_without_a_traceback() -> None:
     with running("--port", "0") as (_, said):
         port = re.search(r"127\.0\.0\.1:(\d+)", said)
@@ -103,6 +115,8 @@ def test_port_in_use_is_an_error_without_a_traceback() -> None:
         ["--webhook-secret", "s"],
         ["--webhook-url", "http://192.0.2.1/"],
         ["--nope"],
+        ["--app", "My app"],
+        ["--app", "=http://127.0.0.1/"],
     ],
 )
 def test_invalid_option_is_an_error_without_a_traceback(options: list[str]) -> None:
@@ -182,6 +196,14 @@ async def test_secret_is_shown_only_if_generated_and_a_warning_only_if_others_ca
         said = capsys.readouterr().out
         assert ("Webhook secret" in said) is shown
         assert ("asks for no password" in said) is shown
+
+
+async def test_settings_of_an_app_replace_those_of_an_access_token(capsys: pytest.CaptureFixture[str]) -> None:
+    async with Sandbox() as server:
+        _announce(server, Output(), "My app=http://127.0.0.1:8765/callback")
+    said = capsys.readouterr().out
+    assert "after `signing-async login`" in said
+    assert "SIGNING_ACCESS_TOKEN" not in said
 
 
 def test_listening_on_all_addresses_warns_that_there_is_no_password() -> None:

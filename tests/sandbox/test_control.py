@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from typing import Any
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 from aiohttp import web
 
+from signing_async import MemoryTokenStore, OAuth, SigningClient
 from signing_async.sandbox import Profile, Sandbox
 from signing_async.sandbox.openapi import document
 from tests.sandbox.serving import API, Caller, caller
@@ -61,6 +63,44 @@ async def test_errors_have_one_shape_in_every_profile(method: str, path: str, pr
         status, body = await call(method, f"{CONTROL}/{path}")
         assert (status, body["code"], body["errors"]) == (404, "not_found", {})
         assert body.keys() == {"code", "message", "errors"}
+
+
+async def test_app_is_registered_and_authorized_without_a_browser(call: Caller) -> None:
+    redirect_uri = "http://127.0.0.1:3000/callback?next=1"
+    app = await call.ok("POST", f"{CONTROL}/apps", json={"name": "My app", "redirect_uri": redirect_uri})
+    base_url, store = call.sandbox.base_url, MemoryTokenStore()
+    secret = {"client_id": app["client_id"], "client_secret": app["client_secret"]}
+    async with OAuth(base_url, **secret, redirect_uri=redirect_uri, store=store) as oauth:
+        request = oauth.authorization_request()
+        query = dict(parse_qsl(urlsplit(request.url).query))
+        given = {name: query[name] for name in ("state", "code_challenge", "code_challenge_method")}
+        granted = await call.ok("POST", f"{CONTROL}/apps/{app['client_id']}/authorize", json=given)
+        assert granted["callback_url"] == f"{redirect_uri}&code={granted['code']}&state={request.state}"
+        assert granted["code"] not in "".join(str(record.response_body) for record in call.sandbox.requests)
+        await oauth.exchange(granted["callback_url"], request.state, request.code_verifier)
+        async with SigningClient(base_url, oauth) as client:
+            assert (await client.me()).email
+    granted = await call.ok("POST", f"{CONTROL}/apps/{app['client_id']}/authorize")
+    assert granted["callback_url"] == f"{redirect_uri}&code={granted['code']}"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "field"),
+    [
+        ("apps", {"name": "My app"}, 400, "redirect_uri"),
+        ("apps", {"name": 1, "redirect_uri": "http://127.0.0.1/"}, 400, "name"),
+        ("apps", {"name": "My app", "redirect_uri": "nowhere"}, 400, "redirect_uri"),
+        ("apps/x/authorize", {}, 404, None),
+        ("apps/{app}/authorize", {"state": 1}, 400, "state"),
+        ("apps/{app}/authorize", {"code_challenge": "short"}, 400, None),
+    ],
+)
+async def test_invalid_registration_or_authorization_names_the_field(
+    call: Caller, path: str, body: dict[str, Any], status: int, field: str | None
+) -> None:
+    app = call.sandbox.register_app(redirect_uri="http://127.0.0.1:3000/callback")
+    found, answer = await call("POST", f"{CONTROL}/{path.format(app=app.client_id)}", json=body)
+    assert (found, list(answer["errors"])) == (status, [field] if field else [])
 
 
 async def test_clock_is_advanced_by_any_units(call: Caller, signing_sandbox: Sandbox) -> None:
@@ -238,4 +278,4 @@ def test_control_api_is_documented_apart_from_the_service() -> None:
     tags = {operation["operationId"]: operation["tags"] for operation in operations}
     assert tags["signings.send"] == ["service"]
     assert tags["control.signAsRecipient"] == ["control"]
-    assert len([name for name in tags if name.startswith("control.")]) == 25
+    assert len([name for name in tags if name.startswith("control.")]) == 27

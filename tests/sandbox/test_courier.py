@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import hmac
 import json
+import logging
+import os
 import time
 
 import pytest
@@ -59,15 +62,25 @@ async def test_unreachable_endpoint_is_recorded_with_the_error_and_retried(
     [attempt] = signing_sandbox.webhooks.attempts()
     assert attempt.status is None
     assert attempt.error
-    assert "Connect" in attempt.error
+    assert attempt.error == f"could not connect: {os.strerror(errno.ECONNREFUSED)}"
     assert signing_sandbox.webhooks.deliveries()[0].state == "pending"
 
 
-async def test_redirect_of_an_endpoint_is_not_followed(hooked: Sandbox, receiver: Receiver, call: Caller) -> None:
-    receiver.responses, receiver.location = [307], receiver.url
+async def test_redirect_of_an_endpoint_is_not_followed_and_each_attempt_is_logged(
+    hooked: Sandbox, receiver: Receiver, call: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "signing_async.sandbox")
+    receiver.responses, receiver.location = [307], "/hooks/"
     await call.draft()
     await hooked.webhooks.settled()
     assert len(receiver.bodies) == 1
+    hooked.clock.advance(seconds=5)
+    await receiver.got(2)
+    await hooked.webhooks.settled()
+    assert [message for message in caplog.messages if message.startswith("deliver ")] == [
+        f"deliver signing.created -> {receiver.url} 307 redirected to /hooks/: not followed, retry in 5 s",
+        f"deliver signing.created -> {receiver.url} 202",
+    ]
 
 
 async def test_endpoint_that_does_not_respond_in_time_is_retried(
@@ -221,3 +234,64 @@ async def test_retry_waits_for_its_time_when_the_clock_is_advanced_less(
     assert len(receiver.bodies) == 1
     hooked.clock.advance(seconds=BACK_OFF[0] - 2)
     await receiver.got(2)
+
+
+async def test_deliveries_are_logged_with_what_happens_next(
+    hooked: Sandbox, receiver: Receiver, call: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "signing_async.sandbox")
+    receiver.location = "/hook/?code=s3cret"
+    receiver.responses = [307, 500, 500, 500, 500, 500, 500, 500]
+    hooked.faults.add(DELIVERY, "slow", seconds=0.01)
+    await call.draft()
+    for step in range(len(BACK_OFF)):
+        await receiver.got(step + 1)
+        await hooked.webhooks.settled()
+        hooked.clock.advance(days=2)
+    await receiver.got(len(BACK_OFF) + 1)
+    await hooked.webhooks.settled()
+    hooked.faults.add(DELIVERY, "lose")
+    await call.draft()
+    await hooked.webhooks.settled()
+    await call.draft()
+    await hooked.webhooks.settled()
+    logged = [record.getMessage() for record in caplog.records if record.getMessage().startswith("deliver ")]
+    start = f"deliver signing.created -> {receiver.url}"
+    assert logged == [
+        f"{start} 307 redirected to /hook/: not followed, retry in 5 s (fault: slow)",
+        *(f"{start} 500, retry in {span}" for span in ("30 s", "2 min", "10 min", "1 h", "6 h", "24 h")),
+        f"{start} 500, no more retries",
+        f"{start} lost on purpose",
+        f"{start} 202",
+    ]
+
+
+async def test_log_has_no_password_or_query_of_an_endpoint(
+    signing_sandbox: Sandbox, call: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "signing_async.sandbox")
+    signing_sandbox.webhooks.register("http://user:s3cret@localhost:1/hook?key=s3cret")
+    await call.draft()
+    await signing_sandbox.webhooks.settled()
+    [line] = [record.getMessage() for record in caplog.records if record.getMessage().startswith("deliver ")]
+    assert line.startswith("deliver signing.created -> http://localhost:1/hook could not connect: ")
+
+
+async def test_endpoint_that_closes_the_connection_is_recorded_as_such(signing_sandbox: Sandbox, call: Caller) -> None:
+    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"nonsense\r\n\r\n")
+        writer.close()
+
+    errors = []
+    for answer in (hang_up, babble):
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            signing_sandbox.webhooks.register(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
+            await call.draft()
+            await signing_sandbox.webhooks.settled()
+        errors.append(signing_sandbox.webhooks.attempts()[-1].error or "")
+        signing_sandbox.webhooks.remove(signing_sandbox.webhooks.endpoints()[0].id)
+    assert errors[0] == "the endpoint closed the connection without a response"
+    assert errors[1].startswith("the delivery failed: ")

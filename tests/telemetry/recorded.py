@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.util._once import Once
 
-from signing_async.telemetry import switch
+from signing_async import telemetry
 from signing_async.telemetry.names import Metric
 
 # The SDK of a process is set once; a test replaces it behind the API's back.
@@ -102,7 +102,7 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     """Record in memory until the block ends."""
     recorded = Recorded()
     with monkeypatch.context() as patched:
-        patched.setattr(switch, "_telemetry", None)
+        patched.setattr(telemetry, "_loaded", None)
         patched.setattr(trace, _TRACES, recorded.traces)
         patched.setattr(metrics._internal, _METRICS, recorded.meters)
         yield recorded
@@ -126,7 +126,7 @@ def configurable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def nothing_configured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The process has the API package, and no SDK."""
     with monkeypatch.context() as patched:
-        patched.setattr(switch, "_telemetry", None)
+        patched.setattr(telemetry, "_loaded", None)
         patched.setattr(trace, _TRACES, None)
         patched.setattr(metrics._internal, _METRICS, None)
         yield

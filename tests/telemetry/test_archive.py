@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 from opentelemetry.trace import StatusCode, format_span_id
 
-from signing_async import NotYetSigned, RetryPolicy, ServerError, SigningClient, SqliteJournal, StorageError
-from signing_async.archive import Archive, FolderStore, verify_archive
+from signing_async import NotYetSigned, RetryPolicy, ServerError, SigningClient, SqliteJournal
+from signing_async.archive import Archive, verify_archive
 from signing_async.sandbox import Profile, Sandbox
 from signing_async.telemetry import names
-from signing_async.telemetry.kept import find_context
 from tests.archive.tenants import completed, front_of, judge, sent
 from tests.guides import ROOT
-from tests.telemetry.recorded import Recorded, attributes, nothing_configured
+from tests.telemetry.recorded import Recorded, attributes
 
 
 @pytest.fixture
@@ -70,18 +69,6 @@ async def test_sweep_has_a_span_and_each_document_one_under_it(
     assert recorded.total(names.SWEEP_DURATION, signing_async__outcome="success") == 1
 
 
-async def test_document_of_a_followed_event_is_under_the_span_of_the_caller(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
-) -> None:
-    signing = await completed(sandbox, client, documents=("a.pdf",))
-    tracer = recorded.traces.get_tracer("application")
-    async with Archive(client, folder, journal=journal) as archive:
-        with tracer.start_as_current_span("handler"):
-            await archive.collect(signing.id)
-    assert "archive.document" in {span.name for span in recorded.children(recorded.one("handler"))}
-    assert not recorded.named("archive.sweep")
-
-
 async def test_document_that_is_not_signed_yet_is_no_error(
     sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
 ) -> None:
@@ -107,35 +94,6 @@ async def test_document_that_is_not_signed_yet_is_no_error(
     assert not recorded.total(names.ARCHIVE_SIZE)
 
 
-async def test_sweep_whose_store_fails_is_an_error(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
-) -> None:
-    class Failing(FolderStore):
-        async def put(self, name: str, source: Path, sha256: str) -> None:
-            raise StorageError("the disk of Anna Berg")
-
-    await completed(sandbox, client, documents=("a.pdf",))
-    async with Archive(client, Failing(folder), journal=journal) as archive:
-        with pytest.raises(StorageError):
-            await _sweep(archive)
-    assert attributes(recorded.one("archive.document"))["error.type"] == "StorageError"
-    assert recorded.total(names.SWEEP_DURATION, error__type="StorageError") == 1
-    assert "Anna" not in recorded.text()
-
-
-async def test_sweep_whose_results_are_not_all_taken_is_cancelled(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
-) -> None:
-    for _ in range(4):
-        await completed(sandbox, client, documents=("a.pdf",))
-    sandbox.faults.add("signings.list", "hang", skip=1)
-    async with Archive(client, folder, journal=journal) as archive, archive.sweep() as results:
-        await anext(results)
-    sweep = recorded.one("archive.sweep")
-    assert attributes(sweep)["signing_async.outcome"] == "cancelled"
-    assert attributes(sweep)["error.type"] == "CancelledError"
-
-
 async def test_sweep_links_to_the_interrupted_one_that_it_resumes(
     sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
 ) -> None:
@@ -152,9 +110,7 @@ async def test_sweep_links_to_the_interrupted_one_that_it_resumes(
         sandbox.faults.clear()
     async with SqliteJournal(journal) as opened:
         (record,) = [one async for one in opened.records() if one.key.startswith("archive-sweep:")]
-        # All that version 0.1.0 does.
-        assert isinstance(json.loads(record.state)["cursor"], str)
-        assert find_context(record.state) is not None
+        assert json.loads(record.state)["trace_context"] is not None
     for _ in range(2):
         async with Archive(client, folder, journal=journal) as archive:
             await _sweep(archive)
@@ -188,26 +144,6 @@ async def test_document_links_to_the_killed_run_that_had_begun_to_place_it(
     assert (await judge(sandbox, folder)).wrong == []
 
 
-async def test_document_that_another_run_archived_is_present(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
-) -> None:
-    signing = await completed(sandbox, client, documents=("a.pdf",))
-    async with Archive(client, folder, journal=journal) as one, Archive(client, folder, journal=journal) as two:
-        collector = two._collector
-        append = collector.manifest.append
-
-        async def append_late(entry: object) -> bool:
-            async with SqliteJournal(journal.with_name("other")) as other:
-                await Archive(client, folder, journal=other).collect(signing)
-            return await append(entry)  # type: ignore[arg-type]
-
-        collector.manifest.append = append_late  # type: ignore[method-assign, assignment]
-        await two.collect(signing)
-        assert await one.collect(signing) == ()
-    outcomes = [attributes(span)["signing_async.outcome"] for span in recorded.named("archive.document")]
-    assert sorted(outcomes) == ["present", "success"]
-
-
 @pytest.mark.parametrize("is_on", [False, True])
 async def test_findings_are_counted_by_kind(
     sandbox: Sandbox,
@@ -231,14 +167,3 @@ async def test_findings_are_counted_by_kind(
     counted = {point.attributes["signing_async.archive.finding"] for point in recorded.points(names.ARCHIVE_FINDINGS)}
     assert counted == ({"missing_file", "changed_file", "extra_file"} if is_on else set())
     assert "Anna" not in recorded.text()
-
-
-async def test_archive_without_telemetry_leaves_no_trace(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await completed(sandbox, client)
-    with nothing_configured(monkeypatch):
-        async with Archive(client, folder, journal=journal) as archive:
-            await _sweep(archive)
-    async with SqliteJournal(journal) as opened:
-        assert [one.state async for one in opened.records() if find_context(one.state)] == []

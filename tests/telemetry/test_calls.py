@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextvars import copy_context
 
 import pytest
 from aiohttp import web
@@ -14,7 +12,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 from signing_async import (
     LocalRateLimiter,
     MemoryTokenStore,
-    NotFound,
     OutcomeUnknown,
     RateLimited,
     RefreshRejected,
@@ -22,7 +19,7 @@ from signing_async import (
     Signing,
     SigningClient,
 )
-from signing_async.errors import InvalidRequest
+from signing_async.dispatch.send import find_sent, verify_sent
 from signing_async.sandbox import Sandbox
 from signing_async.telemetry import names
 from tests.auth.oauth_servers import Scripted, expired, grants, oauth_for, sandbox_oauth, says
@@ -164,9 +161,9 @@ async def test_search_for_the_effect_of_an_earlier_process_is_a_span(
 ) -> None:
     signing = await _sendable(client)
     await client.signings.send(signing)
-    found = await client.signings.find_sent(signing.id)
+    found = await find_sent(client._api, signing.id)
     assert found is not None
-    await client.signings.verify_sent(signing.id)
+    await verify_sent(client._api, signing.id)
     searched, verified = recorded.one("signings.send.find_effect"), recorded.one("signings.send.verify_effect")
     assert events(searched, "reconcile.verdict") == [{"signing_async.reconcile.verdict": "effect"}]
     assert events(verified, "reconcile.verdict") == [{"signing_async.reconcile.verdict": "verified"}]
@@ -284,32 +281,6 @@ async def test_cancelled_call_ends_its_spans_as_errors(
     assert recorded.total(names.ACTIVE_REQUESTS) == 0
 
 
-async def test_call_whose_coroutine_is_closed_ends_its_spans_as_cancelled(
-    sandbox: Sandbox, client: SigningClient, recorded: Recorded
-) -> None:
-    await client.me()  # the next call suspends in its request
-    sandbox.faults.add("me", "hang")
-    call = client.me()
-    copy_context().run(call.send, None)
-    recorded.clear()
-    call.close()
-    ended = recorded.one("me")
-    assert attributes(ended)["signing_async.outcome"] == "cancelled"
-    assert len(recorded.attempts(ended)) == 1
-    assert recorded.total(names.ACTIVE_REQUESTS) == 0
-
-
-async def test_attempt_that_times_out_has_no_status(
-    sandbox: Sandbox, client: SigningClient, recorded: Recorded
-) -> None:
-    sandbox.faults.add("me", "hang")
-    with pytest.raises(TimeoutError):
-        await client.with_options(timeout=0.2).me()
-    (attempt,) = recorded.attempts(recorded.one("me"))
-    assert attributes(attempt)["error.type"] == "RequestTimeout"
-    assert "http.response.status_code" not in attributes(attempt)
-
-
 async def test_refused_request_has_the_status_as_its_error_type(client: SigningClient, recorded: Recorded) -> None:
     with pytest.raises(Exception, match="404"):
         await client.signings.get("missing")
@@ -339,23 +310,6 @@ async def test_bytes_of_both_directions_are_counted(
     async with client.documents.stream_signed(signing, document) as chunks:
         size = sum([len(chunk) async for chunk in chunks])
     assert recorded.total(names.TRANSFERRED, network__io__direction="receive") - before == size == len(sealed)
-
-
-async def test_bytes_of_a_stream_are_counted_at_its_end(recorded: Recorded) -> None:
-    size = 8 * 2**20
-
-    async def respond(request: web.Request) -> web.Response:
-        return web.Response(body=bytes(size))
-
-    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
-        async with client.stream("GET", "/api/1.0/exports/1") as response:
-            assert recorded.total(names.TRANSFERRED) == 0
-            assert sum([len(chunk) async for chunk in response]) == size
-        assert recorded.total(names.TRANSFERRED) == size
-        off = SigningClient(server.origin, "token", telemetry=False)
-        async with off, off.stream("GET", "/api/1.0/exports/1") as response:
-            assert sum([len(chunk) async for chunk in response]) == size
-    assert recorded.total(names.TRANSFERRED) == size
 
 
 async def test_active_requests_are_counted_while_they_last(
@@ -389,23 +343,6 @@ async def test_context_does_not_leak_between_concurrent_calls(client: SigningCli
         assert [len(recorded.attempts(call)) for call in calls] == [1, 1]
 
 
-async def test_request_to_any_endpoint_is_named_by_its_template(recorded: Recorded) -> None:
-    async def respond(request: web.Request) -> web.Response:
-        return web.json_response({"id": "1"})
-
-    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
-        await client.request(
-            "GET", "/api/1.0/users/{email}", path={"email": "anna@example.com"}, params={"q": "Anna Berg"}
-        )
-        await client.request("GET", "/api/1.0/users/anna@example.com")
-    first, second = (span for span in recorded.spans if span.kind is SpanKind.CLIENT)
-    assert first.name == "GET /api/1.0/users/{email}"
-    assert attributes(first)["url.full"] == f"{server.origin}/api/1.0/users/REDACTED?REDACTED"
-    assert second.name == "GET /api/1.0/users/REDACTED"
-    assert attributes(second)["url.full"] == f"{server.origin}/api/1.0/users/REDACTED"
-    assert {span.name for span in recorded.spans} == {first.name, second.name}
-
-
 @pytest.mark.parametrize(
     ("path", "template"),
     [
@@ -432,21 +369,3 @@ async def test_value_in_the_path_of_any_endpoint_is_in_no_name_and_no_label(
         (point,) = recorded.points(metric)
         assert point.attributes.get("url.template", template) == template
         assert point.attributes.get("signing_async.operation", f"GET {template}") == f"GET {template}"
-
-
-async def test_name_of_a_file_in_the_place_of_an_id_is_not_recorded(client: SigningClient, recorded: Recorded) -> None:
-    with pytest.raises(NotFound):
-        await client.signings.get("lease.pdf")
-    assert "lease" not in recorded.text()
-
-
-async def test_failing_source_of_the_caller_ends_the_attempt(client: SigningClient, recorded: Recorded) -> None:
-    signing = await client.signings.create(name="Lease", language="EN")
-
-    async def source() -> AsyncIterator[bytes]:
-        yield make_pdf()[:100]
-        raise RuntimeError("the disk of Anna Berg")
-
-    with pytest.raises((RuntimeError, InvalidRequest)):
-        await client.documents.upload(signing, source(), "a.pdf")
-    assert "Anna" not in recorded.text()

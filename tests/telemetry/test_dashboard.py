@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from signing_async.telemetry import names
-from tests.telemetry.test_guide import rows
 
 PACKAGE = files("signing_async.telemetry")
 DASHBOARD: dict[str, Any] = json.loads(PACKAGE.joinpath("grafana.json").read_text("utf-8"))
@@ -25,7 +24,6 @@ QUERIES = [target["expr"] for panel in PANELS for target in panel["targets"]] + 
 
 SUFFIXES = {"s": "_seconds", "By": "_bytes"}
 """What Prometheus appends for a unit; it drops one in braces."""
-PANEL_KEYS = {"datasource", "description", "fieldConfig", "gridPos", "id", "options", "targets", "title", "type"}
 _FUNCTIONS = {"histogram_quantile", "increase", "rate", "sum", "max", "count", "vector", "offset", "or", "unless", "by"}
 
 
@@ -38,12 +36,8 @@ def series(metric: names.Metric) -> set[str]:
 
 
 def labels(metric: names.Metric) -> set[str]:
-    """The labels that the guide gives to a metric."""
-    (cell,) = (row[3] for row in rows("metric") if row[0] == f"`{metric.name}`")
-    found = {name for name in re.findall(r"`([\w.]+)`", cell) if "." in name}
-    if "not the operation" not in cell:
-        found.add(names.OPERATION)
-    return {name.replace(".", "_") for name in found} | ({"le"} if metric.kind == "histogram" else set())
+    """The labels of a metric's series."""
+    return {name.replace(".", "_") for name in metric.attributes} | ({"le"} if metric.kind == "histogram" else set())
 
 
 SERIES = {name: metric for metric in names.METRICS for name in series(metric)}
@@ -79,46 +73,6 @@ def test_legends_use_the_labels_of_their_queries() -> None:
     for panel in PANELS:
         for target in panel["targets"]:
             assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= parse(target["expr"])[1]
-
-
-def test_dashboard_has_the_structure_that_grafana_expects() -> None:
-    assert DASHBOARD["id"] is None
-    assert DASHBOARD["uid"] == DASHBOARD["title"] == "signing-async"
-    assert DASHBOARD["schemaVersion"] >= 36
-    (variable,) = DASHBOARD["templating"]["list"]
-    assert (variable["name"], variable["type"], variable["query"]) == ("datasource", "datasource", "prometheus")
-    source = {"type": "prometheus", "uid": "${datasource}"}
-    for panel in PANELS:
-        assert panel.keys() == PANEL_KEYS
-        assert panel["type"] in ("timeseries", "stat")
-        assert panel["title"]
-        assert panel["fieldConfig"]["defaults"]["unit"]
-        assert panel["fieldConfig"]["overrides"] == []
-        assert panel["targets"]
-        assert all(each["datasource"] == source for each in [panel, *panel["targets"]])
-        references = [target["refId"] for target in panel["targets"]]
-        assert len(set(references)) == len(references)
-    numbers = [panel["id"] for panel in DASHBOARD["panels"]]
-    assert len(set(numbers)) == len(numbers)
-
-
-def test_panels_do_not_overlap_and_fit_the_grid() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in DASHBOARD["panels"]:
-        x, y, width, height = (panel["gridPos"][name] for name in "xywh")
-        assert x + width <= 24
-        cells = {(column, line) for column in range(x, x + width) for line in range(y, y + height)}
-        assert not cells & taken
-        taken |= cells
-
-
-def test_units_of_the_panels_are_those_of_their_metrics() -> None:
-    for panel in PANELS:
-        unit = panel["fieldConfig"]["defaults"]["unit"]
-        for target in panel["targets"]:
-            is_time = "quantile" in target["expr"] or "_age_" in target["expr"]
-            assert (unit == "s") == is_time
-            assert (unit == "Bps") == ("_bytes_" in target["expr"])
 
 
 def test_rules_have_a_name_a_severity_and_say_what_to_do() -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-import attrs
 import pytest
 from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
@@ -22,16 +19,14 @@ from signing_async import (
     SigningPackage,
     SqliteJournal,
 )
-from signing_async.dispatch.entry import PackageState
 from signing_async.dispatch.journal import Claim, ClaimLost
 from signing_async.sandbox import Sandbox
-from signing_async.telemetry import names
-from signing_async.telemetry.kept import find_context, keep_context
+from signing_async.telemetry import active, names
 from tests.dispatch.observing import Failing
 from tests.guides import ROOT
 from tests.pdfs import make_pdf
 from tests.telemetry.recorded import Recorded, attributes
-from tests.telemetry.victim import KEY, package
+from tests.telemetry.victim import package
 
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -83,13 +78,6 @@ async def test_operations_of_the_journal_are_timed(client: SigningClient, record
     assert timed == {"claim", "write", "release"}
 
 
-async def test_dispatch_without_a_journal_times_none(client: SigningClient, recorded: Recorded, tmp_path: Path) -> None:
-    (lease,) = _packages(tmp_path, 1)
-    await client.dispatch(lease)
-    assert recorded.one("dispatch.package").parent == recorded.one("dispatch").context
-    assert not recorded.points(names.JOURNAL_DURATION)
-
-
 async def test_failure_of_the_journal_is_timed_with_its_type(
     client: SigningClient, recorded: Recorded, tmp_path: Path
 ) -> None:
@@ -103,35 +91,6 @@ async def test_failure_of_the_journal_is_timed_with_its_type(
     assert recorded.total(names.JOURNAL_DURATION, error__type="JournalError") == 1
     assert attributes(recorded.one("dispatch"))["error.type"] == "JournalError"
     assert "Anna" not in recorded.text()
-
-
-async def test_run_of_many_that_the_journal_ends_is_an_error(
-    client: SigningClient, recorded: Recorded, tmp_path: Path
-) -> None:
-    class Failing(SqliteJournal):
-        async def claim(self, key: str) -> Claim | None:
-            raise OSError("the disk of Anna Berg")
-
-    async with Failing(tmp_path / "journal") as journal:
-        with pytest.raises(JournalError):
-            [each async for each in client.dispatch_many(_packages(tmp_path, 2), journal)]
-    run = recorded.one("dispatch")
-    assert run.status.status_code is StatusCode.ERROR
-    assert attributes(run) == {"error.type": "JournalError"}
-    assert "Anna" not in recorded.text()
-
-
-async def test_run_whose_packages_cannot_be_read_is_an_error(
-    client: SigningClient, recorded: Recorded, tmp_path: Path
-) -> None:
-    def packages() -> Iterator[SigningPackage]:
-        yield from _packages(tmp_path, 1)
-        raise ValueError("the list of Anna Berg")
-
-    with pytest.raises(ValueError, match="Anna"):
-        [each async for each in client.dispatch_many(packages(), tmp_path / "journal")]
-    assert attributes(recorded.one("dispatch")) == {"error.type": "ValueError"}
-    assert recorded.total(names.DISPATCH_DURATION, signing_async__outcome="success") == 1
 
 
 async def test_run_of_many_that_is_left_early_is_cancelled(
@@ -186,75 +145,12 @@ async def test_run_links_to_the_span_of_the_killed_run(
     assert link.context.is_remote
 
 
-async def test_deferred_package_is_not_counted_as_a_failure(
-    client: SigningClient, recorded: Recorded, tmp_path: Path
-) -> None:
-    class Lost(SqliteJournal):
-        """Another run claims the package while this one saves its first step."""
-
-        is_lost = False
-
-        async def write(self, claim: Claim, state: str) -> None:
-            if not self.is_lost:
-                self.is_lost = True
-                connection = sqlite3.connect(self.path)
-                connection.execute("UPDATE packages SET fence = fence + 1, owner = NULL")
-                connection.commit()
-                connection.close()
-            await super().write(claim, state)
-
-    async with Lost(tmp_path / "journal") as journal:
-        await client.dispatch(_packages(tmp_path, 1)[0], journal)
-    outcomes = [attributes(span)["signing_async.outcome"] for span in recorded.named("dispatch.package")]
-    assert outcomes == ["deferred", "success"]
-
-
 # The context in the journal
 
 
-async def test_earlier_version_reads_the_journal(
-    sandbox: Sandbox, client: SigningClient, recorded: Recorded, tmp_path: Path
-) -> None:
-    await client.dispatch(package(tmp_path), tmp_path / "journal")
-    async with SqliteJournal(tmp_path / "journal") as journal:
-        (record,) = [record async for record in journal.records()]
-    assert record.key == KEY
-    # All that version 0.1.0 does.
-    state = PackageState(**json.loads(record.state))
-    assert state.status == "sent"
-    assert set(json.loads(record.state)) == {field.name for field in attrs.fields(PackageState)}
-    context = recorded.one("dispatch.package").context
-    assert context is not None
-    kept = find_context(record.state)
-    assert kept is not None
-    assert kept.startswith(f"00-{context.trace_id:032x}-{context.span_id:016x}-")
-
-
-async def test_journal_is_the_same_as_before_without_telemetry(client: SigningClient, tmp_path: Path) -> None:
-    await client.dispatch(package(tmp_path), tmp_path / "journal")
-    async with SqliteJournal(tmp_path / "journal") as journal:
-        (record,) = [record async for record in journal.records()]
-    assert record.state == json.dumps(json.loads(record.state))
-
-
-def test_context_is_found_only_where_it_was_kept() -> None:
-    text = '{"content": "a", "status": "draft"}'
-    kept = keep_context(text, CONTEXT)
-    assert json.loads(kept) == json.loads(text)
-    assert find_context(kept) == CONTEXT
-    assert keep_context(text, None) == text
-    assert keep_context("{}", CONTEXT) == "{}"
-    for other in (text, None, "", '{"content": "00-junk", "content": "a"}', kept.upper()):
-        assert find_context(other) is None
-
-
 async def test_context_of_another_program_in_the_journal_is_no_link(recorded: Recorded) -> None:
-    from signing_async.telemetry.switch import active
-
-    telemetry = active()
-    assert telemetry is not None
     zeros = f"00-{'0' * 32}-{'0' * 16}-01"
-    with telemetry.span("dispatch", links=["junk", None, zeros, CONTEXT]) as span:
+    with active().span("dispatch", links=["junk", None, zeros, CONTEXT]) as span:
         assert span.context is not None
     (link,) = recorded.one("dispatch").links
     assert f"{link.context.trace_id:032x}" in CONTEXT

@@ -1,10 +1,8 @@
-"""The inbox: handlers linked to their deliveries, across processes and versions, and the events that wait."""
+"""The inbox: handlers linked to their deliveries, across processes, and the events that wait."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import sqlite3
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,7 +17,6 @@ from signing_async.telemetry import names
 from signing_async.webhooks import (
     Drop,
     Event,
-    EventStatus,
     HandlerRetryPolicy,
     Inbox,
     InboxStats,
@@ -31,7 +28,7 @@ from signing_async.webhooks import (
 from signing_async.webhooks.event import parse_event
 from signing_async.webhooks.event_store import EventStore
 from signing_async.webhooks.sqlite_inbox import SqliteEventStore
-from tests.telemetry.recorded import Recorded, attributes, nothing_configured, recording
+from tests.telemetry.recorded import Recorded, attributes, recording
 from tests.webhooks.deliveries import SECRET, event_body, signed
 from tests.webhooks.inboxes import AT_ONCE, add, settled
 
@@ -159,15 +156,6 @@ async def test_each_attempt_has_its_outcome(inbox: Inbox, recorded: Recorded) ->
     assert "Anna" not in recorded.text()
 
 
-async def test_event_without_a_handler_is_handled_without_its_attribute(inbox: Inbox, recorded: Recorded) -> None:
-    await add(inbox, "evt")
-    async with inbox.running():
-        await settled(inbox)
-    shown = attributes(recorded.one("inbox.handler"))
-    assert shown["signing_async.inbox.outcome"] == "handled"
-    assert "signing_async.inbox.handler" not in shown
-
-
 async def test_event_that_cannot_be_decrypted_is_an_error(path: Path, recorded: Recorded) -> None:
     async with Inbox(path, key=b"a" * 32) as inbox:
         await add(inbox, "evt")
@@ -192,52 +180,6 @@ async def test_cancelled_attempt_is_not_counted_as_settled(inbox: Inbox, recorde
         await started.wait()
     assert attributes(recorded.one("inbox.handler"))["signing_async.inbox.outcome"] == "cancelled"
     assert not recorded.points(names.HANDLER_ATTEMPTS)
-
-
-async def test_environment_switches_the_inbox_off(
-    path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SIGNING_TELEMETRY", "off")
-    async with Inbox(path) as inbox:
-        await add(inbox, "evt")
-        async with inbox.running():
-            await settled(inbox)
-    assert not recorded.spans
-    assert not recorded.points(names.PENDING_EVENTS)
-
-
-# The file
-
-
-async def test_file_of_an_earlier_version_gets_the_column_and_keeps_its_events(path: Path, recorded: Recorded) -> None:
-    async with Inbox(path) as inbox:
-        await add(inbox, "old")
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("ALTER TABLE events DROP COLUMN trace_context")
-    async with Inbox(path) as one, Inbox(path) as two:
-        await asyncio.gather(_deliver(one, "new1"), _deliver(two, "new2"))
-        async with one.running():
-            await settled(one)
-    links = {attributes(span)["signing.event_id"]: len(span.links) for span in recorded.named("inbox.handler")}
-    assert links == {"old": 0, "new1": 1, "new2": 1}
-
-
-async def test_earlier_version_adds_to_the_file_of_this_one(path: Path, recorded: Recorded) -> None:
-    async with Inbox(path) as inbox:
-        await _deliver(inbox, "new")
-        with contextlib.closing(sqlite3.connect(path)) as database:
-            assert database.execute("PRAGMA user_version").fetchone() == (1,)
-            # All that version 0.1.0 does.
-            database.execute(
-                "INSERT INTO events (id, type, signing, received_at, status, due, body, ready)"
-                " VALUES ('old', 'signing.completed', NULL, 1, 'pending', 1, ?, 1)",
-                (event_body("old"),),
-            )
-            database.commit()
-        async with inbox.running():
-            events = await settled(inbox)
-    assert [event.status for event in events] == [EventStatus.HANDLED] * 2
-    assert len(recorded.named("inbox.handler")) == 2
 
 
 # What waits
@@ -292,21 +234,6 @@ async def test_worker_reports_the_events_that_wait(
         await _until(lambda: _gauges(recorded) == [[], [], []])
 
 
-async def test_two_inboxes_of_a_process_are_reported_together(
-    tmp_path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inbox_worker, "_REPORT_EVERY", 0.01)
-    async with contextlib.AsyncExitStack() as stack:
-        for number, age in enumerate((1000, 5000)):
-            inbox = await stack.enter_async_context(Inbox(tmp_path / f"{number}.db"))
-            inbox.on("*")(_wait)
-            await _add_old(inbox, "evt", age)
-            await stack.enter_async_context(inbox.running(drain_timeout=0))
-        await _until(lambda: _gauges(recorded)[0] == [2])
-        (age,) = _gauges(recorded)[2]
-        assert 5000 <= age < 6000
-
-
 async def _wait(_: Event) -> None:
     await asyncio.Event().wait()
 
@@ -327,43 +254,3 @@ async def test_nothing_is_reported_while_the_store_fails(
             patched.setattr(store, "backlog", fail)
             await _until(lambda: _gauges(recorded) == [[], [], []])
         await _until(lambda: _gauges(recorded)[0] == [0])
-
-
-async def test_measurement_has_ended_when_the_worker_has(
-    path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, ended = asyncio.Event(), asyncio.Event()
-
-    async def hang() -> InboxStats:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            for _ in range(20):
-                await asyncio.sleep(0)
-            ended.set()
-        raise AssertionError
-
-    store = SqliteEventStore(path)
-    monkeypatch.setattr(store, "backlog", hang)
-    async with Inbox(store) as inbox:
-        worker = asyncio.create_task(inbox.run())
-        await asyncio.wait_for(begun.wait(), 30)
-        worker.cancel()
-        await asyncio.wait([worker])
-        assert ended.is_set()
-    assert _gauges(recorded) == [[], [], []]
-
-
-async def test_worker_without_an_sdk_measures_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = SqliteEventStore(path)
-
-    async def fail() -> InboxStats:
-        raise AssertionError
-
-    monkeypatch.setattr(store, "backlog", fail)
-    with nothing_configured(monkeypatch):
-        async with Inbox(store) as inbox:
-            await add(inbox, "evt")
-            async with inbox.running():
-                await settled(inbox)

@@ -14,6 +14,7 @@ from signing_async import (
     DecodeError,
     NewRecipient,
     OutcomeUnknown,
+    Reader,
     RetryPolicy,
     SigningClient,
     SigningError,
@@ -23,7 +24,7 @@ from signing_async.archive import Archive, verify_archive
 from signing_async.sandbox import Sandbox
 from signing_async.telemetry import names
 from signing_async.webhooks import Drop, Event, Inbox, Receiver, WebhookVerifier
-from tests.auth.oauth_servers import sandbox_oauth
+from tests.auth.oauth_servers import sandbox_oauth, secret_of
 from tests.pdfs import make_pdf
 from tests.servers import serving
 from tests.telemetry.recorded import Recorded
@@ -46,7 +47,7 @@ async def test_nothing_personal_or_secret_is_recorded(sandbox: Sandbox, recorded
     path = tmp_path / f"{MARK} lease.pdf"
     path.write_bytes(make_pdf())
     oauth, authorize = sandbox_oauth(sandbox)
-    secrets: list[str] = [oauth._client_secret]
+    secrets: list[str] = [secret_of(oauth)]
     async with oauth, SigningClient(sandbox.base_url, oauth, retry=QUICK) as client:
         for _ in range(2):
             code = authorize()
@@ -80,7 +81,7 @@ async def test_nothing_personal_or_secret_is_recorded(sandbox: Sandbox, recorded
         await sandbox.complete(sent.id)
         document = (await client.signings.get(sent)).documents[0]
         await client.documents.download_signed(sent, document, tmp_path / f"{MARK}-sealed.pdf")
-        final = oauth.secrets()
+        final = oauth.current.secrets()
     _check(recorded, *secrets, *final)
     assert {"signings.create", "documents.upload", "recipients.add", "signings.send", "signings.list", "dispatch"} <= {
         span.name for span in recorded.spans
@@ -94,7 +95,9 @@ async def test_arguments_of_any_endpoint_and_texts_of_errors_are_not_recorded(re
             return web.json_response({"data": [{"id": "1"}], "next": f"/api/1.0/list?cursor={MARK}"})
         return web.json_response({"error": f"no {MARK}"}, status=500, headers={"X-Request-Id": "1"})
 
-    async def reconcile(read: object) -> None:
+    async def reconcile(read: Reader) -> None:
+        with contextlib.suppress(SigningError):
+            await read(f"/api/1.0/people/{MARK}")
         raise RuntimeError(MARK)
 
     async with serving(respond) as server, SigningClient(server.origin, f"token-{MARK}", retry=QUICK) as client:

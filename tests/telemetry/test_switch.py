@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import opentelemetry
 import pytest
 from opentelemetry import metrics, trace
 
 from signing_async import ConfigurationError, NewRecipient, SigningClient, SigningPackage, SqliteJournal
 from signing_async.archive import Archive
+from signing_async.dispatch.send import find_sent
 from signing_async.sandbox import Sandbox
 from signing_async.settings import Settings
-from signing_async.telemetry import names, switch
-from signing_async.telemetry.kept import find_context
+from signing_async.telemetry import Telemetry, active, is_enabled, names
 from tests.auth.oauth_servers import Scripted, expired, grants, oauth_for
 from tests.guides import ROOT
 from tests.pdfs import make_pdf
-from tests.telemetry.recorded import Recorded, configurable, nothing_configured, recording
+from tests.telemetry.recorded import Recorded, nothing_configured, recording
 
 CALL = """
 import asyncio, sys
@@ -59,24 +59,11 @@ def test_provider_that_the_environment_names_is_used() -> None:
     after = """
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry import trace
-from signing_async.telemetry import switch
-assert switch.active() is not None
+from signing_async import telemetry
+assert type(telemetry.active()) is not telemetry.Telemetry
 assert isinstance(trace.get_tracer_provider(), TracerProvider)
 """
     _run(before="import opentelemetry.trace", after=after, OTEL_PYTHON_TRACER_PROVIDER="sdk_tracer_provider")
-
-
-def test_api_is_asked_if_the_environment_names_a_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    with configurable(monkeypatch):
-        monkeypatch.setattr(switch, "_IS_NAMED", True)
-        monkeypatch.setenv("OTEL_PYTHON_TRACER_PROVIDER", "sdk_tracer_provider")
-        assert switch.active() is not None
-
-
-async def test_nothing_is_recorded_without_an_sdk(client: SigningClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    with nothing_configured(monkeypatch):
-        await client.me()
-        assert switch.active() is None
 
 
 async def test_providers_of_the_api_record_nothing(client: SigningClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +71,7 @@ async def test_providers_of_the_api_record_nothing(client: SigningClient, monkey
         patched.setattr(trace, "_TRACER_PROVIDER", trace.NoOpTracerProvider())
         patched.setattr(metrics._internal, "_METER_PROVIDER", metrics.NoOpMeterProvider())
         await client.me()
-        assert switch.active() is None
+        assert type(active()) is Telemetry
 
 
 async def test_sdk_that_is_configured_later_is_used(client: SigningClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,7 +91,7 @@ async def test_metrics_alone_are_recorded(
         package = SigningPackage("Lease", "EN", [make_pdf()], [NewRecipient("anna@example.com")], key="1")
         await client.dispatch(package, tmp_path / "journal")
     async with SqliteJournal(tmp_path / "journal") as journal:
-        assert [find_context(record.state) async for record in journal.records()] == [None]
+        assert [json.loads(record.state)["trace_context"] async for record in journal.records()] == [None]
     assert not recorded.spans
     assert recorded.total(names.OPERATION_DURATION, signing_async__operation="me") == 1
     assert recorded.total(names.DISPATCH_DURATION) == 1
@@ -117,20 +104,12 @@ async def test_client_without_telemetry_records_nothing(sandbox: Sandbox, record
         await client.with_options(timeout=5).me()
         (sent,) = [each async for each in client.dispatch_many([package], tmp_path / "journal")]
         assert sent.signing is not None
-        await client.signings.find_sent(sent.signing.id)
+        await find_sent(client._api, sent.signing.id)
         await sandbox.complete(sent.signing.id)
         async with Archive(client, tmp_path / "archive", journal=tmp_path / "journal") as archive:
             assert [result.error async for result in archive.sweep()] == [None]
     assert not recorded.spans
     assert not any(recorded.points(metric) for metric in names.METRICS)
-
-
-async def test_refresh_for_a_client_without_telemetry_records_nothing(recorded: Recorded) -> None:
-    async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
-        await oauth._current._store.save(expired())
-        async with SigningClient(server.base_url, oauth, telemetry=False) as client:
-            await client.request("GET", "/api/1.0/me")
-    assert not recorded.spans
 
 
 async def test_environment_switches_everything_off(
@@ -140,7 +119,7 @@ async def test_environment_switches_everything_off(
     async with SigningClient(sandbox.base_url, sandbox.access_token()) as client:
         await client.me()
     async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
-        await oauth._current._store.save(expired())
+        await oauth.current._store.save(expired())
         await oauth.refresh()
     assert not recorded.spans
     async with SigningClient(sandbox.base_url, sandbox.access_token(), telemetry=True) as client:
@@ -151,7 +130,7 @@ async def test_environment_switches_everything_off(
 @pytest.mark.parametrize(("value", "is_on"), [("on", True), ("OFF", False), ("", True)])
 def test_value_of_the_environment(value: str, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGNING_TELEMETRY", value)
-    assert switch.is_enabled() is is_on
+    assert is_enabled() is is_on
     assert Settings.load().telemetry is is_on
 
 
@@ -194,7 +173,6 @@ def test_invalid_value_in_the_settings_file_names_the_file(tmp_path: Path) -> No
 async def test_too_old_api_package_is_reported_once(
     client: SigningClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(switch, "_is_unusable", False)
     create = metrics.Meter.create_histogram
 
     def create_as_before(self: Any, name: str, unit: str, description: str) -> Any:
@@ -205,16 +183,4 @@ async def test_too_old_api_package_is_reported_once(
     await client.me()
     (report,) = [record.getMessage() for record in caplog.records if "OpenTelemetry" in record.getMessage()]
     assert report.endswith("install signing-async[otel]")
-    assert switch.active() is None
-
-
-async def test_api_package_without_metrics_is_not_used(
-    client: SigningClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(switch, "_is_unusable", False)
-    with recording(monkeypatch) as recorded, monkeypatch.context() as patched:
-        patched.delattr(opentelemetry, "metrics")
-        patched.setitem(sys.modules, "opentelemetry.metrics", None)
-        await client.me()
-    assert "OpenTelemetry is not used" in caplog.text
-    assert not recorded.spans
+    assert type(active()) is Telemetry

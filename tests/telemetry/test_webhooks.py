@@ -17,16 +17,14 @@ from opentelemetry.trace import SpanKind, StatusCode
 from signing_async import ConfigurationError
 from signing_async.telemetry import names
 from signing_async.webhooks import (
-    STANDARD_WEBHOOKS,
     Event,
     MemorySeenEvents,
     Receiver,
     WebhookVerifier,
     aiohttp_handler,
-    sign,
     wsgi_app,
 )
-from tests.telemetry.recorded import Recorded, attributes, nothing_configured
+from tests.telemetry.recorded import Recorded, attributes
 from tests.webhooks.deliveries import SECRET, event_body, signed
 
 VERIFIER = WebhookVerifier(SECRET, max_body=1000)
@@ -99,13 +97,6 @@ async def test_refusal_is_counted_by_its_verdict_and_is_no_error(
     assert attributes(span) == {"http.response.status_code": status, "signing_async.webhook.verdict": verdict}
     assert span.status.status_code is StatusCode.UNSET
     assert _verdicts(recorded) == {verdict: 1}
-
-
-async def test_old_delivery_has_a_verdict_of_its_own(recorded: Recorded) -> None:
-    secret = "c2VjcmV0c2VjcmV0c2VjcmV0"
-    headers = sign(secret, BODY, STANDARD_WEBHOOKS, id="a", timestamp=1_000_000_000)
-    await Receiver(WebhookVerifier(secret, scheme=STANDARD_WEBHOOKS), _accept).receive(headers, BODY)
-    assert _verdicts(recorded) == {"signature_too_old": 1}
 
 
 async def test_body_that_does_not_arrive_has_a_verdict(recorded: Recorded) -> None:
@@ -207,12 +198,6 @@ async def test_cancelled_delivery_ends_its_span(recorded: Recorded) -> None:
     assert _verdicts(recorded) == {"cancelled": 1}
 
 
-async def test_ids_that_may_name_a_person_are_left_out(recorded: Recorded) -> None:
-    body = event_body("anna@example.com", signing={"id": "Anna Berg"})
-    await Receiver(VERIFIER, _accept).receive(signed(body), body)
-    assert "anna" not in recorded.text().lower()
-
-
 async def test_environment_switches_deliveries_off(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SIGNING_TELEMETRY", "off")
     events: list[Event] = []
@@ -222,10 +207,3 @@ async def test_environment_switches_deliveries_off(recorded: Recorded, monkeypat
     monkeypatch.setenv("SIGNING_TELEMETRY", "maybe")
     with pytest.raises(ConfigurationError, match="SIGNING_TELEMETRY"):
         Receiver(VERIFIER, _accept)
-
-
-async def test_receiver_works_without_an_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[Event] = []
-    with nothing_configured(monkeypatch):
-        assert (await Receiver(VERIFIER, events.append).receive(signed(BODY), BODY)).status == 202
-    assert [event.trace_context for event in events] == [None]

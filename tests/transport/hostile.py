@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from signing_async import (
     MemoryTokenStore,
@@ -114,6 +115,9 @@ def saying(raw: bytes) -> Behave:
     return behave
 
 
+_OAUTHS: WeakKeyDictionary[SigningClient, OAuth] = WeakKeyDictionary()
+
+
 @asynccontextmanager
 async def connected(server: Hostile, **options: Any) -> AsyncIterator[SigningClient]:
     """A client of the server, which is looked at afterwards: nothing of it may be left."""
@@ -131,6 +135,7 @@ async def connected(server: Hostile, **options: Any) -> AsyncIterator[SigningCli
     await oauth.access_token()
     files = open_files()
     async with SigningClient(server.origin, oauth, **settings) as client:
+        _OAUTHS[client] = oauth
         yield client
         connector = client._shared.sessions.get().connector
         assert connector is not None
@@ -151,8 +156,7 @@ def open_files() -> int:
 
 
 def oauth_of(client: SigningClient) -> OAuth:
-    assert isinstance(client._shared.auth, OAuth)
-    return client._shared.auth
+    return _OAUTHS[client]
 
 
 async def _stream(client: SigningClient, folder: Path) -> object:

@@ -93,7 +93,7 @@ PAUSES: dict[str, Pausing] = {
 
 
 class Limiter(Protocol):
-    """What is simulated: a `RateLearner`, or nothing that limits."""
+    """What is simulated: a `RateController`, or nothing that limits."""
 
     def ready_at(self, now: float) -> float: ...
 

@@ -106,21 +106,17 @@ async def test_call_without_response_ends_at_its_deadline_as_request_timeout(
     sandbox: Sandbox, client: SigningClient
 ) -> None:
     sandbox.faults.add("me", "hang", times=None)
-    began = time.monotonic()
     with pytest.raises(RequestTimeout, match=r"within its timeout of 0\.3 s") as caught:
         await client.with_options(timeout=0.3).me()
     assert isinstance(caught.value, TimeoutError)
-    assert time.monotonic() - began < 5
     assert caught.value.__context__ is None or "aiohttp" not in type(caught.value.__context__).__module__
 
 
 async def test_retry_after_past_the_deadline_is_raised_at_once(sandbox: Sandbox, client: SigningClient) -> None:
-    sandbox.faults.add("me", "429", retry_after=20)
-    began = time.monotonic()
+    sandbox.faults.add("me", "429", retry_after=2000)
     with pytest.raises(RateLimited, match="deadline leaves no time") as caught:
-        await client.with_options(timeout=5).me()
-    assert caught.value.retry_after == 20
-    assert time.monotonic() - began < 4
+        await client.with_options(timeout=1000, retry=RetryPolicy(max_retry_after=3000)).me()
+    assert caught.value.retry_after == 2000
 
 
 async def _never_ending_source() -> AsyncIterator[bytes]:
@@ -183,10 +179,8 @@ async def test_waiting_for_another_calls_reading_ends_at_the_deadline_as_outcome
     patient = asyncio.create_task(client.documents.upload(signing, make_pdf(), "a.pdf"))
     while not sandbox.requests_of("signings.get"):
         await asyncio.sleep(0.005)
-    began = time.monotonic()
     with pytest.raises(OutcomeUnknownTimeout, match="the deadline passed before it could be reconciled"):
         await client.with_options(timeout=0.5).documents.upload(signing, make_pdf(), "b.pdf")
-    assert time.monotonic() - began < 5
     patient.cancel()
     await asyncio.gather(patient, return_exceptions=True)
 
@@ -281,15 +275,14 @@ async def test_429_pauses_every_call_of_the_client_and_its_views(sandbox: Sandbo
 
 async def test_call_that_cannot_wait_for_the_rate_limiter_is_not_sent(sandbox: Sandbox, client: SigningClient) -> None:
     """It raises `RateLimited` at once, with the length of the pause."""
-    sandbox.faults.add("me", "429", retry_after=30)
+    sandbox.faults.add("me", "429", retry_after=2000)
+    impatient = client.with_options(timeout=1000, retry=RetryPolicy(max_retry_after=3000))
     with pytest.raises(RateLimited):
-        await client.with_options(timeout=10).me()
-    began = time.monotonic()
+        await impatient.me()
     with pytest.raises(RateLimited, match="it was not sent") as caught:
-        await client.with_options(timeout=10).me()
-    assert time.monotonic() - began < 2
+        await impatient.me()
     assert caught.value.retry_after is not None
-    assert 20 < caught.value.retry_after <= 30
+    assert 1900 < caught.value.retry_after <= 2000
     assert len(sandbox.requests_of("me")) == 1
 
 
@@ -320,7 +313,7 @@ async def test_upload_cancelled_while_it_waits_for_the_rate_limiter_is_not_ambig
     with pytest.raises(RateLimited):
         await client.with_options(retry=RetryPolicy.none()).me()
     upload = asyncio.create_task(client.documents.upload(signing, make_pdf(), "a.pdf"))
-    while not client._tracker.signing(f"/api/1.0/signings/{signing.id}").documents.pending:
+    while not client._ledger.signing(f"/api/1.0/signings/{signing.id}").documents.pending:
         await asyncio.sleep(0.005)
     await asyncio.sleep(0.05)
     upload.cancel()
@@ -367,7 +360,6 @@ async def test_attempt_is_ambiguous_if_it_failed_and_may_have_taken_effect(
             await client.recipients.add(signing, email="anna@example.com")
     adding = [attempt.ambiguous for attempt in told if attempt.operation == "recipients.add"]
     assert adding[0] is ambiguous
-    assert [attempt.in_doubt for attempt in told] == [attempt.ambiguous for attempt in told]  # the old name
     assert adding[1:] in ([], [False])
 
 

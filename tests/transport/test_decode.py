@@ -1,42 +1,55 @@
-"""Decoding: any bytes give a record, or `Unreadable` with the place of the problem."""
+"""Decoding: any bytes give a record of the package or of the caller's class, or `Unreadable` with the place."""
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import importlib.util
 import itertools
 import json
 import math
 import pickle
 import sys
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, timezone
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from enum import Enum, IntEnum, StrEnum
+from typing import Any, Optional
 
-import cattrs
+import attrs
 import orjson
 import pytest
 from aiohttp import web
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from signing_async import (
+    Assumptions,
     DecodeError,
     Document,
+    InvalidRequest,
     Language,
     Recipient,
-    RetryPolicy,
     Signing,
     SigningClient,
+    SigningError,
     SigningOrder,
     SigningState,
-    TransportError,
     User,
 )
 from signing_async.sandbox import Profile, Sandbox
 from signing_async.transport import decode
-from signing_async.transport.custom_records import decode_each
-from signing_async.transport.decode import Unreadable, decode_record, parse, timestamp
+from signing_async.transport.decode import (
+    Unreadable,
+    decode_each,
+    decode_record,
+    hook_of,
+    look_up,
+    parse,
+    record,
+    request_id,
+    timestamp,
+    unwrap,
+)
 from tests.pdfs import make_pdf
 from tests.servers import serving
 
@@ -87,22 +100,12 @@ def test_json_is_parsed_alike_with_and_without_orjson(parser: str, body: bytes, 
     assert type(found) is type(data)
 
 
-def test_a_hundred_levels_are_parsed_and_one_more_is_refused(parser: str) -> None:
-    """Brackets in strings are no levels."""
-    data, depth = parse(b"[" * 100 + b"]" * 100), 1
-    while data:
-        (data,), depth = data, depth + 1
-    assert depth == 100
-    with pytest.raises(Unreadable, match="nested too deeply"):
-        parse(b"[" * 101 + b"]" * 101)
-    assert parse(b'["%b", [], {}]' % (b"[" * 500)) == ["[" * 500, [], {}]
-
-
 @pytest.mark.parametrize("kinds", ["[", "{", "[{", "{{["])
-def test_lists_and_objects_count_as_levels(parser: str, kinds: str) -> None:
+def test_a_hundred_levels_are_parsed_and_one_more_is_refused(parser: str, kinds: str) -> None:
+    """Brackets in strings are no levels."""
 
     def nested(depth: int) -> bytes:
-        data: Any = 1
+        data: Any = "[" * 500 + '"\\' + "{" * 500
         for kind in itertools.islice(itertools.cycle(kinds), depth):
             data = [data] if kind == "[" else {"a": data}
         return json.dumps(data).encode()
@@ -153,7 +156,7 @@ def test_other_bytes_are_unreadable_for_a_short_reason(parser: str, body: bytes)
     assert "JSON" in str(caught.value) or "nested too deeply" in str(caught.value) or "UTF-8" in str(caught.value)
     assert len(str(caught.value)) < 200
     assert caught.value.__cause__ is None
-    assert caught.value.__suppress_context__
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
 
 
 @pytest.mark.parametrize("body", [b"", b" \n", b"\xef\xbb\xbf"])
@@ -178,20 +181,6 @@ _JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.binary(max_size=60) | st.text(max_size=60).map(str.encode) | _JSON.map(json.dumps).map(str.encode))
-@example(b"[-0.0]")
-@example(b'{"":1e400}')
-def test_both_parsers_agree_on_any_bytes(monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
-    """Both give the same data, or both raise `Unreadable`."""
-    found = []
-    for orjson_or_none in (_FAST, None):
-        monkeypatch.setattr(decode, "orjson", orjson_or_none)
-        found.append(_outcome(lambda: parse(body)))
-    assert found[0] == found[1]
-    assert repr(found[0]) == repr(found[1])
 
 
 # Records
@@ -241,7 +230,7 @@ def test_documented_fields_become_attributes_and_the_rest_extra(parser: str) -> 
 @pytest.mark.parametrize("cls", [Signing, Document, Recipient])
 def test_record_needs_only_an_id(cls: type[Any]) -> None:
     """Absent and null fields have the defaults of the class."""
-    names = [name for name in cls.__annotations__ if name not in ("id", "extra")]
+    names = [field.name for field in attrs.fields(cls) if field.name not in ("id", "extra") and not field.kw_only]
     assert decode_record({"id": "x"}, cls) == decode_record({"id": "x", **dict.fromkeys(names)}, cls) == cls(id="x")
 
 
@@ -319,12 +308,6 @@ def test_error_in_a_list_names_the_index() -> None:
         decode_each(5, Document)
 
 
-def test_hooks_are_registered_with_cattrs() -> None:
-    data = {"id": "s", "documents": [{"id": "d", "size": 1}], "language": "EN", "x": 1}
-    assert isinstance(decode.converter(), cattrs.Converter)
-    assert decode.converter().structure(copy.deepcopy(data), Signing) == decode_record(data, Signing)
-
-
 _FIELDS = st.fixed_dictionaries(
     {},
     optional={
@@ -358,226 +341,85 @@ _NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("text", "moment"),
+    ("value", "moment"),
     [
         ("2026-01-31T12:00:00Z", _NOON),
         ("2026-01-31T12:00:00+00:00", _NOON),
-        ("2026-01-31T12:00:00-00:00", _NOON),
         ("2026-01-31T13:00:00+01:00", _NOON),
-        ("2026-01-31T13:00:00+0100", _NOON),
-        ("2026-01-31T13:00:00+01", _NOON),
         ("2026-01-31T06:30:00-05:30", _NOON),
-        ("2026-01-31T06:30:00\u221205:30", _NOON),
-        ("2026-01-31T13:00:00 +01:00", _NOON),
-        ("2026-01-31T12:00:00 Z", _NOON),
-        ("2026-01-31 12:00:00 UTC", _NOON),
-        ("2026-01-31 12:00:00 GMT", _NOON),
         ("2026-01-31T12:00Z", _NOON),
-        ("2026-01-31T12Z", _NOON),
         ("2026-01-31T12:00:00", _NOON),
         ("2026-01-31 12:00:00", _NOON),
         ("2026-01-31 12:00:00Z", _NOON),
-        ("2026-01-31t12:00:00z", _NOON),
-        ("2026-01-31T12:00:00z", _NOON),
-        (" 2026-01-31T12:00:00Z\n", _NOON),
-        ("20260131T120000Z", _NOON),
         ("20260131T130000+0100", _NOON),
-        ("20260131T1200Z", _NOON),
-        ("20260131t120000z", _NOON),
         ("2026-W05-6T12:00:00Z", _NOON),
-        ("2026W056T120000Z", _NOON),
-        ("2026-w05-6t12:00:00z", _NOON),
-        ("2026-W05-6", _NOON - timedelta(hours=12)),
         ("2026-01-31", _NOON - timedelta(hours=12)),
         ("20260131", _NOON - timedelta(hours=12)),
-        ("2026-01-31T12:00:00.5Z", _NOON + timedelta(milliseconds=500)),
         ("2026-01-31T12:00:00,5Z", _NOON + timedelta(milliseconds=500)),
-        ("2026-01-31T12:00:00,5z", _NOON + timedelta(milliseconds=500)),
-        ("20260131T120000.25Z", _NOON + timedelta(milliseconds=250)),
-        ("20260131T120000,25z", _NOON + timedelta(milliseconds=250)),
         ("2026-01-31 12:00:00.000001", _NOON + timedelta(microseconds=1)),
-        ("2026-01-31T12:00:00.123456Z", _NOON + timedelta(microseconds=123456)),
         ("2026-01-31T12:00:00.123456789Z", _NOON + timedelta(microseconds=123456)),
-        ("2026-01-31T12:00:00.123456789z", _NOON + timedelta(microseconds=123456)),
-        ("2026-01-31T12:00:00." + "1" * 5000 + "Z", _NOON + timedelta(microseconds=111111)),
-        ("2026-01-31T24:00:00Z", _NOON + timedelta(hours=12)),
-        ("2026-01-31T24:00Z", _NOON + timedelta(hours=12)),
-        ("2026-01-31T24Z", _NOON + timedelta(hours=12)),
-        ("2026-01-31T24:00:00.000Z", _NOON + timedelta(hours=12)),
-        ("20260131T240000+0000", _NOON + timedelta(hours=12)),
-        ("2016-12-31T23:59:60Z", datetime(2017, 1, 1, tzinfo=UTC)),
-        ("2016-12-31T23:59:60", datetime(2017, 1, 1, tzinfo=UTC)),
-        ("2016-12-31T23:59:60.5+00:00", datetime(2017, 1, 1, 0, 0, 0, 500000, tzinfo=UTC)),
-        ("20161231T235960Z", datetime(2017, 1, 1, tzinfo=UTC)),
-        ("2017-01-01T00:59:60+01:00", datetime(2017, 1, 1, tzinfo=UTC)),
         (1769860800, _NOON),
         (1769860800.25, _NOON + timedelta(milliseconds=250)),
         (1769860800000, _NOON),
         (1769860800250.5, _NOON + timedelta(microseconds=250500)),
-        (1769860800123456, _NOON + timedelta(microseconds=123456)),
         ("1769860800", _NOON),
-        ("1769860800.25", _NOON + timedelta(milliseconds=250)),
-        ("1769860800000", _NOON),
-        ("1769860800123456", _NOON + timedelta(microseconds=123456)),
-        ("-1769860800", datetime(1913, 12, 1, 12, tzinfo=UTC)),
         ("1712010812345", datetime(2024, 4, 1, 22, 33, 32, 345000, tzinfo=UTC)),
-        ("Sat, 31 Jan 2026 12:00:00 GMT", _NOON),
-        ("Sat, 31 Jan 2026 13:00:00 +0100", _NOON),
-        ("sat, 31 jan 2026 12:00:00 utc", _NOON),
-        ("31 Jan 2026 12:00", _NOON),
-        ("1 Feb 2026 00:00:00 +1200", _NOON),
-        ("/Date(1769860800000)/", _NOON),
-        ("/Date(1769860800000+0100)/", _NOON),
-        ("/Date(-62135596800000)/", datetime(1, 1, 1, tzinfo=UTC)),
         (0, datetime(1970, 1, 1, tzinfo=UTC)),
         (-1.5, datetime(1969, 12, 31, 23, 59, 58, 500000, tzinfo=UTC)),
     ],
 )
-def test_timestamp_is_parsed_to_an_aware_datetime(text: Any, moment: datetime) -> None:
-    found = timestamp(text)
+def test_timestamp_is_parsed_to_an_aware_datetime(value: Any, moment: datetime) -> None:
+    found = timestamp(value)
     assert found == moment
-    assert found is not None
     assert found.utcoffset() is not None
+    assert decode_record({"id": "d", "completed_at": value}, Document) == Document("d", completed_at=found)
 
 
 def test_offset_of_a_timestamp_is_kept() -> None:
-    for text in (
-        "2026-01-31T13:00:00+01:00",
-        "2026-01-31T13:00:00.5 +0100",
-        "Sat, 31 Jan 2026 13:00:00 +0100",
-        "/Date(1769860800000+0100)/",
-    ):
-        found = timestamp(text)
-        assert found is not None
-        assert found.utcoffset() == timedelta(hours=1)
-        assert found.hour == 13
+    found = timestamp("2026-01-31T13:00:00+01:00")
+    assert found is not None
+    assert (found.utcoffset(), found.hour) == (timedelta(hours=1), 13)
 
 
 @pytest.mark.parametrize("empty", [None, "", "  "])
 def test_null_and_empty_strings_are_no_timestamp(empty: Any) -> None:
     """The specification says "empty until the document is fully signed"."""
     assert timestamp(empty) is None
+    assert decode_record({"id": "d", "completed_at": empty}, Document) == Document("d")
 
 
 @pytest.mark.parametrize(
     "value",
     [
         "x",
-        "null",
         "2026",
-        "2026-01",
-        "2026-13-01T00:00:00Z",
         "2026-02-30",
-        "2026-02-30T00:00:00",
-        "2026-01-31T25:00:00Z",
-        "2026-01-31T12:60:00Z",
-        "2026-01-31T12:00:61Z",
-        "2026-01-31T12:00:60Z",
-        "2026-01-31T24:00:01Z",
-        "2026-01-31T24:00:00.5Z",
-        "2026-01-31T24:30:00Z",
-        "2026-01-31T24:00:60Z",
-        "2026-01-31T12.5Z",
-        "2026-01-31T12:30.5Z",
-        "20260131T1230.5Z",
-        "2026-01-31T12,5",
         "2026-01-31T12:00:00+25:00",
-        "2026-01-31T12:00:00z+25:00",
-        "2026-01-31 12:00:00 +25:00",
-        "2026-01-31T12:00:00+01:00[Europe/Stockholm]",
-        "2026-W54-1T00:00:00",
-        "0000-01-01T00:00:00",
         "0000-00-00 00:00:00",
-        "Sat, 31 Jan 2026 12:00:00 CET",
-        "Sat, 32 Jan 2026 12:00:00 GMT",
-        "Sat, 31 Now 2026 12:00:00 GMT",
-        "31 Jan 2026",
-        "/Date(99999999999999999)/",
-        "/Date()/",
-        "/Date(1769860800000+9999)/",
-        "Sat, " + "1" * 1_000_000,
-        "9999-12-31T24:00:00Z",
-        "9999-12-31T23:59:60Z",
-        "２０２６-01-31T12:00:00",
-        "2026-01-31T12:00:00." + "1" * 100 + "later",
-        "1_000_000_000",
-        "1e9",
+        "Sat, 31 Jan 2026 12:00:00 GMT",
+        "/Date(1769860800000)/",
+        "2026-01-31T12:00:00.5+01:00:00.5x",
         "9" * 5000,
-        "+",
         " " * 100_000 + "x",
-        "2026-01-31T12:00:00" + " " * 100_000 + "x",
-        "2026-01-31T12:00:00." + "1" * 1_000_000,
-        "1" * 1_000_000 + "." + "1" * 1_000_000,
-        "-" * 1_000_000,
+        "1" * 1_000_000,
         10**400,
-        -(10**400),
-        10**5000,
         1e308,
         math.nan,
         math.inf,
-        1769860800123456789,
+        1769860800123456,
         True,
-        False,
         [],
-        {},
+        {"date": "x"},
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, int) else str(value)[:40],
 )
 @pytest.mark.timeout(30)
-def test_impossible_and_hostile_timestamps_are_unreadable_at_once(value: Any) -> None:
-    if isinstance(value, str) and len(value) == 1_000_020:
-        assert timestamp(value) == _NOON + timedelta(microseconds=111111)
-        return
+def test_other_timestamp_is_unreadable_and_kept_in_extra_of_a_record(value: Any) -> None:
     with pytest.raises(Unreadable, match=r"^expected a timestamp, got ") as caught:
         timestamp(value)
     assert len(str(caught.value)) < 80
-
-
-_ZONES = st.integers(-23 * 60 - 59, 23 * 60 + 59).map(lambda minutes: timezone(timedelta(minutes=minutes)))
-_MOMENTS = st.datetimes(datetime(1902, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC) | _ZONES)
-
-
-@given(
-    _MOMENTS, st.sampled_from("T t"), st.booleans(), st.booleans(), st.sampled_from(["Z", "z", "+00:00", " UTC", ""])
-)
-def test_any_iso_8601_form_is_parsed_to_the_same_moment(
-    moment: datetime, separator: str, basic: bool, comma: bool, zulu: str
-) -> None:
-    text = moment.replace(tzinfo=None).isoformat() + zulu if moment.tzinfo is UTC else moment.isoformat()
-    if basic:
-        date, _, rest = text.partition("T")
-        text = date.replace("-", "") + "T" + rest.replace(":", "")
-    if comma:
-        text = text.replace(".", ",")
-    assert timestamp(text.replace("T", separator, 1)) == moment
-
-
-@given(st.datetimes(datetime(1974, 1, 1), datetime(2200, 1, 1), timezones=st.just(UTC)))
-def test_epoch_seconds_milliseconds_and_microseconds_are_parsed(moment: datetime) -> None:
-    """As numbers and as digits."""
-    micros = (moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
-    tolerance = timedelta(microseconds=1)
-    second, milli = moment.replace(microsecond=0), moment.replace(microsecond=moment.microsecond // 1000 * 1000)
-    assert timestamp(micros // 10**6) == timestamp(str(micros // 10**6)) == second
-    assert abs((timestamp(micros // 1000) or moment) - milli) <= tolerance
-    assert abs((timestamp(micros) or second) - moment) <= tolerance
-    assert abs((timestamp(micros / 1e6) or second) - moment) <= tolerance
-    assert abs((timestamp(f"{micros // 10**6}.{micros % 10**6:06}") or second) - moment) <= tolerance
-
-
-@given(st.text(max_size=40) | st.from_regex(r"\d{4}-?\d\d-?\d\d[T ]?[\d:.,+zZ -]*", fullmatch=True) | _JSON)
-@example("2026-01-31T12:00:00.5+01:00:00.5")
-def test_any_value_is_an_aware_datetime_none_or_unreadable(value: Any) -> None:
-    moment = _outcome(lambda: timestamp(value))
-    assert moment is Unreadable or moment is None or moment.utcoffset() is not None
-
-
-@pytest.mark.parametrize(
-    "value", ["soon", "0000-00-00 00:00:00", "31/01/2026 12:00", "2026", True, False, 1e300, ["x"], {"date": "x"}]
-)
-def test_unreadable_timestamp_is_none_and_its_value_is_kept_in_extra(value: Any) -> None:
     data = {"id": "s", "name": "Lease", "updated_at": value, "documents": [{"id": "d", "completed_at": value}]}
-    signing = decode_record(copy.deepcopy(data), Signing)
+    signing = decode_record(data, Signing)
     assert (signing.id, signing.name, signing.updated_at) == ("s", "Lease", None)
     assert signing.extra == {"updated_at": value}
     assert signing.documents == (Document("d", extra={"completed_at": value}),)
@@ -599,7 +441,304 @@ def test_signing_with_unreadable_cancelled_at_is_cancelled(value: Any, state: Si
     assert (signing.state, signing.cancelled_at) == (state, None)
 
 
+# Parts of a response
+
+
+def test_look_up_follows_a_dotted_path_through_objects_and_lists() -> None:
+    data = {"a": {"b": [{"c": 1}]}}
+    assert look_up(data, "a.b.0.c") == 1
+    for path in ("x", "a.x", "a.b.1", "a.b.-1", "a.b.x", "a.b.²", "a.b.0.c.d"):
+        assert look_up(data, path) is None
+
+
+def test_record_is_the_response_or_the_object_that_it_wraps() -> None:
+    """An object with an id wraps nothing."""
+    assumptions = Assumptions()
+    assert record({"id": "s", "data": {"id": "x"}}, assumptions) == {"id": "s", "data": {"id": "x"}}
+    for name in ("data", "signing", "document", "recipient", "user", "result"):
+        assert record({name: {"id": "s"}, "request_id": "r"}, assumptions) == {"id": "s"}
+    assert record({"data": [1]}, assumptions) == {"data": [1]}
+    assert record([1], assumptions) == [1]
+    assert record({"payload": {"record": {"id": "s"}}}, Assumptions(record_paths="payload.record")) == {"id": "s"}
+
+
+def test_request_id_comes_from_a_header_before_the_body() -> None:
+    """Never from a flag, an object or an empty string."""
+    assumptions = Assumptions()
+    assert request_id({"X-Request-Id": "h"}, {"request_id": "b"}, assumptions) == "h"
+    assert request_id({"request_id": "g", "X-Request-Id": "h"}, None, assumptions) == "g"
+    assert request_id({}, {"request_id": "b"}, assumptions) == "b"
+    assert request_id({}, {"meta": {"request_id": 7}}, assumptions) == "7"
+    assert request_id({}, {"request_id": ""}, assumptions) is None
+    assert request_id({}, {"request_id": True, "error": {"request_id": {}}}, assumptions) is None
+    assert request_id({"X-Trace": "t"}, None, Assumptions(request_id_headers="X-Trace")) == "t"
+
+
+# The caller's classes
+
+
+class Color(StrEnum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Kind(Enum):
+    LEASE = "lease"
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+    label: str
+    width: float = 1.0
+    extra: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def _even(instance: object, attribute: object, value: int | None) -> None:
+    if value is not None and value % 2:
+        raise ValueError(f"{value} is odd")
+
+
+@attrs.frozen
+class Template:
+    id: str
+    pages: int | None = attrs.field(default=None, validator=_even)
+    active: bool = True
+    color: Color | None = None
+    level: Level | None = None
+    kind: Kind | None = None
+    language: Language | None = None
+    created_at: datetime | None = None
+    day: date | None = None
+    fields: Sequence[Field] = ()
+    document: Document | None = None
+    tags: frozenset[str] = frozenset()
+    pair: tuple[str, int] = ("", 0)
+    widths: Mapping[str, list[float]] = {}
+    either: int | str = 0
+    anything: Any = None
+    extra: Mapping[str, Any] = attrs.field(factory=dict)
+
+
+def test_every_kind_of_field_is_decoded() -> None:
+    data = {
+        "id": "t1",
+        "pages": 2,
+        "active": False,
+        "color": "red",
+        "level": 1,
+        "kind": "lease",
+        "language": "FI",
+        "created_at": "2026-01-31T09:00:00Z",
+        "day": "2026-01-31",
+        "fields": [{"label": "a", "width": 2, "unit": "cm"}],
+        "document": {"id": "d1", "size": 5},
+        "tags": ["x"],
+        "pair": ["a", 1],
+        "widths": {"a": [1, 2.5]},
+        "either": "b",
+        "anything": [1, {}],
+    }
+    assert decode_record(data, Template) == Template(
+        "t1",
+        2,
+        False,
+        Color.RED,
+        Level.LOW,
+        Kind.LEASE,
+        Language("FI"),
+        datetime(2026, 1, 31, 9, tzinfo=UTC),
+        date(2026, 1, 31),
+        (Field("a", 2.0, {"unit": "cm"}),),
+        Document("d1", extra={"size": 5}),
+        frozenset({"x"}),
+        ("a", 1),
+        {"a": [1.0, 2.5]},
+        "b",
+        [1, {}],
+    )
+
+
+def test_unknown_fields_are_kept_in_extra_or_dropped_without_one() -> None:
+    @attrs.frozen
+    class Plain:
+        id: str
+
+    data = {"id": "t1", "new": [1], "extra": 5}
+    assert decode_record(dict(data), Template).extra == {"new": [1], "extra": 5}
+    assert decode_record(dict(data), Plain) == Plain("t1")
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({}, "id: missing"),
+        ({"id": None}, "id: expected a string, got null"),
+        ({"id": 5}, "id: expected a string, got 5"),
+        ({"id": "t", "pages": "2"}, "pages: expected an integer, got '2'"),
+        ({"id": "t", "pages": True}, "pages: expected an integer, got true"),
+        ({"id": "t", "pages": 3}, "refused by the class: 3 is odd"),
+        ({"id": "t", "active": 1}, "active: expected true or false, got 1"),
+        ({"id": "t", "color": "blue"}, "color: refused by the class: 'blue' is not a valid Color"),
+        ({"id": "t", "kind": "x" * 300}, "kind: refused by the class: ValueError"),
+        ({"id": "t", "created_at": "soon"}, "created_at: expected a timestamp, got 'soon'"),
+        ({"id": "t", "fields": "abc"}, "fields: expected a list, got 'abc'"),
+        ({"id": "t", "fields": [{"label": "a"}, {}]}, "fields[1].label: missing"),
+        ({"id": "t", "fields": [{"label": "a", "width": True}]}, "fields[0].width: expected a number, got true"),
+        ({"id": "t", "document": {}}, "document.id: missing"),
+        ({"id": "t", "widths": {"a": ["x"]}}, "widths.a[0]: expected a number, got 'x'"),
+        ({"id": "t", "widths": []}, "widths: expected an object, got a list"),
+        ([], "expected an object, got a list"),
+        ("t", "expected an object, got 't'"),
+        (None, "expected an object, got null"),
+    ],
+)
+def test_problem_names_the_place_and_the_value(data: Any, said: str) -> None:
+    with pytest.raises(Unreadable) as caught:
+        decode_record(data, Template)
+    assert str(caught.value) == said
+
+
+def test_note_of_a_validator_is_not_mistaken_for_a_place() -> None:
+    def refuse(instance: object, attribute: object, value: object) -> None:
+        error = ValueError("too long")
+        error.add_note("at most 10")
+        raise error
+
+    @attrs.frozen
+    class Noted:
+        name: str = attrs.field(validator=refuse)
+
+    with pytest.raises(Unreadable, match=r"^\[0\]: refused by the class: too long$"):
+        decode_record([{"name": "x"}], list[Noted])
+
+
+@attrs.frozen
+class Visit:
+    at: datetime | None
+    day: Optional[date] = None  # noqa: UP045  # the older notation is tested
+    all: Sequence[datetime | None] = ()
+
+
+@pytest.mark.parametrize("empty", ["", " ", None])
+def test_empty_text_is_no_timestamp_in_an_optional_field(empty: str | None) -> None:
+    moment = datetime(2026, 1, 31, 9, tzinfo=UTC)
+    rows = [{"at": empty, "day": empty, "all": [empty]}, {"at": "2026-01-31T09:00:00Z", "day": "2026-01-31"}]
+    assert decode_each(rows, Visit) == (Visit(None, None, (None,)), Visit(moment, moment.date()))
+
+
+@pytest.mark.parametrize("empty", ["", " "])
+def test_empty_text_in_a_required_timestamp_is_refused(empty: str) -> None:
+    for cls in (datetime, date):
+        with pytest.raises(Unreadable, match=f"^expected a timestamp, got '{empty}'$"):
+            decode_record(empty, cls)
+    assert decode_record("2026-01-31T09:00:00Z", datetime) == datetime(2026, 1, 31, 9, tzinfo=UTC)
+    assert decode_record("2026-01-31T09:00:00Z", date) == date(2026, 1, 31)
+
+
+def test_other_text_in_an_optional_timestamp_is_refused() -> None:
+    for field in ("at", "day"):
+        with pytest.raises(Unreadable, match=f"^{field}: expected a timestamp, got 'soon'$"):
+            decode_record({"at": None, field: "soon"}, Visit)
+
+
+def test_containers_are_decoded_and_nothing_else_passes_for_them() -> None:
+    assert decode_record([{"id": "t"}], list[Template]) == [Template("t")]
+    assert decode_record(["a"], tuple[str, ...]) == ("a",)
+    assert decode_record([1, "a"], list) == [1, "a"]
+    assert decode_record({"a": 1}, dict) == {"a": 1}
+    assert decode_record({"a": {"id": "t"}}, dict[str, Template]) == {"a": Template("t")}
+    assert decode_each([{"id": "s"}], Signing) == (Signing("s"),)
+    for data, cls in (("abc", list[str]), ({"a": 1}, list[str]), ([["a", 1]], dict)):
+        with pytest.raises(Unreadable, match="expected"):
+            decode_record(data, cls)
+
+
+def test_mapping_is_checked_in_each_class_that_has_one() -> None:
+    @attrs.frozen
+    class Prices:
+        prices: Mapping[str, int]
+
+    @attrs.frozen
+    class Amounts:
+        amounts: Mapping[str, int]
+
+    for cls, name in ((Prices, "prices"), (Amounts, "amounts")):
+        with pytest.raises(Unreadable, match=f"^{name}: expected an object, got a list$"):
+            decode_record({name: []}, cls)
+
+
+@pytest.mark.parametrize("cls", [object, 5, {}, list[object], "Template"])
+def test_type_that_cannot_be_decoded_is_refused_by_name(cls: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^into: cannot decode JSON to .*: pass an attrs class, a dataclass"):
+        hook_of(cls)
+
+
+def test_class_with_such_a_field_is_refused() -> None:
+    @attrs.frozen
+    class Odd:
+        id: object
+
+    with pytest.raises(InvalidRequest, match="Odd"):
+        hook_of(Odd)
+
+
+def test_wrapped_record_or_list_is_unwrapped_unless_the_class_has_a_field_for_it() -> None:
+    @attrs.frozen
+    class Usage:
+        user: dict[str, Any]
+        count: int
+
+    record = {"id": "t"}
+    names = Assumptions()
+    assert unwrap({"data": record}, Template, names) == record
+    assert unwrap({"data": record}, Field, names) == record
+    assert unwrap({"id": "x", "data": record}, Template, names) == {"id": "x", "data": record}
+    assert unwrap({"user": {}, "count": 1}, Usage, names) == {"user": {}, "count": 1}
+    assert unwrap({"items": [record]}, list[Template], names) == [record]
+    assert unwrap({"id": "x", "items": [record]}, list[Template], names) == [record]
+    assert unwrap({"other": 1}, list[Template], names) == {"other": 1}
+    assert unwrap({"data": record}, dict, names) == {"data": record}
+    assert unwrap({"data": record}, Any, names) == {"data": record}
+    assert unwrap([record], list[Template], names) == [record]
+    assert unwrap({"data": 5}, int, names) == {"data": 5}
+
+
+def test_request_id_is_no_part_of_a_record_unless_the_class_has_a_field_for_it() -> None:
+    @attrs.frozen
+    class Traced:
+        request_id: str
+
+    body = {"id": "t", "request_id": "r"}
+    assert unwrap(body, Template, Assumptions()) == record(body, Assumptions()) == {"id": "t"}
+    assert unwrap(body, Traced, Assumptions()) == body
+    assert body["request_id"] == "r"
+
+
 # Through the client
+
+
+async def test_records_of_an_unchanged_signing_are_equal_and_errors_carry_the_request_id() -> None:
+    """The service gives every response another id."""
+    seen: list[str | None] = []
+    numbers = itertools.count(1)
+
+    async def handler(request: web.Request) -> web.Response:
+        body = {"id": "s1", "name": "Lease", "owner": {"request_id": "kept"}, "request_id": f"req-{next(numbers)}"}
+        return web.json_response(body, status=400 if request.method == "POST" else 200)
+
+    async with serving(handler) as server, SigningClient(server.origin, "secret-token") as client:
+        client = client.with_options(on_response=lambda response: seen.append(response.request_id))
+        first, second = await client.signings.get("s1"), await client.signings.get("s1")
+        with pytest.raises(SigningError) as caught:
+            await client.signings.create(name="Lease", language="EN")
+        mine = await client.request("GET", "/templates/{id}", path={"id": "t"}, into=Template)
+    assert first == second == Signing("s1", "Lease", extra={"owner": {"request_id": "kept"}})
+    assert mine.extra == {"name": "Lease", "owner": {"request_id": "kept"}}
+    assert caught.value.request_id == "req-3"
+    assert seen == ["req-1", "req-2", "req-3", "req-4"]
 
 
 @pytest.mark.parametrize(
@@ -617,10 +756,8 @@ async def test_created_signing_is_returned_whatever_its_timestamps(moment: str) 
     async with serving(handler) as server, SigningClient(server.origin, "secret-token") as client:
         created = await client.signings.create(name="Lease", language="EN")
         page = await client.signings.list()
-    readable = moment[0] in "S/"
-    assert created.id == "s9"
-    assert created.updated_at == (_NOON if readable else None)
-    assert created.extra.get("updated_at") == (None if readable else moment)
+    assert (created.id, created.updated_at) == ("s9", None)
+    assert created.extra["updated_at"] == moment
     assert [signing.id for signing in page.items] == ["s8", "s9"]
 
 
@@ -702,14 +839,6 @@ async def test_decode_error_takes_the_request_id_from_the_body_and_redacts_secre
         with pytest.raises(DecodeError, match=r"got '\[redacted\]'") as caught:
             await client.signings.get("s")
     assert caught.value.request_id is None
-
-
-@pytest.mark.parametrize("kind", ["empty", "not-json", "truncate"])
-async def test_broken_responses_of_the_sandbox_raise_errors_of_the_package(sandbox: Sandbox, kind: str) -> None:
-    sandbox.faults.add("me", kind, times=None)
-    async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy.none()) as client:
-        with pytest.raises(TransportError if kind == "truncate" else DecodeError):
-            await client.me()
 
 
 @pytest.mark.parametrize("timestamps", ["iso_z", "iso_micros", "iso_offset", "epoch_seconds", "epoch_millis"])

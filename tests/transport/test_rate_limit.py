@@ -1,4 +1,4 @@
-"""The rate limiter alone, in a client, and under its old names; the retry budget."""
+"""The rate limiter alone and in a client; the retry budget."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import asyncio
 import math
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from aiohttp import web
 
 from signing_async import (
     ConfigurationError,
-    Gate,
-    LocalGate,
     LocalRateLimiter,
     OutcomeUnknown,
     RateLimited,
@@ -24,8 +23,7 @@ from signing_async import (
     TransportError,
 )
 from signing_async.sandbox import Sandbox
-from signing_async.transport import rate_limit
-from signing_async.transport.rate_limit import Pause
+from signing_async.transport.rate_limit import Pause, RateController
 from tests.servers import serving
 
 FOREVER = 1e9
@@ -45,7 +43,7 @@ async def run_loop(turns: int = 5) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow start waits for responses for as long as they take."""
-    monkeypatch.setattr(rate_limit._SlowStart, "PATIENCE", FOREVER)
+    monkeypatch.setattr(RateController, "PATIENCE", FOREVER)
 
 
 async def fill(limiter: LocalRateLimiter) -> None:
@@ -285,59 +283,16 @@ class Recording(LocalRateLimiter):
         super().release(acquired_at, accepted)
 
 
-class OldGate:
-    """A user's own `Gate`."""
-
-    def __init__(self) -> None:
-        self.calls: list[object] = []
-        self.opens_at = 0.0
-
-    def close(self, seconds: float) -> None:
-        self.calls.append(seconds)
-        self.opens_at = now() + seconds
-
-    async def passed(self, deadline: float) -> bool:
-        self.calls.append("acquire")
-        return self.opens_at < deadline
-
-    def left(self, since: float, admitted: bool | None) -> None:
-        self.calls.append(admitted)
-
-
-class OldSubclass(LocalGate):
-    """A subclass of the old name that overrides the old methods."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls: list[object] = []
-
-    def close(self, seconds: float) -> None:
-        self.calls.append(seconds)
-        super().close(seconds)
-
-    async def passed(self, deadline: float) -> bool:
-        self.calls.append("acquire")
-        return await super().passed(deadline)
-
-    def left(self, since: float, admitted: bool | None) -> None:
-        self.calls.append(admitted)
-        super().left(since, admitted)
-
-
-@pytest.mark.parametrize("argument", ["rate_limiter", "gate"])
-@pytest.mark.parametrize("make", [Recording, OldGate, OldSubclass])
-async def test_limiter_is_told_how_each_request_ends(
-    sandbox: Sandbox, make: Callable[[], Recording | OldGate | OldSubclass], argument: str
-) -> None:
-    """Once for each request, and before the pause. A `Gate` works as a limiter."""
-    limiter = make()
+async def test_limiter_is_told_how_each_request_ends(sandbox: Sandbox) -> None:
+    """Once for each request, and before the pause."""
+    limiter = Recording()
     sandbox.faults.add("me", "429", retry_after=0.01)
     sandbox.faults.add("me", "503")
     async with SigningClient(
         sandbox.base_url,
         sandbox.access_token(),
         retry=RetryPolicy(base_delay=0),
-        **{argument: limiter},  # type: ignore[arg-type]  # either argument takes either protocol
+        rate_limiter=limiter,
     ) as client:
         await client.me()
         sandbox.faults.add("me", "hang")
@@ -346,10 +301,25 @@ async def test_limiter_is_told_how_each_request_ends(
     assert limiter.calls == ["acquire", False, 0.01, "acquire", True, "acquire", True, "acquire", None]
 
 
-async def test_next_at_of_an_old_gate_is_the_retry_after_of_the_error(sandbox: Sandbox) -> None:
-    gate = OldGate()
-    gate.opens_at = now() + 100
-    async with SigningClient(sandbox.base_url, sandbox.access_token(), gate=gate, timeout=30) as client:
+class Closed:
+    """A caller's own `RateLimiter`, which lets nothing through."""
+
+    @property
+    def next_at(self) -> float:
+        return now() + 100
+
+    async def acquire(self, deadline: float) -> bool:
+        return self.next_at < deadline
+
+    def release(self, acquired_at: float, accepted: bool | None) -> None:
+        raise AssertionError("nothing was acquired")
+
+    def pause(self, seconds: float) -> None:
+        raise AssertionError("nothing was rejected")
+
+
+async def test_next_at_of_a_limiter_is_the_retry_after_of_the_error(sandbox: Sandbox) -> None:
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=Closed(), timeout=30) as client:
         with pytest.raises(RateLimited, match="it was not sent") as caught:
             await client.me()
     assert caught.value.retry_after is not None
@@ -357,27 +327,11 @@ async def test_next_at_of_an_old_gate_is_the_retry_after_of_the_error(sandbox: S
     assert sandbox.requests_of("me") == []
 
 
-@pytest.mark.parametrize("limiter", [LocalRateLimiter, OldGate, 5, object()])
-@pytest.mark.parametrize("argument", ["rate_limiter", "gate"])
-def test_object_without_the_methods_of_a_limiter_is_rejected(argument: str, limiter: object) -> None:
+@pytest.mark.parametrize("limiter", [LocalRateLimiter, Closed, 5, object()])
+def test_object_without_the_methods_of_a_limiter_is_rejected(limiter: Any) -> None:
     """Nor is a class."""
     with pytest.raises(ConfigurationError, match=r"rate_limiter: must be a RateLimiter, such as LocalRateLimiter\(\)"):
-        SigningClient("https://tenant.example.com", "token", **{argument: limiter})  # type: ignore[arg-type]  # the test
-
-
-def test_limiter_under_both_names_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="gate: the old name of rate_limiter; give one of them"):
-        SigningClient("https://tenant.example.com", "token", rate_limiter=LocalRateLimiter(), gate=LocalRateLimiter())
-
-
-async def test_local_gate_is_a_gate_and_a_limiter() -> None:
-    gate = LocalGate()
-    assert isinstance(gate, Gate)
-    gate.close(60)
-    assert gate.opens_at == gate.next_at > now()
-    assert await gate.passed(now() + 30) is False
-    gate.left(now(), None)
-    assert repr(gate) == "<LocalGate: no limit seen, 0 waiting>"
+        SigningClient("https://tenant.example.com", "token", rate_limiter=limiter)
 
 
 def test_learnt_limiter_is_taken_outside_an_event_loop() -> None:

@@ -66,14 +66,6 @@ def test_value_after_bearer_is_redacted_if_it_looks_like_a_token(text: str, hidd
     assert redact_bytes(text.encode(), []) == hidden.encode()
 
 
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize(
-    "text", ["bearer+" * 30_000, "bearer " * 30_000, "bearer+b," * 30_000, "bearer " + "a" * 300_000]
-)
-def test_redaction_takes_linear_time(text: str) -> None:
-    assert len(redact(text, [TOKEN])) <= len(text)
-
-
 @given(st.text(), st.text(min_size=8, alphabet=st.characters(min_codepoint=33, max_codepoint=126)), st.text())
 def test_no_secret_remains_in_any_text(before: str, secret: str, after: str) -> None:
     found = redact(before + secret + after, [secret])

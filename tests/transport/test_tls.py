@@ -308,7 +308,7 @@ UNTRUSTED: dict[str, tuple[Callable[[trustme.CA, str], ssl.SSLContext | None], s
         ),
         "certificate is not trusted: certificate is not yet valid",
     ),
-    "TLS 1.1": (_old, "could not connect: .*(VERSION|PROTOCOL|ConnectionReset)"),
+    "TLS 1.1": (_old, "could not connect: .*(VERSION|PROTOCOL|ConnectionReset|legacy sigalg)"),
     "no TLS": (lambda _, __: None, "could not connect: .*(VERSION|RECORD|REQUEST)"),
 }
 

@@ -12,7 +12,7 @@ import os
 import ssl
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,25 +21,21 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from yarl import URL
 
 from signing_async import (
     ClientClosed,
     InvalidRequest,
     MemoryTokenStore,
-    NewRecipient,
     OAuth,
     OutcomeUnknown,
     RetryPolicy,
     SigningClient,
     SigningError,
-    SigningPackage,
     Token,
     TransportError,
 )
 from signing_async.sandbox import Sandbox
 from signing_async.transport import wire
-from signing_async.transport.retry import Outcome
 from tests.pdfs import make_pdf
 from tests.servers import serving, talking
 
@@ -58,7 +54,7 @@ def _writer(error: BaseException | None = None, transport: object = None) -> Any
         if error is not None:
             raise error
 
-    return SimpleNamespace(write=write, transport=transport)
+    return SimpleNamespace(write=write, transport=transport, protocol=None)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +71,7 @@ def _writer(error: BaseException | None = None, transport: object = None) -> Any
     ids=lambda error: type(error).__name__,
 )
 async def test_connection_error_or_cancellation_during_a_body_is_not_the_sources_failure(broken: BaseException) -> None:
-    async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
+    async def produce(write: wire.Write, most: int) -> None:
         await write(b"some")
 
     body, error = await _written(produce, _writer(broken))
@@ -89,7 +85,7 @@ async def test_connection_error_or_cancellation_during_a_body_is_not_the_sources
 async def test_failure_of_a_body_source_is_kept(fault: Exception) -> None:
     """It is raised in place of aiohttp's connection error."""
 
-    async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
+    async def produce(write: wire.Write, most: int) -> None:
         await write(b"so")
         raise fault
 
@@ -98,15 +94,15 @@ async def test_failure_of_a_body_source_is_kept(fault: Exception) -> None:
     assert body.failure is fault
 
 
-async def test_body_source_is_told_the_number_of_buffered_bytes() -> None:
+@pytest.mark.parametrize(("tls", "most"), [(True, 120 * 1024), (False, 1024 * 1024)])
+async def test_writes_are_limited_over_tls(tls: bool, most: int) -> None:
     told: list[int] = []
 
-    async def produce(write: wire.Write, waiting: Callable[[], int]) -> None:
-        told.append(waiting())
+    async def produce(write: wire.Write, most: int) -> None:
+        told.append(most)
 
-    await _written(produce, _writer(transport=SimpleNamespace(get_write_buffer_size=lambda: 3)))
-    await _written(produce, _writer(transport=None))
-    assert told == [3, 0]
+    await _written(produce, _writer(transport=SimpleNamespace(get_extra_info=lambda name: object() if tls else None)))
+    assert told == [most]
 
 
 async def test_exception_of_the_sessions_trace_hook_is_raised_and_nothing_is_sent_again(sandbox: Sandbox) -> None:
@@ -208,28 +204,6 @@ async def test_request_is_repeated_if_a_trace_hook_failed_once(sandbox: Sandbox,
     assert methods == []
 
 
-async def test_trace_hook_that_fails_for_one_package_ends_no_other(sandbox: Sandbox, tmp_path: Path) -> None:
-    failing: list[str] = []
-
-    async def fail_for_one(session: object, context: object, params: Any) -> None:
-        if params.url.path.endswith("/send") and params.url.path in (failing or [params.url.path]):
-            failing.append(params.url.path)
-            raise LookupError("no span")
-
-    trace = aiohttp.TraceConfig()
-    trace.on_request_start.append(fail_for_one)
-    recipients = [NewRecipient("anna@example.com", "Anna")]
-    packages = [SigningPackage(f"Lease {number}", "EN", [make_pdf()], recipients) for number in range(4)]
-    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
-        client = SigningClient(
-            sandbox.base_url, sandbox.access_token(), session=session, retry=RetryPolicy(base_delay=0.01, settle=0.1)
-        )
-        async with client.dispatch_many(packages, tmp_path / "journal") as results:
-            errors = [result.error async for result in results if result.error is not None]
-    assert [type(error) for error in errors] == [TransportError]
-    assert sum(not signing.is_draft for signing in sandbox.signings) == 3
-
-
 async def test_error_of_a_token_request_does_not_show_what_the_session_says(sandbox: Sandbox) -> None:
     async def fail(session: object, context: object, params: Any) -> None:
         raise LookupError("S3CR3T")
@@ -326,7 +300,6 @@ async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
 
 
 def test_first_upload_imports_nothing_on_the_event_loop(tmp_path: Path) -> None:
-    """The modules for the first request and the first preflight are imported in threads."""
     (tmp_path / "lease.pdf").write_bytes(make_pdf())
     (tmp_path / "large.pdf").write_bytes(make_pdf(1_000_000))
     # What measures the tests imports by itself.
@@ -347,14 +320,11 @@ def test_first_upload_imports_nothing_on_the_event_loop(tmp_path: Path) -> None:
     )
     facts = json.loads(ran.stdout)
     assert facts["on the loop"] == []
-    assert {"cattrs", "signing_async.documents.preflight"} <= set(facts["in threads"])
 
 
 def test_user_agent_has_the_version_of_the_distribution() -> None:
-    assert (
-        wire._headers(wire.JSON, close=False)["User-Agent"]
-        == f"signing-async/{importlib.metadata.version('signing-async')}"
-    )
+    headers = wire._headers(wire.Request("GET", "", "/"), None, close=False)
+    assert headers["User-Agent"] == f"signing-async/{importlib.metadata.version('signing-async')}"
 
 
 # Answers
@@ -383,47 +353,6 @@ async def test_response_in_pieces_is_read_to_its_end_and_its_connection_reused(f
         for _ in range(3):
             assert (await client.me()).id == "u1"
     assert len(connections) == (3 if framing == "until it closes" else 1)
-
-
-class _Content:
-    """An answer's body, and how often it was asked for."""
-
-    def __init__(self, *parts: bytes, told: bool) -> None:
-        self._parts = list(parts)
-        self._told = told
-        self.asked = 0
-
-    async def readany(self) -> bytes:
-        self.asked += 1
-        return self._parts.pop(0) if self._parts else b""
-
-    def at_eof(self) -> bool:
-        return self._told and not self._parts
-
-
-def _response(content: _Content) -> wire.Response:
-    inner: Any = SimpleNamespace(status=200, headers={}, content=content)
-    return wire.Response(inner)
-
-
-async def test_response_is_not_awaited_after_its_end() -> None:
-    for told, asked in ((True, 2), (False, 3)):
-        content = _Content(b"ab", b"cd", told=told)
-        assert await _response(content).read(100) == b"abcd"
-        assert content.asked == asked
-    assert await _response(_Content(told=True)).read(100) == b""
-    only = b"whole"
-    assert await _response(_Content(only, told=True)).read(100) is only
-
-
-async def test_response_may_be_as_large_as_the_limit_but_no_byte_larger() -> None:
-    assert await _response(_Content(b"ab", b"cd", told=True)).read(4) == b"abcd"
-    for parts in ((b"abcde",), (b"ab", b"cde")):
-        with pytest.raises(wire.BrokenResponse) as caught:
-            await _response(_Content(*parts, told=True)).read(4)
-        assert caught.value.failure == wire.Failure(
-            Outcome.LOST, "the response is larger than 4 bytes", transient=False
-        )
 
 
 # Desynchronized connections
@@ -518,39 +447,3 @@ async def test_call_checks_only_its_own_hosts_connections() -> None:
             await client.me()
         assert pool.looks == 0
         assert len(pool) == len(clients)
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"host": "other.example.com"},
-        {"port": 8443},
-        {"is_ssl": False},
-        {"ssl": False},
-        {"proxy": URL("http://proxy.example.com")},
-        {"server_hostname": "other.example.com"},
-    ],
-    ids=lambda other: next(iter(other)),
-)
-async def test_pool_key_is_that_of_the_clients_own_connections(other: dict[str, Any]) -> None:
-    url = URL("https://tenant.example.com/api")
-    own = aiohttp.ClientRequest("GET", url, loop=asyncio.get_running_loop()).connection_key
-    closed: list[str] = []
-
-    def desynchronized(name: str) -> tuple[Any, float]:
-        return SimpleNamespace(should_close=True, close=lambda: closed.append(name)), 0.0
-
-    pool = {own._replace(**other): [desynchronized("other")]}
-    session: Any = SimpleNamespace(connector=SimpleNamespace(_conns=pool))
-    sessions = wire.Sessions(session)
-    sessions.drop_desynchronized(session, url)
-    pool[own] = [desynchronized("own")]
-    closed.clear()
-    sessions.drop_desynchronized(session, url)
-    assert "own" in closed
-    closed.clear()
-    sessions.drop_desynchronized(session, url)
-    assert closed == ["own"]
-    del pool[own]  # while all of them are in use
-    sessions.drop_desynchronized(session, url)
-    assert own not in pool

@@ -22,11 +22,9 @@ from signing_async import (
     DispatchResult,
     Document,
     FileTokenStore,
-    Gate,
     InvalidRequest,
     Journal,
     Language,
-    LocalGate,
     LocalRateLimiter,
     MemoryTokenStore,
     NewRecipient,
@@ -63,6 +61,7 @@ from signing_async import (
     UploadResult,
     User,
 )
+from signing_async.archive import Archive, ArchivedDocument, ArchiveResult
 from signing_async.documents.source import Source
 
 
@@ -173,6 +172,7 @@ async def any_endpoint(client: SigningClient, signing: Signing) -> None:
     assert_type(await client.request("POST", "/api/1.0/x", body=b"a", reconcile=find_response), Response)
     assert_type(await client.request("PUT", "/x", body={"a": "b", "file": PdfSource("a.pdf")}, repeat=True), Response)
     assert_type(client.paginate("/api/1.0/templates", into=Template, limit=5), Pager[Template])
+    assert_type(client.paginate("/api/1.0/templates", params={"state": "new"}), Pager[dict[str, Any]])
     async with client.stream("GET", "/api/1.0/exports", headers={"Accept": "text/csv"}) as stream:
         assert_type(stream, ResponseStream)
         async for chunk in stream:
@@ -209,8 +209,26 @@ async def in_bulk(client: SigningClient, folder: Path) -> None:
             assert_type(result, UploadResult[Path])
             assert_type(result.document, Document | None)
             assert_type(result.error, Exception | None)
+            print(result.error or result.document)
+            if result.error is None:
+                assert_type(result.document, Document)
+            else:
+                assert_type(result.error, Exception)
+                assert_type(result.document, None)
+            if result.error is not None:
+                raise result.error
+            assert_type(result.document, Document)
     async for paired in client.documents.upload_many(None, [("id", "lease.pdf")]):
         assert_type(paired.source, tuple[str, str])
+    signing, file = await client.signings.get("id"), PdfSource("plan.pdf")
+    async for mixed in client.documents.upload_many(signing, ["lease.pdf", folder / "a.pdf", b"%PDF-1.7", file]):
+        if mixed.error is None:
+            assert_type(mixed.document, Document)
+    async for mixed_pair in client.documents.upload_many(
+        None, [("id", "lease.pdf"), (signing, folder), (signing, file)]
+    ):
+        if mixed_pair.error is None:
+            assert_type(mixed_pair.document, Document)
 
 
 async def whole_packages(client: SigningClient, journal: Journal) -> None:
@@ -236,10 +254,29 @@ async def whole_packages(client: SigningClient, journal: Journal) -> None:
             assert_type(result.package, SigningPackage)
             assert_type(result.signing, Signing | None)
             assert_type(result.error, Exception | None)
+            assert_type(result.sent_earlier, bool)
+            print(result.error or result.signing)
+            if result.error is None:
+                assert_type(result.signing, Signing)
+            else:
+                assert_type(result.error, Exception)
     assert_type([result async for result in client.dispatch_many([package], journal)], list[DispatchResult])
 
 
-async def many_tenants(session: aiohttp.ClientSession, gate: Gate) -> None:
+async def archiving(client: SigningClient) -> None:
+    """A document that was archived has a line in the manifest."""
+    async with Archive(client, "archive/", journal="archive.db") as archive, archive.sweep() as results:
+        async for result in results:
+            assert_type(result, ArchiveResult)
+            print(result.error or result.entry)
+            if result.error is None:
+                assert_type(result.entry, ArchivedDocument)
+                assert_type(result.document, Document)
+            else:
+                assert_type(result.error, Exception)
+
+
+async def many_tenants(session: aiohttp.ClientSession, shared: RateLimiter) -> None:
     """Factories may be plain or asynchronous."""
 
     async def app(tenant_id: str) -> TenantApp:
@@ -248,12 +285,11 @@ async def many_tenants(session: aiohttp.ClientSession, gate: Gate) -> None:
     def store(tenant_id: str) -> TokenStore:
         return MemoryTokenStore()
 
-    async with Tenants(store, app, session, max_clients=10, gate_factory=lambda tenant_id: gate) as tenants:
+    async with Tenants(store, app, session, max_clients=10, rate_limiter_factory=lambda tenant_id: shared) as tenants:
         async with tenants.client("acme") as client:
             assert_type(client, SigningClient)
         async with tenants.oauth("acme") as oauth:
             assert_type(oauth, OAuth)
-    SigningClient("https://tenant.example.com", "token", gate=LocalGate())
     limiter: RateLimiter = LocalRateLimiter()
     SigningClient("https://tenant.example.com", "token", rate_limiter=limiter)
 

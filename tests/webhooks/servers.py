@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import socket
 import socketserver
 import threading
@@ -12,14 +13,16 @@ from types import ModuleType
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+import flask
 import uvicorn
 from aiohttp import web
 from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 from django.urls import clear_url_caches, path
 from fastapi import FastAPI
-from flask import Flask
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import Route
 from werkzeug.serving import WSGIRequestHandler as WerkzeugHandler
 from werkzeug.serving import make_server as make_werkzeug
@@ -29,22 +32,37 @@ from signing_async.webhooks import Receiver, aiohttp_handler, asgi_app, django_v
 PATH = "/hooks/"
 ASYNC = ("aiohttp", "asgi", "starlette", "fastapi")
 THREADED = ("wsgi", "flask", "django")
+Before = Callable[[Any], Any]
 
 
 @contextmanager
-def serve(kind: str, receiver: Receiver) -> Iterator[int]:
-    """Serve the receiver at PATH in a thread, and yield the port."""
-    with _STARTERS[kind](receiver) as port:
+def serve(kind: str, receiver: Receiver, before: Before | None = None) -> Iterator[int]:
+    """Serve the receiver at PATH in a thread, and yield the port.
+
+    ``before`` is the application's own middleware or hook: it gets the framework's request first.
+    """
+    with _STARTERS[kind](receiver, before) as port:
         yield port
 
 
+async def _call(before: Before, request: Any) -> None:
+    result = before(request)
+    if inspect.isawaitable(result):
+        await result
+
+
 @contextmanager
-def _aiohttp(receiver: Receiver) -> Iterator[int]:
+def _aiohttp(receiver: Receiver, before: Before | None) -> Iterator[int]:
     started: list[int] = []
     ready = threading.Event()
 
+    @web.middleware
+    async def middleware(request: web.Request, handler: Any) -> Any:
+        await _call(before or id, request)
+        return await handler(request)
+
     async def main() -> None:
-        app = web.Application()
+        app = web.Application(middlewares=[middleware])
         app.router.add_route("*", PATH, aiohttp_handler(receiver))
         runner = web.AppRunner(app, shutdown_timeout=1)
         await runner.setup()
@@ -84,16 +102,27 @@ def _uvicorn(app: Any, lifespan: str = "off") -> Iterator[int]:
         listener.close()
 
 
-def _asgi(receiver: Receiver) -> Any:
+def _asgi(receiver: Receiver, before: Before | None) -> Any:
     return _uvicorn(asgi_app(receiver), lifespan="on")
 
 
-def _starlette(receiver: Receiver) -> Any:
-    return _uvicorn(Starlette(routes=[Route(PATH, asgi_app(receiver))]))
+def _middleware(before: Before) -> Callable[[Any, Any], Any]:
+    async def middleware(request: Any, call_next: Any) -> Any:
+        await _call(before, request)
+        return await call_next(request)
+
+    return middleware
 
 
-def _fastapi(receiver: Receiver) -> Any:
+def _starlette(receiver: Receiver, before: Before | None) -> Any:
+    middleware = [Middleware(BaseHTTPMiddleware, dispatch=_middleware(before))] if before else []
+    return _uvicorn(Starlette(routes=[Route(PATH, asgi_app(receiver))], middleware=middleware))
+
+
+def _fastapi(receiver: Receiver, before: Before | None) -> Any:
     app = FastAPI()
+    if before:
+        app.middleware("http")(_middleware(before))
     app.mount(PATH, asgi_app(receiver))
     return _uvicorn(app)
 
@@ -130,34 +159,54 @@ def _threads(app: Any) -> Any:
     return _running(make_server("127.0.0.1", 0, app, _Threading, _Quiet))
 
 
-def _wsgi(receiver: Receiver) -> Any:
+def _wsgi(receiver: Receiver, before: Before | None) -> Any:
     return _threads(wsgi_app(receiver))
 
 
-def _flask(receiver: Receiver) -> Any:
-    app = Flask("receiver")
+def _flask(receiver: Receiver, before: Before | None) -> Any:
+    app = flask.Flask("receiver")
+
+    @app.before_request
+    def call_before() -> None:
+        (before or id)(flask.request)
+
     app.add_url_rule(PATH, view_func=lambda: wsgi_app(receiver), endpoint="hooks", methods=["POST"])
     return _running(make_werkzeug("127.0.0.1", 0, app, threaded=True, request_handler=_QuietWerkzeug))
 
 
-def _django(receiver: Receiver) -> Any:
+def django_middleware(respond: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Call what the running test has set."""
+
+    def middleware(request: Any) -> Any:
+        settings.BEFORE(request)
+        return respond(request)
+
+    return middleware
+
+
+def _django(receiver: Receiver, before: Before | None) -> Any:
     if not settings.configured:
         settings.configure(
             SECRET_KEY="tests",
             ALLOWED_HOSTS=["*"],
             USE_TZ=True,
-            MIDDLEWARE=["django.middleware.common.CommonMiddleware", "django.middleware.csrf.CsrfViewMiddleware"],
+            MIDDLEWARE=[
+                "tests.webhooks.servers.django_middleware",
+                "django.middleware.common.CommonMiddleware",
+                "django.middleware.csrf.CsrfViewMiddleware",
+            ],
             LOGGING_CONFIG=None,
             ROOT_URLCONF="set below",
         )
     urls = ModuleType("urls")
     urls.urlpatterns = [path(PATH.removeprefix("/"), django_view(receiver))]  # type: ignore[attr-defined]  # the name that Django looks for
     settings.ROOT_URLCONF = urls
+    settings.BEFORE = before or id
     clear_url_caches()
     return _threads(get_wsgi_application())
 
 
-_STARTERS: dict[str, Callable[[Receiver], Any]] = {
+_STARTERS: dict[str, Callable[[Receiver, Before | None], Any]] = {
     "aiohttp": _aiohttp,
     "asgi": _asgi,
     "starlette": _starlette,

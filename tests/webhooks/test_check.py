@@ -271,6 +271,24 @@ async def test_conflict_redirect_and_server_error_are_not_acknowledgements_or_re
 
 
 @pytest.mark.parametrize(
+    ("status", "location", "advice"),
+    [
+        (307, "/webhooks/", "redirects to /webhooks/: register that address"),
+        (301, "https://example.com/hooks", "redirects to https://example.com/hooks: register that address"),
+        (404, None, "no endpoint at this path"),
+    ],
+)
+async def test_check_stops_at_a_redirect_or_a_missing_endpoint(status: int, location: str | None, advice: str) -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        return web.Response(status=status, headers={"Location": location} if location else {})
+
+    results = await check(handler)
+    assert [(one.name, one.ok, one.got, one.advice) for one in results.values()] == [
+        ("valid delivery", False, str(status), advice)
+    ]
+
+
+@pytest.mark.parametrize(
     ("url", "message"),
     [
         ("ftp://localhost/", "url: must be an http or https URL, got 'ftp://localhost/'"),

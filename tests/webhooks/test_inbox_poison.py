@@ -14,9 +14,9 @@ import pytest
 
 from signing_async import MemoryTokenStore, OAuth, RetryPolicy, SigningClient, Token
 from signing_async.errors import AuthError, ClientClosed
-from signing_async.testing.event_stores import delivery
 from signing_async.webhooks import Event, EventFilter, EventStatus, HandlerRetryPolicy, Inbox
 from signing_async.webhooks import inbox as inbox_module
+from tests.storage.event_stores import delivery
 from tests.webhooks.inboxes import AT_ONCE, add, settled, stored
 
 CONCURRENCY = 2

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from signing_async._sqlite import SharedDatabase
 from signing_async.errors import ConfigurationError
+from signing_async.storage.sqlite_file import SharedDatabase
 from signing_async.webhooks import (
     Claim,
     MemorySeenEvents,
@@ -328,6 +328,19 @@ def test_sqlite_keeps_one_connection_until_it_is_closed(tmp_path: Path) -> None:
     assert connection is not None
     with pytest.raises(sqlite3.ProgrammingError):
         connection.execute("SELECT 1")
+
+
+def test_claim_from_before_the_clock_was_set_back_has_expired(tmp_path: Path) -> None:
+    now = 100_000.0
+    store = SQLiteSeenEvents(tmp_path / "seen.db", lease=60, clock=lambda: now)
+    assert store.claim("a") is Claim.NEW
+    assert store.claim("b") is Claim.NEW
+    store.confirm("b")
+    now -= 86_400
+    assert store.claim("a") is Claim.NEW
+    assert store.claim("a") is Claim.PENDING
+    assert store.claim("b") is Claim.CONFIRMED
+    store.close()
 
 
 def test_sqlite_prunes_at_the_first_claim_and_every_hundredth(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -16,8 +17,17 @@ from pathlib import Path
 import pytest
 
 from signing_async.errors import InboxError
-from signing_async.webhooks import EventFilter, EventStatus, HandlerRetryPolicy, Inbox
+from signing_async.webhooks import (
+    Event,
+    EventFilter,
+    EventStatus,
+    HandlerRetryPolicy,
+    Inbox,
+    Receiver,
+    WebhookVerifier,
+)
 from signing_async.webhooks.sqlite_inbox import SqliteEventStore
+from tests.webhooks.deliveries import SECRET, event_body, signed
 from tests.webhooks.inboxes import add, locked, settled
 
 WORK = """
@@ -60,6 +70,53 @@ def lines_of(process: subprocess.Popen[str]) -> list[str]:
     """Return the rest of the output, after the end of the process."""
     assert process.stdout is not None
     return process.stdout.read().split()
+
+
+async def test_events_from_before_the_clock_was_set_back_are_handled_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that a process with a wrong clock has left behind."""
+    now = time.time
+    async with Inbox(tmp_path / "inbox.db") as inbox:
+        started, proceed = asyncio.Event(), asyncio.Event()
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            started.set()
+            if event.id == "e1":
+                await proceed.wait()
+
+        with monkeypatch.context() as tomorrow:
+            tomorrow.setattr(time, "time", lambda: now() + 86_400)
+            await add(inbox, "left")
+        async with inbox.running():
+            await settled(inbox)
+            with monkeypatch.context() as tomorrow:
+                tomorrow.setattr(time, "time", lambda: now() + 86_400)
+                started.clear()
+                await add(inbox, "e1", "s1")
+                await add(inbox, "e2", "s1")
+                await started.wait()
+            proceed.set()
+            assert {event.status for event in await settled(inbox)} == {EventStatus.HANDLED}
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+async def test_no_event_is_acknowledged_once_the_file_is_gone(tmp_path: Path, change: str) -> None:
+    path = tmp_path / "inbox.db"
+    async with Inbox(path) as inbox:
+        receiver = Receiver(WebhookVerifier(SECRET), inbox)
+        assert (await receiver.receive(signed(event_body("e1")), event_body("e1"))).status == 202
+        path.unlink()
+        if change == "replaced":
+            async with Inbox(path) as other:
+                await other.stats()
+        for number in range(2):
+            body = event_body(f"late {number}")
+            assert (await receiver.receive(signed(body), body)).status == 503
+        with pytest.raises(InboxError, match=rf"inbox\.db was {change}.* while it was open: restore it, then restart"):
+            await inbox.stats()
+        assert path.exists() == (change == "replaced")
 
 
 async def test_two_processes_share_the_work_and_handle_each_event_once_and_in_order(tmp_path: Path) -> None:
@@ -241,7 +298,8 @@ async def test_claims_do_not_slow_down_with_the_number_of_events(tmp_path: Path)
             await add(inbox, f"e{number}", "sig_1" if number else None)
         store = inbox.store
         assert isinstance(store, SqliteEventStore)
-        connection = store._commits._database.connection
+        await store.claim(0)  # the first claim of a process looks for events from before the clock was set back
+        connection = store._engine._database.connection
         assert connection is not None
         connection.set_trace_callback(statements.append)
         await add(inbox, "e4", "sig_1")

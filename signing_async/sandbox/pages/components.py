@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+from urllib.parse import urlencode
+
+from aiohttp import web
 
 from ..clock import to_datetime
 from ..records import Recipient, Signing
@@ -25,6 +29,7 @@ LABELS: dict[str, tuple[str, str]] = {
     "signed": ("Signed", "good"),
     "declined": ("Declined", "bad"),
     "pending": ("Pending", "busy"),
+    "retrying": ("Retrying", "warn"),
     "delivered": ("Delivered", "good"),
     "failed": ("Failed", "bad"),
     "lost": ("Lost", "warn"),
@@ -71,6 +76,36 @@ def moment(micros: int | None) -> Child:
 def identifier(text: str) -> Html:
     """Return an id that one click selects."""
     return tag("code", text, class_="id")
+
+
+def page_number(request: web.Request) -> int:
+    """Return the number of the page that the query asks for, by default 1."""
+    number = request.query.get("page", "")
+    return max(1, int(number)) if re.fullmatch(r"[0-9]{1,9}", number) else 1
+
+
+def pager(page: int, total: int, size: int, noun: str, path: str, query: Mapping[str, str]) -> Html | None:
+    """Return the links to the other pages of a list with `size` items a page; one page has only a count."""
+    pages = -(-total // size)
+    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    count = f"{total:,} {noun if total == 1 else plural}"
+    if not total or (pages == 1 and page == 1):
+        return tag("p", count, class_="quiet") if total else None
+
+    def link(label: str, number: int) -> Html | None:
+        if number == page or not 1 <= number <= pages:
+            return None
+        kept = {key: value for key, value in query.items() if value}
+        return tag("li", tag("a", label, href=f"{path}?{urlencode({**kept, 'page': number})}"))
+
+    links = [link("Newest", 1), link("Newer", page - 1), link("Older", page + 1), link("Oldest", pages)]
+    return tag(
+        "nav",
+        tag("p", f"Page {page:,} of {pages:,}, {count}", class_="quiet"),
+        tag("ul", [each for each in links if each]),
+        class_="tabs pager",
+        aria_label="Pages",
+    )
 
 
 def facts(*pairs: tuple[str, Child]) -> Html:

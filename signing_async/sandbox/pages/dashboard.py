@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from urllib.parse import urlencode
+from collections.abc import Callable, Sequence
 
 from aiohttp import web
 
@@ -23,6 +22,8 @@ from .components import (
     heading,
     live,
     moment,
+    page_number,
+    pager,
     rejected,
     standing,
     table,
@@ -41,10 +42,11 @@ UNITS = {"seconds": "seconds", "minutes": "minutes", "hours": "hours", "days": "
 JUMPS = (("1", "hours", "1 hour"), ("1", "days", "1 day"), ("14", "days", "14 days"))
 _AMOUNT = r"[0-9]{1,9}([.,][0-9]{1,6})?"
 _SIGNINGS = ("Signing", "State", "Documents", "Recipients", "Actions")
-_NO_SIGNINGS = [
-    tag("p", tag("strong", "No signings yet.")),
-    tag("p", "Create one through the API: ", tag("code", "POST /api/1.0/signings"), "."),
-]
+_FIRST_STEPS = """\
+export SIGNING_BASE_URL={url}
+export SIGNING_ACCESS_TOKEN=$(curl -s -X POST $SIGNING_BASE_URL/sandbox/api/access-tokens | cut -d '"' -f 4)
+curl $SIGNING_BASE_URL/api/1.0/signings -H "Authorization: Bearer $SIGNING_ACCESS_TOKEN" \\
+  -H 'Content-Type: application/json' -d '{{"name": "Lease", "language": "EN"}}'"""
 
 
 class Dashboard:
@@ -98,10 +100,13 @@ class Dashboard:
     def _signings(self, request: web.Request) -> Html:
         text, state = request.query.get("search", "").strip(), request.query.get("state", "")
         state = state if state in STATES else ""
-        number = request.query.get("page", "")
-        page = max(1, int(number)) if re.fullmatch(r"[0-9]{1,9}", number) else 1
+        page = page_number(request)
         found, total = self._state.service.search(text, state, (page - 1) * PAGE, PAGE)
-        empty: Child = _NO_SIGNINGS
+        empty: Child = [
+            tag("p", tag("strong", "No signings yet.")),
+            tag("p", "Create one in a shell:"),
+            tag("pre", _FIRST_STEPS.format(url=self._state.base_url), tabindex="0"),
+        ]
         if text or state or page > 1:
             empty = [tag("p", tag("strong", "No signing matches.")), tag("p", tag("a", "Show all", href=DASHBOARD))]
         rows = [self._row(request, signing) for signing in found]
@@ -110,10 +115,15 @@ class Dashboard:
             _search(text, state),
             live(
                 "signings-list",
+                self._counts(),
                 table("Signings", _SIGNINGS, rows, empty),
-                _pager(page, total, {"search": text, "state": state}),
+                pager(page, total, PAGE, "signing", DASHBOARD, {"search": text, "state": state}),
             ),
         )
+
+    def _counts(self) -> Html | None:
+        counts = [f"{count:,} {LABELS[state][0].lower()}" for state, count in self._state.service.counts().items()]
+        return tag("p", " · ".join(counts), class_="quiet") if counts else None
 
     def _row(self, request: web.Request, signing: Signing) -> list[Child]:
         service = self._state.service
@@ -214,27 +224,6 @@ def _search(text: str, state: str) -> Html:
         action=DASHBOARD,
         role="search",
         aria_label="Signings",
-    )
-
-
-def _pager(page: int, total: int, query: Mapping[str, str]) -> Html | None:
-    pages = -(-total // PAGE)
-    if not total or (pages == 1 and page == 1):
-        return tag("p", f"{total:,} signing{'s' if total != 1 else ''}", class_="quiet") if total else None
-
-    def link(label: str, number: int) -> Html | None:
-        if number == page or not 1 <= number <= pages:
-            return None
-        kept = {key: value for key, value in query.items() if value}
-        return tag("li", tag("a", label, href=f"{DASHBOARD}?{urlencode({**kept, 'page': number})}"))
-
-    links = [link("Newest", 1), link("Newer", page - 1), link("Older", page + 1), link("Oldest", pages)]
-    return tag(
-        "nav",
-        tag("p", f"Page {page:,} of {pages:,}, {total:,} signings", class_="quiet"),
-        tag("ul", [each for each in links if each]),
-        class_="tabs pager",
-        aria_label="Pages",
     )
 
 

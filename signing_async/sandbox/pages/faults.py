@@ -8,9 +8,33 @@ from typing import Any
 from aiohttp import web
 
 from ..faults import DELIVERY, DELIVERY_KINDS, KINDS, OPERATIONS, Fault
-from .components import EMPTY, Filled, card, choice_field, heading, live, rejected, table, text_field
+from .components import EMPTY, Filled, card, choice_field, facts, heading, live, rejected, table, text_field
 from .markup import Child, Html, tag
 from .site import FAULTS, Site, redirect
+
+ABOUT = {
+    "429": "The rate limit: 429 with Retry-After; the request has no effect.",
+    "503": "503 with Retry-After; the request has no effect.",
+    "500": "500; the request has no effect.",
+    "500-after-commit": "The request takes effect, but the response is 500.",
+    "502-html": "A gateway's 502 in HTML; the request has no effect.",
+    "502-html-after-commit": "The request takes effect, but the response is a gateway's 502.",
+    "drop-before-commit": "The connection closes without a response; the request has no effect.",
+    "drop-after-commit": "The request takes effect, then the connection closes without a response.",
+    "truncate": "The request takes effect, but the connection closes in the middle of the response.",
+    "truncate-after-commit": "Another name of truncate.",
+    "slow": "The response or the delivery comes late.",
+    "expired-token": "The access token counts as expired.",
+    "empty": "The request takes effect, but the response has no body.",
+    "not-json": "The request takes effect, but the response is not JSON.",
+    "hang": "No response at all; the connection stays open.",
+    "duplicate": "The delivery is sent twice.",
+    "reorder": "The delivery and the next one arrive in the wrong order.",
+    "wrong-signature": "X-Signature is made with another secret.",
+    "drop": "The connection closes in the middle of the delivery.",
+    "lose": "The delivery is never sent.",
+}
+"""What each kind of fault does."""
 
 
 class FaultsPage:
@@ -51,6 +75,7 @@ class FaultsPage:
                         more=clear if self._state.faults.arranged else None,
                     ),
                     self._limit(request, limit),
+                    card("What each kind does", facts(*ABOUT.items())),
                 ),
                 self._form(request, fault),
                 class_="two",

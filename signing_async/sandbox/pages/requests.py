@@ -10,11 +10,11 @@ from aiohttp import web
 from ..refused import not_found
 from ..request_log import BODIES, RequestRecord
 from ..state import State
-from .components import card, facts, heading, identifier, live, table
+from .components import card, facts, heading, identifier, live, page_number, pager, table
 from .markup import Child, Html, tag
 from .site import REQUESTS, Site
 
-MOST = 200
+PAGE = 25
 _HEADERS = ("Request", "Operation", "Response", "Time", "Request id")
 _NO_REQUESTS = [tag("p", tag("strong", "No requests yet.")), tag("p", "Requests to the API appear here.")]
 
@@ -40,13 +40,22 @@ class Requests:
             tag("li", tag("a", text, href=path, aria_current="true" if current else None))
             for path, text, current in links
         ]
-        newest = table_of_requests(self._site.state, MOST, everything=everything)
+        page, wanted = page_number(request), _newest(self._site.state, everything=everything)
+        shown = wanted[(page - 1) * PAGE : page * PAGE]
         return self._site.page(
             request,
             "Requests",
             heading("Requests"),
             tag("nav", tag("ul", choice), class_="tabs", aria_label="Which requests"),
-            card(f"The newest {MOST}", live("request-list", newest), anchor="log"),
+            card(
+                "Newest first",
+                live(
+                    "request-list",
+                    _table(shown),
+                    pager(page, len(wanted), PAGE, "request", REQUESTS, {"show": "all" if everything else ""}),
+                ),
+                anchor="log",
+            ),
             section=REQUESTS,
         )
 
@@ -84,14 +93,21 @@ class Requests:
         )
 
 
-def table_of_requests(state: State, most: int, *, everything: bool = False, about: str = "") -> Html:
-    """Return a table of the newest requests whose path contains `about`; with `everything`, also those for pages."""
-    wanted = [
+def table_of_requests(state: State, most: int, *, about: str = "") -> Html:
+    """Return a table of the newest requests to the API whose path contains `about`."""
+    return _table(_newest(state, about=about)[:most])
+
+
+def _newest(state: State, *, everything: bool = False, about: str = "") -> list[RequestRecord]:
+    return [
         record
         for record in reversed(state.requests.records)
         if (everything or record.operation is not None or record.path.startswith("/api/")) and about in record.path
     ]
-    return table("Requests, newest first", _HEADERS, map(_row, wanted[:most]), _NO_REQUESTS)
+
+
+def _table(records: list[RequestRecord]) -> Html:
+    return table("Requests, newest first", _HEADERS, map(_row, records), _NO_REQUESTS)
 
 
 def code_block(label: str, text: str) -> Html:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
+from importlib.resources import files
 
 from aiohttp import web
 
@@ -22,9 +22,9 @@ SECTIONS = {
     APPS: "My apps",
 }
 
-STYLE = Path(__file__).with_name("style.css").read_bytes()
+STYLE = files(__package__).joinpath("style.css").read_bytes()
 STYLE_PATH = "/sandbox/style.css"
-SCRIPT = Path(__file__).with_name("refresh.js").read_bytes()
+SCRIPT = files(__package__).joinpath("refresh.js").read_bytes()
 SCRIPT_PATH = "/sandbox/refresh.js"
 VERSION = hashlib.sha256(STYLE + SCRIPT).hexdigest()[:12]
 

@@ -20,6 +20,8 @@ from .components import (
     identifier,
     live,
     moment,
+    page_number,
+    pager,
     rejected,
     table,
     text_field,
@@ -28,7 +30,7 @@ from .markup import Child, Html, tag
 from .requests import code_block
 from .site import WEBHOOKS, Site, redirect
 
-MOST = 100
+PAGE = 25
 
 
 class Webhooks:
@@ -90,9 +92,15 @@ class Webhooks:
             tag("button", "Register"),
             class_="stack",
         )
+        page = page_number(request)
+        deliveries, total = self._webhooks.page_of_deliveries((page - 1) * PAGE, PAGE)
         log_card = card(
             "Deliveries",
-            live("delivery-list", table_of_deliveries(self._site, request, self._webhooks.deliveries(MOST))),
+            live(
+                "delivery-list",
+                table_of_deliveries(self._site, request, deliveries[::-1]),
+                pager(page, total, PAGE, "delivery", WEBHOOKS, {}),
+            ),
         )
         return self._site.page(
             request,
@@ -166,7 +174,7 @@ class Webhooks:
             heading(
                 delivery.event_type,
                 _resend(self._site, request, delivery),
-                kind=badge(delivery.state),
+                kind=badge(_state_of(delivery)),
             ),
             tag(
                 "div",
@@ -216,7 +224,7 @@ def _row(site: Site, request: web.Request, delivery: Delivery) -> list[Child]:
             tag("a", delivery.event_type, href=f"{WEBHOOKS}/deliveries/{delivery.id}", class_="title"),
             tag("p", identifier(delivery.event_id)),
         ],
-        [badge(delivery.state), tag("p", attempts, class_="quiet")],
+        [badge(_state_of(delivery)), tag("p", attempts, class_="quiet")],
         tag("code", delivery.url, class_="break"),
         [
             _problem(delivery) or (delivery.last_status if delivery.last_status else tag("span", "–", class_="quiet")),
@@ -288,3 +296,7 @@ def _registered(endpoint: Endpoint, *, twice: bool) -> Html:
         ),
         class_="secret",
     )
+
+
+def _state_of(delivery: Delivery) -> str:
+    return "retrying" if delivery.state == "pending" and delivery.attempts else delivery.state

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from asyncio.subprocess import PIPE
 from urllib.parse import urlencode
 
 import pytest
@@ -27,9 +29,27 @@ async def test_dashboard_shows_signings_deliveries_requests_endpoints_faults_and
         assert f"Anna Berg {state}" in rows.text
     assert "Draft none none" in rows.text
     for words in (f"{receiver}/ok", "503", "retry_after=3", "more", "probability 50%", "404",
-                  f"GET {API}/signings/none", "Real time", "Delivered", "Pending", "HTTP status 500"):  # fmt: skip
+                  f"GET {API}/signings/none", "Real time", "Delivered", "Retrying", "HTTP status 500"):  # fmt: skip
         assert words in page.main.text, words
     assert "A page of the sandbox only" in page.main.text
+
+
+async def test_signings_are_counted_by_state(visitor: Visitor, call: Caller) -> None:
+    await call.draft()
+    await call.draft()
+    await call.sent()
+    assert "2 draft · 1 sent" in (await visitor.get("/sandbox")).main.text
+
+
+async def test_commands_of_an_empty_dashboard_create_a_signing(visitor: Visitor) -> None:
+    page = await visitor.get("/sandbox")
+    check_document(page)
+    commands = page.main.find("pre").raw
+    process = await asyncio.create_subprocess_exec("sh", "-c", commands, stdout=PIPE, stderr=PIPE)
+    async with asyncio.timeout(30):
+        output, _ = await process.communicate()
+    [signing] = visitor.sandbox.signings
+    assert signing.id in output.decode()
 
 
 async def test_notice_of_the_url_is_never_echoed(visitor: Visitor) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from signing_async.sandbox.faults import DELIVERY_KINDS, KINDS
+from signing_async.sandbox.pages.faults import ABOUT
 from signing_async.sandbox.pages.site import NOTICES
 from tests.sandbox.browsing import Visitor
 from tests.sandbox.pages.checks import check_document
@@ -51,6 +53,13 @@ async def test_invalid_fault_is_refused_and_the_form_keeps_its_input(
     for name in fields.keys() & {"times", "seconds"}:
         assert page.main.find("input", name=name).attributes["value"] == fields[name]
     assert not visitor.sandbox.faults.arranged
+
+
+async def test_page_says_what_each_kind_does(visitor: Visitor) -> None:
+    assert ABOUT.keys() == KINDS.keys() | DELIVERY_KINDS.keys()
+    page = await visitor.get("/sandbox/faults")
+    check_document(page)
+    assert all(text in page.main.text for text in ABOUT.values())
 
 
 async def test_rate_limit_of_the_form_is_set_and_removed(visitor: Visitor, call: Caller) -> None:

@@ -120,3 +120,14 @@ async def test_query_of_a_request_is_without_code_and_state(visitor: Visitor, ca
     record = call.sandbox.requests[-1]
     assert record.query == "code=[redacted]&x=1&state=[redacted]"
     assert "abc" not in (await details(visitor)).html
+
+
+async def test_older_requests_are_on_the_following_page(visitor: Visitor, call: Caller) -> None:
+    for _ in range(26):
+        await call("GET", f"{API}/me")
+    first, second = [await visitor.get(f"/sandbox/requests?page={number}") for number in (1, 2)]
+    assert "Page 1 of 2, 26 requests" in first.main.text
+    oldest, *_, newest = call.sandbox.requests_of("me")
+    assert (newest.id in first.html, oldest.id in first.html) == (True, False)
+    assert (newest.id in second.html, oldest.id in second.html) == (False, True)
+    assert "show=all&amp;page=2" in (await visitor.get("/sandbox/requests?show=all")).html

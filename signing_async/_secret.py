@@ -1,0 +1,45 @@
+"""A holder for secrets: what is passed around hides its value."""
+
+from __future__ import annotations
+
+from typing import Generic, NoReturn, TypeVar
+
+__all__ = ["Secret", "hide"]
+
+T = TypeVar("T")
+
+
+class Secret(Generic[T]):
+    """A secret that no ``repr``, ``str``, ``format``, pickle or traceback shows.
+
+    Open it with `reveal` in the expression that needs the value, and don't bind the value to a name.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: T) -> None:
+        self._value: T = value
+
+    def reveal(self) -> T:
+        """Return the value."""
+        return self._value
+
+    def __repr__(self) -> str:
+        return "Secret(...)"
+
+    def __format__(self, spec: str) -> str:
+        return repr(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a Secret cannot be pickled")
+
+    def __copy__(self) -> Secret[T]:
+        return self
+
+    def __deepcopy__(self, memo: object) -> Secret[T]:
+        return self
+
+
+def hide(value: str | T) -> Secret[str] | T:
+    """Return a string in a holder, and anything else as it is. A public function rebinds its argument to it first."""
+    return Secret(value) if isinstance(value, str) else value

@@ -1,0 +1,374 @@
+"""Bounded concurrency over a stream of items, and the progress reporter of bulk operations."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
+from typing import Any, Generic, Literal, NoReturn, Self, TypeVar, overload
+
+import attrs
+
+from . import _checks
+from .errors import InvalidRequest, SigningError, amended
+
+__all__ = ["Deferrals", "FileProgress", "Progress", "ProgressReporter", "Results", "copy_unsent"]
+
+S = TypeVar("S")
+R_co = TypeVar("R_co", covariant=True)
+
+log: logging.Logger = logging.getLogger("signing_async")
+
+_FIRST_PAUSE, _MAX_PAUSE = 0.05, 1.0
+_TRIES_BEFORE_LOG = 4
+
+
+def copy_unsent(error: SigningError) -> SigningError:
+    """Return a copy of the error that ended a bulk operation, for an item for which nothing was sent."""
+    # An unknown outcome concerns only its own item. If its cause is fatal, that is what ended the operation.
+    while isinstance(error.__cause__, SigningError) and error.__cause__.fatal:
+        error = error.__cause__
+    # One copy per result: a shared exception would collect a traceback from each place that raises it.
+    return amended(error, effect="none")
+
+
+@attrs.frozen
+class Progress:
+    """The progress of a transfer. Totals are None while unknown. A retry first subtracts the bytes it sends again."""
+
+    files_done: int
+    files_total: int | None
+    bytes_done: int
+    bytes_total: int | None
+
+
+class ProgressReporter:
+    """Adds up the progress of files and calls ``on_progress`` after each change.
+
+    If ``on_progress`` raises, the error is logged and ``on_progress`` is not called again.
+    """
+
+    def __init__(
+        self,
+        on_progress: Callable[[Progress], None] | None,
+        files_total: int | None = None,
+        bytes_total: int | None = None,
+    ) -> None:
+        if on_progress is not None and not callable(on_progress):
+            raise InvalidRequest(f"on_progress: must be callable, got {on_progress!r}")
+        self._on_progress = on_progress
+        self.files_total: int | None = files_total
+        self.bytes_total: int | None = bytes_total
+        self._files_done = self._bytes_done = 0
+
+    @property
+    def enabled(self) -> bool:
+        return self._on_progress is not None
+
+    def add(self, files: int, size: int) -> None:
+        """Count files and bytes, and report."""
+        self._files_done += files
+        self._bytes_done += size
+        if self._on_progress is None:
+            return
+        try:
+            self._on_progress(Progress(self._files_done, self.files_total, self._bytes_done, self.bytes_total))
+        except Exception:
+            log.exception("on_progress failed and is not called again")
+            self._on_progress = None
+
+
+class FileProgress:
+    """Reports the progress of one file to a `ProgressReporter`; also the ``on_progress`` of that file's upload."""
+
+    def __init__(self, reporter: ProgressReporter) -> None:
+        self._reporter = reporter
+        self._files_done = self._bytes_done = 0
+        self.size: int | None = None
+
+    def __call__(self, progress: Progress) -> None:
+        self.size = progress.bytes_total
+        self._set(progress.files_done, progress.bytes_done)
+
+    def begin(self, size: int) -> FileProgress:
+        """Note the file's size."""
+        self.size = size
+        return self
+
+    def restart(self) -> None:
+        """Subtract all bytes: they are sent again."""
+        self._set(0, 0)
+
+    def add(self, size: int) -> None:
+        """Count bytes that were sent."""
+        self._set(0, self._bytes_done + size)
+
+    def finish(self, size: int | None) -> None:
+        """Count the file as done with all of its bytes; with the bytes sent so far if its size is unknown."""
+        self._set(1, self._bytes_done if size is None else size)
+
+    def _set(self, files: int, size: int) -> None:
+        more_files, more_bytes = files - self._files_done, size - self._bytes_done
+        if more_files or more_bytes:
+            self._files_done, self._bytes_done = files, size
+            self._reporter.add(more_files, more_bytes)
+
+
+class Deferrals:
+    """The growing pauses of one item that another run is working on."""
+
+    def __init__(self, item: str) -> None:
+        self._item = item
+        self._count = 0
+
+    async def wait(self) -> None:
+        """Wait before the next attempt."""
+        delay = min(_FIRST_PAUSE * 2.0 ** min(self._count, 20), _MAX_PAUSE) * random.uniform(0.5, 1.0)
+        self._count += 1
+        if self._count == _TRIES_BEFORE_LOG:
+            log.info("waiting for %s: another run is working on it", self._item)
+        await asyncio.sleep(delay)
+
+
+class Results(Generic[R_co]):
+    """The results of ``work`` on each of ``items``, in completion order: an async iterator and a context manager.
+
+    Nothing happens before the first result is requested. Then up to ``concurrency`` items are worked on at once. An
+    item is pulled only when a worker is free for it, and no more than ``2 * concurrency`` items ahead of the results
+    taken: a slow consumer slows the work down. A plain iterable is iterated on the event loop and must not block.
+
+    ``work`` returns errors of single items as results. If it raises, or ``items`` does, no more items are pulled; the
+    work in progress is finished, its results are returned, and then the exception is raised. With ``flat``, ``work``
+    returns any number of results, which are returned one by one.
+
+    The work is cancelled by `aclose`, at the end of ``async with``, when the object is dropped (as by ``break`` in
+    ``async for result in make_results()``), and when the task that takes the results is cancelled or fails. After a
+    cancelled ``anext``, as in ``asyncio.wait_for(anext(results), 1)``, the next one raises a `RuntimeError` with the
+    number of items without a result. To wait for a result with a timeout and then continue, keep the ``anext`` in a
+    task and call ``asyncio.wait({task}, timeout=1)``.
+
+    ``around`` is entered before the first item is pulled and left when all work has ended. If ``work`` or ``items``
+    raised, it is left with that exception.
+    """
+
+    @overload
+    def __init__(
+        self,
+        items: Iterable[S] | AsyncIterable[S],
+        work: Callable[[S], Awaitable[R_co]],
+        concurrency: int,
+        *,
+        around: AbstractAsyncContextManager[object] | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        items: Iterable[S] | AsyncIterable[S],
+        work: Callable[[S], Awaitable[Iterable[R_co]]],
+        concurrency: int,
+        *,
+        around: AbstractAsyncContextManager[object] | None = None,
+        flat: Literal[True],
+    ) -> None: ...
+
+    def __init__(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        work: Callable[[Any], Awaitable[Any]],
+        concurrency: int,
+        *,
+        around: AbstractAsyncContextManager[object] | None = None,
+        flat: bool = False,
+    ) -> None:
+        _checks.integer("concurrency", concurrency, error=InvalidRequest)
+        # The workers hold the pool and not this object, so that it is collected when the caller drops it.
+        self._pool = _Pool(items, work, concurrency, around or nullcontext(), flat)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> R_co:
+        result: R_co = await self._pool.take()
+        return result
+
+    async def aclose(self) -> None:
+        """Cancel the work in progress and wait until it has ended."""
+        await self._pool.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        # If the constructor raised, there is nothing to cancel.
+        if hasattr(self, "_pool"):
+            self._pool.abandon()
+
+
+class _Pool:
+    """The tasks behind a `Results`: one that pulls items, and one for each item."""
+
+    def __init__(
+        self,
+        items: Iterable[Any] | AsyncIterable[Any],
+        work: Callable[[Any], Awaitable[Any]],
+        concurrency: int,
+        around: AbstractAsyncContextManager[object],
+        flat: bool,
+    ) -> None:
+        # The items, then their iterator. Stored only here: a traceback keeps the locals of its frames, and would keep a
+        # generator open.
+        self._source: Any = items
+        self._is_async = isinstance(items, AsyncIterable)
+        self._work = work
+        self._around = around
+        self._flat = flat
+        self._free = asyncio.Semaphore(concurrency)
+        self._slots = asyncio.Semaphore(2 * concurrency)
+        """One is taken by each item that was pulled and whose result was not taken."""
+        self._task: asyncio.Task[None] | None = None
+        self._puller: asyncio.Task[None] | None = None
+        self._consumer: asyncio.Task[Any] | None = None
+        self._outbox: asyncio.Queue[Iterable[Any] | None] = asyncio.Queue()
+        """The results of each item; None marks the end."""
+        self._ready: deque[Any] = deque()
+        self._unfinished = 0
+        """The number of items that were pulled, and whose results were not taken."""
+        self._failure: BaseException | None = None
+        self._closed = self._cancelled = False
+
+    async def take(self) -> Any:
+        """Return the next result."""
+        if self._task is None and not self._closed:
+            self._task = asyncio.create_task(self._run(), name="signing_async bulk")
+        if self._is_running:
+            self._watch(asyncio.current_task())
+        while not self._ready or self._closed:
+            try:
+                results = await self._outbox.get()
+            except asyncio.CancelledError:
+                self.cancel()
+                await self.wait()
+                raise
+            if results is None or self._closed:
+                self._raise_end()
+            self._unfinished -= 1
+            self._slots.release()
+            self._ready.extend(results)
+        return self._ready.popleft()
+
+    def _raise_end(self) -> NoReturn:
+        self._outbox.put_nowait(None)  # for the next call
+        failure, self._failure = self._failure, None
+        if self._cancelled and not self._closed:
+            raise RuntimeError(
+                "the result stream was cancelled because the task that took its results was cancelled or failed;"
+                f" items without a result: {self._unfinished}"
+            )
+        raise StopAsyncIteration if failure is None or self._closed else failure
+
+    @property
+    def _is_running(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def _watch(self, consumer: asyncio.Task[Any] | None) -> None:
+        """Cancel the work if this task, which takes the results, is cancelled or fails."""
+        if consumer is not self._consumer:
+            if self._consumer is not None:
+                self._consumer.remove_done_callback(self._consumer_ended)
+            if consumer is not None:
+                consumer.add_done_callback(self._consumer_ended)
+            self._consumer = consumer
+
+    def _consumer_ended(self, consumer: asyncio.Task[Any]) -> None:
+        self._consumer = None
+        # Only a failed task still has a stack. `Task.exception` would mark the exception as retrieved, and asyncio
+        # would not log it.
+        if consumer.cancelled() or consumer.get_stack(limit=1):
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Cancel the work because its consumer is gone, unless it has ended already."""
+        self._cancelled = self._cancelled or self._is_running
+        self._stop()
+
+    async def close(self) -> None:
+        """Cancel the work, return no more results, and wait until the work has ended."""
+        self._closed = True
+        self._outbox.put_nowait(None)
+        if self._task is None:
+            self._source = None
+        self._stop()
+        await self.wait()
+
+    def _stop(self) -> None:
+        # Once: another cancellation would interrupt the cleanup.
+        if self._task is not None and not self._task.cancelling():
+            self._task.cancel()
+
+    async def wait(self) -> None:
+        """Wait until all work has ended."""
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def abandon(self) -> None:
+        """Cancel the work, from any thread: the garbage collector may run in any of them."""
+        if self._is_running:
+            assert self._task is not None
+            # A closed loop has no work in progress.
+            with suppress(RuntimeError):
+                self._task.get_loop().call_soon_threadsafe(self._stop)
+
+    async def _run(self) -> None:
+        try:
+            async with self._around:
+                await self._work_on_all()
+        except BaseException as error:
+            self._failure = self._failure or error
+        finally:
+            self._source = self._puller = None
+            self._watch(None)
+            self._outbox.put_nowait(None)
+
+    async def _work_on_all(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            self._puller = group.create_task(self._pull(group))
+        if self._failure is not None:
+            raise self._failure
+
+    async def _pull(self, group: asyncio.TaskGroup) -> None:
+        """Pull an item whenever fewer than ``concurrency`` are worked on, and start the work on it."""
+        try:
+            self._source = aiter(self._source) if self._is_async else iter(self._source)
+            while True:
+                await self._free.acquire()
+                await self._slots.acquire()
+                item = await anext(self._source) if self._is_async else next(self._source)
+                self._unfinished += 1
+                assert self._task is not None
+                if self._failure is not None or self._task.cancelling():
+                    return  # the source ignored its cancellation
+                group.create_task(self._handle(item))
+        except (StopIteration, StopAsyncIteration):
+            pass
+        except BaseException as error:
+            self._failure = self._failure or error
+
+    async def _handle(self, item: Any) -> None:
+        """Work on one item. If that fails, no more items are pulled, and the work in progress finishes."""
+        try:
+            result = await self._work(item)
+            self._outbox.put_nowait(result if self._flat else (result,))
+        except GeneratorExit:
+            raise  # the loop was closed before the work had ended
+        except BaseException as error:
+            self._failure = self._failure or error
+            assert self._puller is not None
+            self._puller.cancel()
+        self._free.release()

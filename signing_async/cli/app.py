@@ -1,0 +1,189 @@
+"""The group of all commands. Each command's module is imported when the command runs."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from .._toml import did_you_mean
+from ..errors import AuthError, SigningError, Unauthorized
+
+try:
+    import click
+except ModuleNotFoundError:  # a sentence instead of a traceback
+    sys.exit("signing-async: the command line needs an extra: pip install 'signing-async[cli]'")
+
+from .command_base import State, common_options
+from .exits import CODES, FAILED, INTERRUPTED, code_of, facts_of
+from .output import Output, discard_output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from click.shell_completion import CompletionItem
+
+COMMANDS = {
+    "add-recipient": ("recipients:add_recipient", "Add a recipient to a draft."),
+    "archive": ("archive:archive", "Archive the sealed PDFs of all signings, verify the archive, list what is stuck."),
+    "completion": ("completion:completion", "Print the completion script for your shell."),
+    "create": ("signings:create", "Create a draft."),
+    "demo": ("demo:demo", "Run through everything on this machine in seconds, from a new app to an archive."),
+    "dispatch": ("dispatch:dispatch", "Send every package of a manifest, each once."),
+    "doctor": ("doctor:doctor", "Probe a tenant's conventions and write them to an assumptions file."),
+    "download": ("documents:download", "Download sealed PDFs."),
+    "inbox": ("inbox:inbox", "List, retry and purge the events that a receiver has stored."),
+    "list": ("signings:list_signings", "List signings, filtered by state, name or time of update."),
+    "login": ("account:login", "Log in with the browser and store the token."),
+    "logout": ("account:logout", "Remove the token from this machine."),
+    "me": ("account:me", "Show the user who is logged in."),
+    "remind": ("recipients:remind", "Send reminders to recipients."),
+    "sandbox": ("sandbox:sandbox", "Run the service on this machine, for development and tests."),
+    "send": ("signings:send", "Send a draft to its recipients."),
+    "show": ("signings:show", "Show a signing with its documents and recipients."),
+    "upload": ("documents:upload", "Upload PDFs to a draft."),
+    "verify-sealed": (
+        "verify_sealed:verify_sealed",
+        "Check whether a sealed PDF is unchanged since it was signed, and who signed it.",
+    ),
+    "watch": ("watch:watch", "Follow a signing until it is completed."),
+    "webhook": ("webhook:webhook", "Verify, diagnose and check webhook deliveries."),
+}
+"""The location and the help line of each command."""
+
+
+class _LazyGroup(click.Group):
+    """Imports a command when it runs, so that ``--help`` is fast and a missing extra affects only its command."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in COMMANDS:
+            return None
+        module, _, attribute = COMMANDS[name][0].partition(":")
+        try:
+            command: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+        except ModuleNotFoundError as error:
+            if ctx.resilient_parsing:  # a shell asks for completions
+                return None
+            raise click.ClickException(_format_missing_module(name, error)) from None
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            if hint := did_you_mean(args[0], COMMANDS):
+                raise click.UsageError(f"No such command {args[0]!r}{hint}", ctx) from None
+            raise
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        # Click would import every command for its help line, and leave out those whose extra is missing.
+        from click.shell_completion import CompletionItem
+
+        names = [name for name in sorted(COMMANDS) if name.startswith(incomplete)]
+        found = [CompletionItem(name, help=COMMANDS[name][1]) for name in names]
+        return found + click.Command.shell_complete(self, ctx, incomplete)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit codes"):
+            formatter.write_dl([(str(code), meaning) for code, meaning in CODES.items()])
+
+
+def _format_missing_module(name: str, error: ModuleNotFoundError) -> str:
+    return f"{name} needs the module {error.name}: pip install 'signing-async[all]'"
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, params=list(common_options()))
+@click.version_option(package_name="signing-async")
+def group() -> None:
+    """Use the electronic signing service from the terminal.
+
+    Settings come from the environment (SIGNING_BASE_URL, SIGNING_ACCESS_TOKEN, ...) and from a file; "signing-async
+    login" obtains the token. Secrets are never arguments.
+
+    \b
+    Example:
+      signing-async list --state sent
+    """
+
+
+def main() -> None:
+    """Run the command and exit with its exit code."""
+    _replace_closed_streams()
+    sys.exit(run(sys.argv[1:]))
+
+
+def _replace_closed_streams() -> None:
+    """Replace closed standard streams, so that no file or connection gets their descriptors."""
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command with these arguments and return its exit code."""
+    # Escape characters that an output's encoding lacks; decode invalid input as Python decodes arguments.
+    for name, errors in (("stdin", "surrogateescape"), ("stdout", "backslashreplace"), ("stderr", "backslashreplace")):
+        with contextlib.suppress(AttributeError):  # not every stream has reconfigure()
+            getattr(sys, name).reconfigure(errors=errors)
+    out = Output(json="--json" in arguments)
+    try:
+        return _invoke(arguments, out)
+    except OSError as error:
+        discard_output()
+        return _report(out, error, FAILED, f"{error.filename or 'could not write the output'}: {error.strerror}")
+
+
+def _invoke(arguments: Sequence[str], out: Output) -> int:
+    state = State(arguments)
+    try:
+        returned: Any = group.main(list(arguments), prog_name="signing-async", standalone_mode=False, obj=state)
+        return returned if isinstance(returned, int) else 0
+    except (KeyboardInterrupt, click.Abort):
+        return _report_interruption(out, changing=state.changing)
+    except SigningError as error:
+        return _report(out, error, code_of(error), _with_login_hint(error, state))
+    except click.ClickException as error:
+        return _report_usage(out, error)
+
+
+def _with_login_hint(error: SigningError, state: State) -> str | None:
+    """Return the message of a rejected login, and how to log in; None for any other error."""
+    if not isinstance(error, Unauthorized | AuthError) or error.transient or "signing-async login" in str(error):
+        return None
+    if isinstance(error, Unauthorized) and state.settings.access_token is not None:
+        return f"{error}. Replace SIGNING_ACCESS_TOKEN, or unset it and run: signing-async login"
+    return f"{error}. To log in, run: signing-async login"
+
+
+def _report_interruption(out: Output, *, changing: bool) -> int:
+    message = "interrupted" + ("; a request in flight may have taken effect" if changing else "")
+    out.error(message, {"type": "Interrupted", "message": message, "exit_code": INTERRUPTED})
+    return INTERRUPTED
+
+
+def _report_usage(out: Output, error: click.ClickException) -> int:
+    if not out.json:
+        error.show()
+        return error.exit_code
+    return _report(out, error, error.exit_code, error.format_message())
+
+
+def _report(out: Output, error: BaseException, code: int, message: str | None = None) -> int:
+    facts = facts_of(error, code)
+    out.error(message or str(error), facts if message is None else {**facts, "message": message})
+    return code

@@ -1,0 +1,281 @@
+"""The journals of dispatches and archives: one set of statements for SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import socket
+import sqlite3
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from .._secret import Secret, hide
+from ..dispatch.journal import Claim, ClaimLost, JournalRecord, check_key, check_text
+from ..errors import ConfigurationError, JournalError
+from .claims import Leases
+from .engine import Engine
+from .sqlite import FileFormat, SqliteEngine
+
+if TYPE_CHECKING:
+    from .postgres import Pool, PostgresEngine
+
+__all__ = ["PostgresJournal", "SqliteJournal"]
+
+log: logging.Logger = logging.getLogger("signing_async")
+
+# {free}: whether the claim of the row `held` is free. {claimed}: the column that a claim fills, besides the owner,
+# and its value. {extend}, {end}: the assignments that prolong and end a claim.
+_CLAIM = """\
+INSERT INTO {table} AS held (key, owner, fence, {claimed}) VALUES ($1, {owner}, 1, {claimed_value})
+ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, fence = held.fence + 1{extend} WHERE {free}
+RETURNING state, fence"""
+# A stale or released claim matches no row.
+_WRITE = """\
+UPDATE {table} SET state = $3, updated_at = {now}{extend}
+WHERE key = $1 AND fence = $2 AND owner = {owner} RETURNING key"""
+_RELEASE = "UPDATE {table} SET {end} WHERE key = $1 AND fence = $2 AND owner = {owner} RETURNING key"
+_RELEASE_ALL = "UPDATE {table} SET {end} WHERE owner = {owner}"
+_PAGE = "SELECT key, state, updated_at FROM {table} WHERE key > $1 AND state IS NOT NULL ORDER BY key LIMIT 500"
+
+_SQLITE_PARTS = {
+    "table": "packages",
+    "owner": "owner()",
+    "free": "held.owner IS NULL OR NOT owner_is_alive(held.owner)",
+    "claimed": "updated_at",
+    "claimed_value": "now()",
+    "extend": "",
+    "end": "owner = NULL",
+    "now": "now()",
+}
+_SQLITE_STATEMENTS = {each: each.format(**_SQLITE_PARTS) for each in (_CLAIM, _WRITE, _RELEASE, _PAGE)}
+_SQLITE_TABLE = (
+    "CREATE TABLE packages (key TEXT PRIMARY KEY, state TEXT, owner TEXT, fence INTEGER NOT NULL,"
+    " updated_at REAL NOT NULL) WITHOUT ROWID"
+)
+_FORMAT = FileFormat("journal", "SqliteJournal", 0x5369676E, 1, (_SQLITE_TABLE,), JournalError)
+
+# If the response to a claim is lost, the row names this journal as the owner, and the repeated claim succeeds: a
+# journal never claims a key that it knows it holds.
+_POSTGRES_PARTS = {
+    "free": "held.leased_until IS NULL OR held.leased_until <= clock_timestamp() OR held.owner = excluded.owner",
+    "claimed": "leased_until",
+    "end": "leased_until = NULL",
+    "now": "clock_timestamp()",
+}
+_POSTGRES_TABLE = """\
+CREATE TABLE IF NOT EXISTS {table} (
+    key text PRIMARY KEY,
+    state text,
+    owner text,
+    fence bigint NOT NULL,
+    leased_until timestamptz,
+    updated_at timestamptz
+)"""
+_RENEW = """\
+UPDATE {table} AS row SET leased_until = clock_timestamp() + $3
+FROM unnest($1::text[], $2::bigint[]) AS held (key, fence)
+WHERE row.key = held.key AND row.fence = held.fence AND row.leased_until IS NOT NULL
+RETURNING row.key"""
+
+
+class _TableJournal(ABC):
+    """A journal in a table, whichever engine runs its statements."""
+
+    _engine: Engine
+
+    async def write(self, claim: Claim, state: str) -> None:
+        check_text("state", state)
+        await self._change(_WRITE, claim, state)
+
+    async def release(self, claim: Claim) -> None:
+        await self._change(_RELEASE, claim)
+
+    async def records(self) -> AsyncIterator[JournalRecord]:
+        key = ""
+        while rows := await self._engine.run(self._render(_PAGE), key):
+            for key, state, updated_at in rows:
+                is_date = isinstance(updated_at, datetime)
+                yield JournalRecord(key, state, updated_at if is_date else datetime.fromtimestamp(updated_at, UTC))
+
+    async def aclose(self) -> None:
+        """Finish what was requested, release all claims, and close the connections, except a given pool."""
+        await self._engine.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    @abstractmethod
+    def _render(self, statement: str) -> str:
+        """Return the statement in the engine's dialect."""
+
+    async def _change(self, statement: str, claim: Claim, *values: object) -> None:
+        if not await self._engine.run(self._render(statement), claim.key, claim.fence, *values):
+            raise ClaimLost(claim.key)
+
+
+class SqliteJournal(_TableJournal):
+    """A journal in a SQLite file, shared by any number of runs and processes on one machine.
+
+    A text is on disk when ``write`` returns (WAL, ``synchronous=FULL``); concurrent writes are committed together. Each
+    journal object holds a lock on a file beside the journal for as long as it lives: a claim is free as soon as its
+    process is dead, however it died, and never before. ::
+
+        async with SqliteJournal("leases.journal") as journal:
+            signing = await client.dispatch(package, journal)
+
+    The file must be on a local disk. ``timeout`` is how many seconds to wait while another program locks the file.
+    """
+
+    _engine: SqliteEngine
+
+    def __init__(self, path: str | os.PathLike[str], *, timeout: float = 10.0) -> None:
+        if sqlite3.sqlite_version_info < (3, 35):
+            raise ConfigurationError(f"SqliteJournal needs SQLite 3.35 (RETURNING), found {sqlite3.sqlite_version}")
+        self._engine = SqliteEngine(path, _FORMAT, timeout=timeout)
+        self.path: Path = self._engine.path
+
+    def __repr__(self) -> str:
+        return f"SqliteJournal({str(self.path)!r})"
+
+    def __del__(self) -> None:
+        engine = getattr(self, "_engine", None)  # the constructor may have raised
+        if engine is not None and engine.lock.is_held:
+            engine.lock.release()
+            warnings.warn(
+                f"{self!r} was not closed: use `async with`, or await aclose()", ResourceWarning, stacklevel=2
+            )
+
+    async def claim(self, key: str) -> Claim | None:
+        check_key(key)
+
+        def undo(rows: Sequence[Any]) -> tuple[Any, ...] | None:
+            return (self._render(_RELEASE), key, rows[0][1]) if rows else None
+
+        return _to_claim(key, await self._engine.run(self._render(_CLAIM), key, undo=undo))
+
+    def _render(self, statement: str) -> str:
+        return _SQLITE_STATEMENTS[statement]
+
+
+class PostgresJournal(_TableJournal):
+    """A journal in a table, for runs on any number of machines. ::
+
+        async with PostgresJournal("postgresql://app:...@db.example.com/app") as journal:
+            async for result in client.dispatch_many(packages, journal):
+                ...
+
+    A claim is a lease of ``lease`` seconds by the server's clock, renewed while it is held. If a run dies, or is paused
+    for longer than the lease, another run takes over its packages, and the first run's writes are refused. While the
+    server is unavailable, every operation raises `JournalError`, so nothing is sent without a journal entry.
+    ``postgres/README.md`` says what a failover may lose.
+    """
+
+    _engine: PostgresEngine
+
+    def __init__(
+        self,
+        postgres: str | Secret[str] | Pool,
+        *,
+        table: str = "signing_packages",
+        lease: float = 30.0,
+        timeout: float = 2.0,
+    ) -> None:
+        from .postgres import PostgresEngine  # needs asyncpg
+
+        postgres = hide(postgres)
+        self._engine = PostgresEngine(postgres, table, _POSTGRES_TABLE, timeout=timeout, failure=JournalError)
+        renewal = self._engine.render(_RENEW)
+        self._leases = Leases(
+            self._engine, renewal, lease, timeout=self._engine.timeout, owner=repr(self), noun="package"
+        )
+        self._id = secrets.token_hex(8)
+
+    def __repr__(self) -> str:
+        return f"PostgresJournal({self._engine.address!r})"
+
+    def __del__(self) -> None:
+        if hasattr(self, "_engine"):
+            self._engine.warn_if_open(self)
+
+    @property
+    def sql(self) -> str:
+        """The statement that creates the table."""
+        return self._engine.sql
+
+    async def create_table(self) -> None:
+        """Create the table unless it exists; any number of workers may do so at the same time."""
+        await self._engine.create_table()
+
+    async def claim(self, key: str) -> Claim | None:
+        check_key(key)
+        if key in self._leases.held:
+            return None
+        self._leases.held[key] = None
+        return await self._leases.claim(self._claim(key), self._release_unwanted)
+
+    async def write(self, claim: Claim, state: str) -> None:
+        self._check_held(claim)
+        await super().write(claim, state)
+
+    async def release(self, claim: Claim) -> None:
+        self._check_held(claim)
+        # If the release fails, the lease is not renewed and expires.
+        del self._leases.held[claim.key]
+        await self._change(_RELEASE, claim)
+
+    async def aclose(self) -> None:
+        await self._leases.stop()
+        try:
+            if self._leases.held:
+                await self._engine.run(self._render(_RELEASE_ALL))
+        except JournalError as error:
+            log.warning("%r: the remaining claims end when their lease expires: %s", self, error)
+        finally:
+            self._leases.held.clear()
+            await self._engine.aclose()
+
+    async def _claim(self, key: str) -> Claim | None:
+        claim = None
+        try:
+            claim = _to_claim(key, await self._engine.run(self._render(_CLAIM), key))
+        finally:
+            if claim is None:
+                del self._leases.held[key]
+        if claim is not None:
+            self._leases.add(key, claim.fence)
+        return claim
+
+    async def _release_unwanted(self, claim: Claim | None) -> None:
+        """Release a claim whose caller was cancelled."""
+        if claim is not None:
+            # If this fails, the lease expires.
+            with contextlib.suppress(JournalError, ClaimLost):
+                await self.release(claim)
+
+    def _check_held(self, claim: Claim) -> None:
+        if self._leases.held.get(claim.key) != claim.fence:
+            raise ClaimLost(claim.key)
+
+    def _render(self, statement: str) -> str:
+        until = f"clock_timestamp() + interval '{self._leases.duration.total_seconds():f} s'"
+        # The process id tells a forked child from its parent.
+        owner = f"'{_HOST}:{os.getpid()}:{self._id}'"
+        parts = {"owner": owner, "claimed_value": until, "extend": f", leased_until = {until}"}
+        return self._engine.render(statement, **parts, **_POSTGRES_PARTS)
+
+
+_HOST = re.sub(r"[^\w.-]", "", socket.gethostname(), flags=re.ASCII)
+
+
+def _to_claim(key: str, rows: Sequence[Any]) -> Claim | None:
+    return Claim(key, *rows[0]) if rows else None

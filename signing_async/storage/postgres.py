@@ -1,0 +1,327 @@
+"""The engine on PostgreSQL: every operation is bounded in time and repeatable, and no error shows a secret."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any, Protocol, TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import attrs
+
+from .. import _checks
+from .._connections import certificate_problem, is_untrusted, roots_problem
+from .._secret import Secret, hide
+from ..errors import AuthError, ConfigurationError, StorageError
+from ..transport.redaction import redact
+
+try:
+    import asyncpg
+except ModuleNotFoundError:
+    raise ModuleNotFoundError(
+        "signing_async.postgres needs asyncpg: pip install 'signing-async[postgres]'", name="asyncpg"
+    ) from None
+
+__all__ = ["PERMANENT", "TRANSIENT", "Pool", "PostgresEngine", "terminate"]
+
+T = TypeVar("T")
+
+_MAX_CONNECTIONS = 8
+_RETRY_AFTER = 0.05
+_RELEASE_TIMEOUT = 0.5
+_TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
+_MODES_WITH_ROOTS = ("require", "verify-ca", "verify-full")
+_MODES_WITH_TLS = ("allow", "prefer", *_MODES_WITH_ROOTS)
+# Texts in an InterfaceError that is permanent: asyncpg lacks the authentication method, or the pool was never opened.
+# Any other InterfaceError, such as a lost connection, is transient.
+_PERMANENT_INTERFACE_ERRORS = ("unsupported", "not initialized")
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]*)(?::([0-9]{0,5}))?")
+# Two concurrent CREATE TABLE IF NOT EXISTS may conflict.
+_LOCK_CREATION = "SELECT pg_advisory_xact_lock(7310557141)"
+# The server is starting, stopping, out of connections or disk space, or is read-only during a failover; a connection
+# broke, a file could not be read, one of the server's timeouts expired, or two transactions conflicted.
+TRANSIENT = (
+    OSError,
+    TimeoutError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.PostgresSystemError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.TransactionTimeoutError,
+    asyncpg.TransactionRollbackError,
+    asyncpg.InvalidCachedStatementError,
+    # The server closed the connection as the operation began.
+    asyncpg.InternalClientError,
+)
+PERMANENT = (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError)
+
+
+class Pool(Protocol):
+    """The methods of an `asyncpg.Pool` that are used."""
+
+    def acquire(self, *, timeout: float | None = None) -> Any: ...
+
+    async def release(self, connection: Any, *, timeout: float | None = None) -> None: ...
+
+    def get_size(self) -> int: ...
+
+    def get_idle_size(self) -> int: ...
+
+    def get_max_size(self) -> int: ...
+
+    def is_closing(self) -> bool: ...
+
+
+@attrs.frozen
+class _Failed:
+    message: str
+    pool_exhausted: bool = False
+    transient: bool = False
+    is_data_refused: bool = False
+
+
+class PostgresEngine:
+    """Connections to the database of one table. An operation is bounded in time, and retried after a transient error.
+
+    An operation that fails raises ``failure`` with a message.
+    """
+
+    def __init__(
+        self,
+        source: str | Secret[str] | Pool,
+        table: str,
+        sql: str,
+        *,
+        timeout: float,
+        failure: type[AuthError] | type[StorageError],
+    ) -> None:
+        source = hide(source)
+        self._dsn: Secret[str] | None = None
+        self._pool: Any = None
+        self._passwords: list[Secret[str]] = []
+        self.address: str = "the given pool"
+        if isinstance(source, Secret):
+            self._dsn = source
+            if problem := self._check_dsn(source):
+                raise ConfigurationError(f"invalid DSN: {problem}")
+        elif hasattr(source, "acquire"):
+            self._pool = source
+        else:
+            raise ConfigurationError(f"postgres: must be a DSN or an asyncpg.Pool, got {source!r}")
+        self._failure = failure
+        self._closed = False
+        if not isinstance(table, str) or not _TABLE_NAME.fullmatch(table):
+            raise ConfigurationError(f"table: must be a lower-case identifier, name or schema.name, got {table!r}")
+        self.table: str = ".".join(f'"{part}"' for part in table.split("."))
+        self.name: str = table.rpartition(".")[2]
+        """The table's name without the schema."""
+        self.sql: str = self.render(sql)
+        self.timeout: float = _checks.number("timeout", timeout, above=0)
+
+    def _check_dsn(self, dsn: Secret[str]) -> str:
+        """Find the address, which messages show, and the passwords; return what is wrong with the DSN, or ""."""
+        try:
+            parts = urlsplit(dsn.reveal())
+            parameters = parse_qsl(parts.query)
+            passwords = [parts.password or "", *(value for name, value in parameters if name == "password")]
+        except ValueError:
+            return "not a URL"
+        self._passwords = [Secret(text) for each in passwords if each for text in (each, unquote(each))]
+        hosts = parts.netloc.rpartition("@")[2]
+        self.address = hosts + parts.path
+        if parts.scheme not in ("postgresql", "postgres"):
+            return "must begin with postgresql://"
+        if parts.fragment:
+            return "contains a #; write %23 in a password"
+        if not all(_is_valid_host(host) for host in hosts.split(",")):
+            return "invalid host or port"
+        return _find_unusable_file(dict(parameters), "prefer" if hosts else "disable")
+
+    def render(self, statement: str, **parts: object) -> str:
+        """Return the statement with the table's name and the given parts filled in."""
+        return statement.format(table=self.table, name=self.name, **parts)
+
+    async def run(self, statement: str, *parameters: object) -> Sequence[Any]:
+        """Run a statement, which must be repeatable: it is run again if its response is lost."""
+        return await self.perform(lambda connection: connection.fetch(statement, *parameters))
+
+    async def perform(self, work: Callable[[Any], Awaitable[T]]) -> T:
+        """Return the result of ``work`` on any connection."""
+        return self._result(await self._retry(work, None))
+
+    async def run_and_keep(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack) -> T:
+        """Return the result of ``work`` on a connection that is released when ``kept`` is closed.
+
+        While all connections of the pool are in use, wait without a timeout.
+        """
+        pool_exhausted = True
+        while pool_exhausted:
+            # In a separate task, so that the timeout cancels only this attempt.
+            outcome = await asyncio.create_task(self._retry(work, kept))
+            pool_exhausted = isinstance(outcome, _Failed) and outcome.pool_exhausted
+        return self._result(outcome)
+
+    def _result(self, outcome: T | _Failed) -> T:
+        if isinstance(outcome, _Failed):
+            raise self._make_error(outcome)
+        return outcome
+
+    def _make_error(self, failed: _Failed) -> AuthError | StorageError:
+        # Data may be refused, such as a key in another encoding. A token concerns the whole client.
+        client_wide = not failed.is_data_refused or self._failure is AuthError
+        message = f"PostgreSQL at {self.address}: {failed.message}"
+        return self._failure(message, transient=failed.transient, client_wide=client_wide)
+
+    async def create_table(self) -> None:
+        """Create the table unless it exists."""
+        # `perform` creates a missing table.
+        await self.perform(lambda connection: connection.execute(f"SELECT FROM {self.table} LIMIT 0"))
+
+    async def _create_table(self, connection: Any) -> None:
+        async with connection.transaction():
+            await connection.execute(_LOCK_CREATION)
+            await connection.execute(self.sql)
+
+    async def _retry(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None) -> T | _Failed:
+        problem = "no response"
+        is_table_missing = False
+        pool = await self._open()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.timeout):
+                while True:
+                    try:
+                        if is_table_missing:
+                            await self._attempt(pool, self._create_table, None)
+                        return await self._attempt(pool, work, kept)
+                    except asyncpg.UndefinedTableError:
+                        is_table_missing = True
+                        problem = f"the table {self.table} does not exist"
+                    except (*TRANSIENT, *PERMANENT) as error:
+                        problem = self.describe(error)
+                        if not _is_transient(error, pool):
+                            hint = f"; create the table with:\n{self.sql}" if is_table_missing else ""
+                            return _Failed(problem + hint, is_data_refused=isinstance(error, asyncpg.DataError))
+                    await asyncio.sleep(_RETRY_AFTER)
+        pool_exhausted = pool.get_size() >= pool.get_max_size() and not pool.get_idle_size()
+        if pool_exhausted:
+            problem = "all connections of the pool are in use"
+        return _Failed(f"{problem}, for {self.timeout:g} s", pool_exhausted, transient=True)
+
+    async def _attempt(self, pool: Any, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None) -> T:
+        async with AsyncExitStack() as used:
+            connection = await used.enter_async_context(self._connection(pool))
+            result = await work(connection)
+            if kept is not None:
+                await kept.enter_async_context(used.pop_all())
+            return result
+
+    @contextlib.asynccontextmanager
+    async def _connection(self, pool: Any) -> AsyncIterator[Any]:
+        connection = await pool.acquire()
+        try:
+            yield connection
+        except asyncpg.PostgresError:
+            if _is_in_transaction(connection):
+                terminate(connection)
+            raise
+        except BaseException:
+            # A statement may still be running: do not wait for it.
+            terminate(connection)
+            raise
+        finally:
+            # A connection that breaks now does not undo the work.
+            with contextlib.suppress(*TRANSIENT, *PERMANENT):
+                await pool.release(connection, timeout=_RELEASE_TIMEOUT)
+
+    async def _open(self) -> Any:
+        if self._closed:
+            raise self._make_error(_Failed("the connection is closed"))
+        if self._pool is None:
+            assert self._dsn is not None
+            dsn = self._dsn
+            self._pool = asyncpg.create_pool(dsn.reveal(), min_size=0, max_size=_MAX_CONNECTIONS, reset=_skip_reset)
+            await self._pool
+        return self._pool
+
+    def describe(self, error: BaseException) -> str:
+        """Return the error's message without passwords, and without the rows that PostgreSQL quotes in its details."""
+        if isinstance(error, asyncpg.ClientConfigurationError):
+            return "invalid DSN"
+        text = str(error.args[0]) if isinstance(error, asyncpg.PostgresError) and error.args else str(error)
+        return redact(
+            f"{text or 'no response'} ({type(error).__name__})", [secret.reveal() for secret in self._passwords]
+        )
+
+    async def aclose(self) -> None:
+        """Close the connections opened here."""
+        self._closed = True
+        if self._dsn is None or self._pool is None:
+            return
+        pool, self._pool = self._pool, None
+        try:
+            async with asyncio.timeout(self.timeout):
+                await pool.close()
+        except TimeoutError:
+            pool.terminate()
+
+    def warn_if_open(self, owner: object) -> None:
+        """Warn that ``owner`` was not closed; for its ``__del__``."""
+        if self._dsn is not None and self._pool is not None:
+            warnings.warn(
+                f"{owner!r} was not closed: use `async with`, or await aclose()", ResourceWarning, stacklevel=3
+            )
+
+
+async def _skip_reset(connection: Any) -> None:
+    """Save the round trip of a reset: no setting here outlasts its transaction."""
+
+
+def terminate(connection: Any) -> None:
+    """Close the connection at once, if it is open."""
+    with contextlib.suppress(asyncpg.InterfaceError):
+        connection.terminate()
+
+
+def _is_valid_host(text: str) -> bool:
+    found = _HOST.fullmatch(text)
+    return found is not None and int(found[1] or 0) < 65536
+
+
+def _find_unusable_file(parameters: Mapping[str, str], default_mode: str) -> str:
+    """Return what is wrong with the files that a DSN names: asyncpg loads them only when it connects."""
+    mode = parameters.get("sslmode") or os.environ.get("PGSSLMODE") or default_mode
+    problem = ""
+    if mode in _MODES_WITH_ROOTS:
+        problem = roots_problem(parameters.get("sslrootcert"))
+        problem = problem or roots_problem(parameters.get("sslcrl"), "revocation list")
+    certificate, key = parameters.get("sslcert"), parameters.get("sslkey")
+    if problem or mode not in _MODES_WITH_TLS or not certificate:
+        return problem
+    if key:
+        return certificate_problem(certificate, key, parameters.get("sslpassword"))
+    # The key may be in this file, in the environment or in the home folder.
+    return roots_problem(certificate, "client certificate")
+
+
+def _is_transient(error: BaseException, pool: Any) -> bool:
+    is_lost = (
+        isinstance(error, asyncpg.InterfaceError)
+        and not isinstance(error, ValueError)
+        and not any(text in str(error) for text in _PERMANENT_INTERFACE_ERRORS)
+    )
+    is_outage = isinstance(error, TRANSIENT) and not is_untrusted(error)
+    return is_outage or (is_lost and not pool.is_closing())
+
+
+def _is_in_transaction(connection: Any) -> bool:
+    with contextlib.suppress(asyncpg.InterfaceError):
+        return bool(connection.is_in_transaction())
+    return False

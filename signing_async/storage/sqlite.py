@@ -1,0 +1,299 @@
+"""The engine on a SQLite file: one thread, and group commit. Standard library only: `webhooks` imports it too."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from .. import _checks
+from .._files import resolve_path, sync_folder
+from ..errors import InboxError, JournalError
+from .claims import OwnerLock
+from .sqlite_file import SharedDatabase, is_transient
+
+__all__ = ["FileFormat", "SqliteEngine", "Work"]
+
+T = TypeVar("T")
+Work = Callable[[sqlite3.Connection], T]
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """What a file holds, and how errors name it."""
+
+    name: str
+    """A noun, such as "journal"."""
+    user: str
+    """The class that opens such files."""
+    application: int
+    """SQLite's ``application_id`` of the files: the database of another program is not changed."""
+    version: int
+    tables: tuple[str, ...]
+    """The statements that set up a new file."""
+    failure: type[JournalError] | type[InboxError]
+
+
+class SqliteEngine:
+    """Runs work on a SQLite file in its own thread, and commits all waiting work in one transaction.
+
+    The result of durable work is on disk when the caller gets it (WAL, ``synchronous=FULL``); other work survives the
+    death of the process, but may be lost in a power cut. Failures are raised as the format's ``failure``. ``timeout``
+    is how many seconds to wait while another program locks the file.
+    """
+
+    def __init__(self, path: object, file_format: FileFormat, *, timeout: float) -> None:
+        timeout = _checks.number("timeout", timeout, above=0, at_most=3600)
+        self.path: Path = resolve_path(file_format.name, path)
+        self.lock: OwnerLock = OwnerLock(self.path, file_format.user)
+        """Held from the first work until the file is closed."""
+        self._title = f"the {file_format.name} {self.path}"
+        self._failure = file_format.failure
+        prepare = partial(_prepare, path=self.path, file_format=file_format, lock=self.lock)
+        self._database = SharedDatabase(self.path, prepare, timeout=timeout, mode=0o600)
+        self._file: tuple[int, int] | None = None
+        """The device and the inode of the file since the first commit."""
+        self._process = 0
+        """The id of the process that submitted the first work: a server may create the object before it forks."""
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"signing-{file_format.name}")
+        self._queue = threading.Lock()
+        self._waiting: list[_Operation] = []
+        self._writing = False
+        self._closing: Future[None] | None = None
+
+    async def run(
+        self,
+        statement: str,
+        *parameters: object,
+        undo: Callable[[list[Any]], tuple[Any, ...] | None] | None = None,
+    ) -> list[Any]:
+        """Run a statement in a transaction, and return its rows once they are durable.
+
+        It may call ``now()``, ``owner()`` and ``owner_is_alive(owner)``. If the caller is cancelled, the statement and
+        the parameters that ``undo`` returns for the rows are run as well.
+        """
+
+        def undo_rows(rows: list[Any]) -> Work[object] | None:
+            undoing = None if undo is None else undo(rows)
+            return None if undoing is None else partial(_execute, statement=undoing[0], parameters=undoing[1:])
+
+        return await self.perform(partial(_execute, statement=statement, parameters=parameters), undo_rows)
+
+    async def perform(
+        self, work: Work[T], undo: Callable[[T], Work[object] | None] | None = None, *, durable: bool = True
+    ) -> T:
+        """Run work in a transaction and return its result. An exception that the work returns is raised.
+
+        Work is done in order, even if the caller is cancelled. In that case the work that ``undo`` returns for the
+        result is done as well.
+        """
+        waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        operation = _Operation(work, waiter, undo, durable=durable)
+        self._submit(operation)
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            # The work may have been done at the moment of the cancellation.
+            if not waiter.cancelled() and waiter.exception() is None:
+                self._undo(operation)
+            raise
+
+    def perform_blocking(self, work: Work[T]) -> T:
+        """Run work and return its result like `perform`, but block: for threads without an event loop."""
+        waiter: Future[T] = Future()
+        self._submit(_Operation(work, waiter))
+        return waiter.result()
+
+    async def aclose(self) -> None:
+        """Finish the submitted work, close the file and release the lock."""
+        if self._process not in (0, os.getpid()):
+            return  # the parent process closes it
+        with self._queue:
+            if self._closing is None:
+                self._closing = self._writer.submit(self._close)
+                self._writer.shutdown(wait=False)
+            closing = self._closing
+        await asyncio.shield(asyncio.wrap_future(closing))
+
+    def _submit(self, operation: _Operation) -> None:
+        self._process = self._process or os.getpid()
+        if self._process != os.getpid():
+            message = f"{self._title} was opened before a fork; open it again in the child process"
+            raise self._failure(message, transient=False)
+        with self._queue:
+            if self._closing is not None:
+                raise self._failure(f"{self._title} is closed", transient=False)
+            self._waiting.append(operation)
+            if not self._writing:
+                self._writing = True
+                self._writer.submit(self._write_all)
+
+    def _undo(self, operation: _Operation) -> None:
+        """Undo work whose waiter is gone."""
+        if operation.undo is None or isinstance(operation.outcome, Exception):
+            return
+        work = operation.undo(operation.outcome)
+        if work is not None:
+            # If the file is closed, nothing is left to undo: its claims ended with the lock.
+            with contextlib.suppress(self._failure):
+                self._submit(_Operation(work, None, durable=operation.durable))
+
+    # On the event loop
+
+    def _deliver(self, operations: list[_Operation]) -> None:
+        """Wake the waiters of one event loop."""
+        for operation in operations:
+            if operation.waiter.cancelled():
+                self._undo(operation)
+            else:
+                operation.wake()
+
+    # In the writer's thread
+
+    def _write_all(self) -> None:
+        """Commit all waiting operations together, until none wait."""
+        while True:
+            with self._queue:
+                operations, self._waiting = self._waiting, []
+                self._writing = bool(operations)
+            if not operations:
+                return
+            self._commit(operations)
+            # One call for each loop: waking an event loop costs more than a statement.
+            loops: dict[asyncio.AbstractEventLoop, list[_Operation]] = {}
+            for operation in operations:
+                if isinstance(operation.waiter, asyncio.Future):
+                    loops.setdefault(operation.waiter.get_loop(), []).append(operation)
+                elif operation.waiter is not None:
+                    operation.wake()
+            for loop, same_loop in loops.items():
+                try:
+                    loop.call_soon_threadsafe(self._deliver, same_loop)
+                except RuntimeError:
+                    # The loop is closed.
+                    for operation in same_loop:
+                        self._undo(operation)
+
+    def _commit(self, operations: list[_Operation]) -> None:
+        try:
+            if self._file is not None:
+                self._check_file()
+            with self._database.connected() as connection:
+                is_durable = any(operation.durable for operation in operations)
+                connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
+                connection.execute("BEGIN IMMEDIATE")
+                self.lock.acquire()  # inside the transaction: only one process at a time has one
+                for operation in operations:
+                    operation.outcome = operation.work(connection)
+                connection.execute("COMMIT")
+            self._check_file()
+            return
+        except self._failure as error:
+            failure = error
+        except Exception as error:  # waiting callers must get an error
+            failure = self._failure(f"{self._title}: {_describe(error)}", transient=is_transient(error, self.path))
+        if not failure.transient and len(operations) > 1:
+            # One operation may have failed all of them: commit each on its own.
+            for operation in operations:
+                self._commit([operation])
+            return
+        for operation in operations:
+            operation.outcome = copy.copy(failure)
+
+    def _check_file(self) -> None:
+        """Raise if the file was removed or replaced: what is written to it is lost, and a new one knows nothing."""
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            change = "removed"
+        else:
+            found = status.st_dev, status.st_ino
+            self._file = self._file or found
+            if found == self._file:
+                return
+            change = "replaced by another file"
+        message = f"{self._title} was {change} while it was open: restore it, then restart"
+        raise self._failure(message, transient=False)
+
+    def _close(self) -> None:
+        self._database.close()
+        self.lock.release()
+
+
+@dataclass(eq=False, slots=True)
+class _Operation:
+    """Work on the database, its outcome, and the future of the caller that waits for it."""
+
+    work: Work[Any]
+    waiter: Any
+    """The caller's future, from asyncio or from a thread; None if no caller waits for the outcome."""
+    undo: Callable[[Any], Work[object] | None] | None = None
+    durable: bool = True
+    outcome: object = None
+
+    def wake(self) -> None:
+        """Give the waiter the outcome."""
+        if isinstance(self.outcome, Exception):
+            self.waiter.set_exception(self.outcome)
+        else:
+            self.waiter.set_result(self.outcome)
+
+
+def _execute(connection: sqlite3.Connection, statement: str, parameters: tuple[object, ...]) -> list[Any]:
+    # To SQLite, `$1` is the parameter named "1".
+    return connection.execute(statement, dict(zip("123456789", parameters, strict=False))).fetchall()
+
+
+def _describe(error: Exception) -> str:
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+def _owner_is_alive(lock: OwnerLock, owner: str) -> bool:
+    try:
+        return lock.is_alive(owner)
+    except OSError:
+        return True  # an error in a function of SQL would lose its cause; the claim can be tried again
+
+
+def _prepare(connection: sqlite3.Connection, path: Path, file_format: FileFormat, lock: OwnerLock) -> None:
+    title = f"the {file_format.name} {path}"
+
+    def value(statement: str) -> int:
+        found: int = connection.execute(statement).fetchone()[0]
+        return found
+
+    with connection:
+        # One transaction: another process may be creating the tables.
+        connection.execute("BEGIN")
+        is_ours = value("PRAGMA application_id") == file_format.application
+        version = value("PRAGMA user_version")
+        tables = value("SELECT count(*) FROM sqlite_master")
+    if not is_ours and tables:
+        raise file_format.failure(f"{title} is the database of another program; it was not changed", transient=False)
+    if is_ours and version > file_format.version:
+        message = f"{title} was written by a newer version of signing-async; upgrade this one"
+        raise file_format.failure(message, transient=False)
+    connection.create_function("now", 0, lambda: time.time())
+    connection.create_function("owner", 0, lambda: lock.owner)
+    connection.create_function("owner_is_alive", 1, partial(_owner_is_alive, lock))
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    if not is_ours:
+        with connection:
+            connection.execute("BEGIN IMMEDIATE")
+            if not value("SELECT count(*) FROM sqlite_master"):
+                for statement in file_format.tables:
+                    connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {file_format.application}")
+            connection.execute(f"PRAGMA user_version = {file_format.version}")
+        sync_folder(path.parent)

@@ -1,0 +1,226 @@
+"""Turns responses into exceptions: error responses of any shape, and successful ones that cannot be decoded."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+from .. import errors
+from ..assumptions import Assumptions
+from .decode import Unreadable, look_up, parse, request_id
+from .redaction import redact, redact_bytes, redact_data
+
+__all__ = ["decode_error", "error_from", "one_line"]
+
+_MAX_MESSAGES = 50
+_MAX_LENGTH = 500
+_MAX_DEPTH = 5
+
+_BY_STATUS: dict[int, type[errors.APIError]] = {
+    400: errors.BadRequest,
+    401: errors.Unauthorized,
+    403: errors.Forbidden,
+    422: errors.DocumentRejected,
+    429: errors.RateLimited,
+}
+# Names in common shapes of error bodies: RFC 9457, JSON:API, OAuth, Google, Laravel, Django REST framework, FastAPI.
+_INNER = ("error", "detail")
+_CODES = ("code", "error_code", "status", "type", "error")
+_MESSAGES = ("message", "detail", "error_description", "error_message", "title", "error")
+_LISTS = ("errors", "details", "messages", "fields", "violations", "invalid-params", "invalid_params")
+_FIELDS = ("field", "name", "property", "propertyPath", "param", "parameter", "pointer", "path", "loc", "source")
+_TEXTS = ("message", "messages", "detail", "msg", "reason", "description", "title", "code", "error")
+
+
+def error_from(
+    status: int,
+    headers: Mapping[str, str],
+    body: bytes,
+    *,
+    reason: str,
+    operation: str,
+    not_found: type[errors.NotFound],
+    retry_after: float | None,
+    secrets: Iterable[str],
+    assumptions: Assumptions,
+) -> errors.APIError:
+    """Return the exception for an error response, with ``secrets`` redacted in every text."""
+    secrets = tuple(secrets)
+
+    def line(text: str) -> str:
+        # Redact before truncating: half a secret would not be recognized.
+        return one_line(redact(text, secrets))[:_MAX_LENGTH]
+
+    try:
+        data = parse(body)
+    except Unreadable:
+        data = _plain_text(body)
+    given = {name: look_up(data, path) for name, path in assumptions.error_paths.items()}
+    codes = [text for text in (*_texts(given.get("code")), *_codes(data)) if text != str(status)]
+    details = list(itertools.islice(_field_messages(given.get("fields") or _details(data)), _MAX_MESSAGES))
+    texts = _texts(*(value for _, value in _members(data, _MESSAGES)), data if isinstance(data, str) else None)
+    candidates = [text for text in texts if text not in codes or " " in text] + [text for _, text in details]
+    candidates = [*_texts(given.get("message")), *candidates]
+    message = next((text for text in candidates if not _is_cannot_be_sent(text)), "")
+    messages: dict[str, list[str]] = {}
+    for field, text in details:
+        messages.setdefault(line(field), []).append(line(text))
+    kind = _pick_exception(status, data, not_found)
+    code = "cannot_be_sent" if kind is errors.CannotBeSent else next((code for code in codes if " " not in code), None)
+    known_id = request_id(headers, data, assumptions)
+    return kind(
+        line(message) or line(_default_message(kind, status, reason)) or _default_message(kind, status, ""),
+        status=status,
+        operation=operation,
+        code=None if code is None else line(code),
+        messages=messages,
+        request_id=None if known_id is None else line(known_id),
+        body=body,
+        redacted_body=redact_bytes(body, secrets),
+        retry_after=retry_after,
+    )
+
+
+def decode_error(
+    operation: str,
+    problem: str,
+    *,
+    status: int,
+    request_id: str | None,
+    content: bytes,
+    secrets: Iterable[str],
+    effect: Literal["none", "unknown"],
+) -> errors.DecodeError:
+    """Return the exception for a successful response that cannot be decoded; ``content`` is its body."""
+    secrets = tuple(secrets)
+    body = None
+    with contextlib.suppress(Unreadable):
+        body = redact_data(parse(content), secrets)
+    suffix = f", request id {request_id}" if request_id else ""
+    text = redact(f"{operation}: the response cannot be read: {problem} (HTTP {status}{suffix})", secrets)
+    return errors.DecodeError(text, operation=operation, status=status, request_id=request_id, body=body, effect=effect)
+
+
+def _pick_exception(status: int, data: Any, not_found: type[errors.NotFound]) -> type[errors.APIError]:
+    if 500 <= status < 600:
+        return errors.ServerError
+    if status == 404:
+        return not_found
+    if status == 400 and any(_is_cannot_be_sent(text) for text in _strings(data)):
+        return errors.CannotBeSent
+    return _BY_STATUS.get(status, errors.APIError)
+
+
+def _is_cannot_be_sent(text: str) -> bool:
+    """Return whether the text is ``cannot_be_sent`` in any spelling, alone or at the end of a problem's URL."""
+    return len(text) < _MAX_LENGTH and re.sub(r"[-_]", "", _last_segment(text)).lower() == "cannotbesent"
+
+
+def _last_segment(text: str) -> str:
+    return re.split(r"[/#:]", text.strip())[-1]
+
+
+def _strings(data: Any, depth: int = 0) -> Iterator[str]:
+    """Yield the strings and keys of parsed JSON."""
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, Mapping | list) and depth < _MAX_DEPTH:
+        for value in itertools.chain(data, data.values()) if isinstance(data, Mapping) else data:
+            yield from _strings(value, depth + 1)
+
+
+def _default_message(kind: type[errors.APIError], status: int, reason: str) -> str:
+    if kind is errors.CannotBeSent:
+        return "the signing has no document or no recipient, or is no longer a draft"
+    if 300 <= status < 400:
+        return "the service redirects this request; redirects of writes are not followed"
+    return reason or ("the service failed" if status >= 500 else "the service refused the request")
+
+
+def one_line(text: str) -> str:
+    """Return the text as one line, without characters that control terminals or reverse the writing direction."""
+    return " ".join("".join(each if each.isprintable() else " " for each in text).split())
+
+
+# The parts of an error body
+
+
+def _members(data: Any, names: Iterable[str], inner: Iterable[str] = _INNER) -> Iterator[tuple[str, Any]]:
+    """Yield the members with these names of the body, and of the object in it that describes the error."""
+    heads = [data, *(look_up(data, name) for name in inner)]
+    for name in names:
+        for head in heads:
+            # The status of the whole body is that of the response, or a word such as "fail".
+            if isinstance(head, Mapping) and name in head and (name != "status" or head is not data):
+                yield name, head[name]
+
+
+def _texts(*values: Any) -> Iterator[str]:
+    for value in values:
+        if isinstance(value, str | int) and not isinstance(value, bool) and str(value).strip():
+            yield str(value).strip()
+
+
+def _codes(data: Any) -> Iterator[str]:
+    # A code makes a 500 or 503 the service's own error: no further places are searched.
+    for name, value in _members(data, _CODES, ("error",)):
+        is_url = name == "type" and isinstance(value, str)  # RFC 9457
+        yield from _texts(_last_segment(value.removeprefix("about:blank")) if is_url else value)
+    yield from _texts(*(look_up(data, path) for path in ("detail.code", "errors.0.code", "0.code")))
+
+
+def _details(data: Any) -> Any:
+    """Return the list or the object with the messages for fields."""
+    found = [data] if isinstance(data, list) else [value for _, value in _members(data, _LISTS)]
+    found += [value for _, value in _members(data, ("detail", "message")) if isinstance(value, list)]
+    if isinstance(data, Mapping):
+        # Some frameworks put the fields at the top level, each with its messages.
+        lists = {name: texts for name, texts in data.items() if isinstance(texts, list)}
+        found.append({name: texts for name, texts in lists.items() if all(isinstance(each, str) for each in texts)})
+    return next((each for each in found if isinstance(each, Mapping | list) and each), [])
+
+
+def _field_messages(found: Any, field: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield field and text of each message; the field is empty if none is named."""
+    if isinstance(found, str | int | float):
+        yield field, str(found)
+    elif isinstance(found, list) and depth < _MAX_DEPTH:
+        for entry in found:
+            yield from _field_messages(entry, field, depth + 1)
+    elif isinstance(found, Mapping) and depth < _MAX_DEPTH:
+        name = next(filter(None, (_field_name(key, found.get(key)) for key in _FIELDS)), "")
+        kinds = (str, list) if name else str
+        text = next((found[key] for key in _TEXTS if isinstance(found.get(key), kinds)), None)
+        # A mapping at the top level has a key for each field, and a field may be called "name" or "message".
+        if depth and text is not None:
+            yield from _field_messages(text, name or field, depth + 1)
+        else:
+            for key, value in found.items():
+                yield from _field_messages(value, f"{field}.{key}" if field else str(key), depth + 1)
+
+
+def _field_name(key: str, value: Any) -> str:
+    """Return the dotted name of a field that is given as a name, a JSON pointer, a list of steps, or an object."""
+    if isinstance(value, Mapping):  # JSON:API
+        return _field_name(key, value.get("pointer")) or _field_name(key, value.get("parameter"))
+    if isinstance(value, list) and key in ("path", "loc"):
+        return ".".join(str(step) for step in value if step != "body")
+    return value.lstrip("#/").replace("/", ".") if isinstance(value, str) else ""
+
+
+def _plain_text(body: bytes) -> str:
+    """Return the text of a body that is not JSON: an HTML page's title, or the text itself; "" if it is binary."""
+    text = body.decode("utf-8", "replace")
+    if title := re.search(r"<title[^<>]*>([^<]+)", text, re.IGNORECASE):
+        text = title[1]
+    elif text.lstrip().startswith("<"):
+        text = re.sub(r"<[^<>]*>", " ", text)
+    with contextlib.suppress(ValueError):  # a character reference of thousands of digits
+        import html  # seldom needed, and slow to import
+
+        text = html.unescape(text)
+    words = one_line(text)
+    return "" if "\ufffd" in words[:200] else words

@@ -1,0 +1,77 @@
+"""A FastAPI service: log in, send contracts, receive their events, archive what was signed. Run it with uvicorn."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse, RedirectResponse
+from starlette.routing import Route
+
+from signing_async import FileTokenStore, NewRecipient, OAuth, PdfSource, SigningClient, SigningError, SigningPackage
+from signing_async.archive import Archive
+from signing_async.webhooks import Event, Inbox, Receiver, WebhookVerifier, asgi_app
+
+STATE = Path(os.environ["STATE_FOLDER"])  # on a local disk
+BASE_URL = os.environ["SIGNING_BASE_URL"]
+
+oauth = OAuth(
+    BASE_URL,
+    client_id=os.environ["SIGNING_CLIENT_ID"],
+    client_secret=os.environ["SIGNING_CLIENT_SECRET"],
+    redirect_uri=os.environ["SIGNING_REDIRECT_URI"],
+    store=FileTokenStore(STATE / "token.json"),
+)
+client = SigningClient(BASE_URL, oauth)
+archive = Archive(client, STATE / "archive", journal=STATE / "journal.db")
+inbox = Inbox(STATE / "inbox.db")
+receiver = Receiver(WebhookVerifier(os.environ["SIGNING_WEBHOOK_SECRET"]), inbox)
+
+
+@inbox.on("signing.completed")
+async def archive_documents(event: Event) -> None:
+    if event.signing_id is not None:
+        await archive.collect(event.signing_id)
+
+
+@asynccontextmanager
+async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async with oauth, client, archive, inbox, inbox.running():
+        yield
+        await receiver.drain()
+
+
+# This exact path; `mount` would redirect it to /webhooks/.
+app = FastAPI(lifespan=lifespan, routes=[Route("/webhooks", asgi_app(receiver))])
+
+
+@app.get("/login")
+async def login() -> RedirectResponse:
+    request = oauth.authorization_request()
+    response = RedirectResponse(request.url)
+    # Keep these in your framework's session, if it has one.
+    for name, value in (("signing_state", request.state), ("signing_verifier", request.code_verifier or "")):
+        response.set_cookie(name, value, max_age=600, httponly=True, samesite="lax")
+    return response
+
+
+@app.get("/callback")
+async def callback(request: Request) -> Response:
+    state, verifier = request.cookies.get("signing_state", ""), request.cookies.get("signing_verifier")
+    await oauth.exchange(str(request.url), state, verifier or None)
+    return JSONResponse({"user": (await client.me()).email})
+
+
+@app.post("/contracts/{key}")
+async def send_contract(key: str, email: str, request: Request) -> dict[str, str]:
+    """Send the PDF in the body to one recipient. Repeating the request sends nothing again."""
+    package = SigningPackage(key, "EN", [PdfSource(await request.body(), f"{key}.pdf")], [NewRecipient(email)], key=key)
+    signing = await client.dispatch(package, STATE / "journal.db")
+    return {"signing": signing.id, "state": signing.state}
+
+
+@app.exception_handler(SigningError)
+async def signing_error(_: Request, error: Exception) -> JSONResponse:
+    transient = isinstance(error, SigningError) and error.transient
+    return JSONResponse({"error": str(error)}, status_code=503 if transient else 400)

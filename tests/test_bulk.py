@@ -1,0 +1,658 @@
+"""The worker pool of bulk operations and its progress reporter."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import itertools
+import threading
+import weakref
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from signing_async import InvalidRequest, Progress
+from signing_async.bulk import FileProgress, ProgressReporter, Results
+
+
+class Source:
+    """An endless source that counts the items pulled and knows whether it was closed."""
+
+    def __init__(self) -> None:
+        self.pulled = 0
+        self.closed = False
+
+    def plain(self) -> Iterator[int]:
+        try:
+            while True:
+                self.pulled += 1
+                yield self.pulled
+        finally:
+            self.closed = True
+
+    async def asynchronous(self) -> AsyncIterator[int]:
+        try:
+            while True:
+                await asyncio.sleep(0)
+                self.pulled += 1
+                yield self.pulled
+        finally:
+            self.closed = True
+
+
+class Workers:
+    """Work that counts how often it runs concurrently."""
+
+    def __init__(self) -> None:
+        self.running = self.most = self.cancelled = self.hanging = 0
+
+    async def work(self, item: int) -> int:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await asyncio.sleep(0.001 * (item % 3))
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)  # cleanup that awaits
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        return item
+
+    async def endless(self, item: int) -> int:
+        return await self.work(item) if item < 3 else await self.hang(item)
+
+    async def hang(self, item: int) -> int:
+        self.running += 1
+        self.hanging += 1
+        try:
+            return await asyncio.Future[int]()
+        finally:
+            self.running -= 1
+
+
+def other_tasks() -> set[asyncio.Task[Any]]:
+    """Return the tasks other than the test's own."""
+    return asyncio.all_tasks() - {asyncio.current_task()}
+
+
+async def settle() -> None:
+    """Let cancelled tasks end."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("concurrency", [1, 3, 100])
+async def test_every_item_has_one_result_and_concurrency_is_bounded(concurrency: int) -> None:
+    workers = Workers()
+    results = [result async for result in Results(range(50), workers.work, concurrency)]
+    assert sorted(results) == list(range(50))
+    assert workers.most == min(concurrency, 50)
+    assert not other_tasks()
+
+
+async def test_results_arrive_in_completion_order() -> None:
+    finish = asyncio.Event()
+
+    async def work(item: int) -> int:
+        if item == 0:
+            await finish.wait()
+        return item
+
+    results = Results(range(6), work, 2)
+    assert [await anext(results) for _ in range(5)] == [1, 2, 3, 4, 5]
+    finish.set()
+    assert [result async for result in results] == [0]
+
+
+@pytest.mark.parametrize("kind", ["plain", "asynchronous"])
+async def test_items_are_pulled_only_after_the_first_request_and_within_twice_the_concurrency(kind: str) -> None:
+    source, workers = Source(), Workers()
+    results = Results(getattr(source, kind)(), workers.work, 4)
+    await settle()
+    assert source.pulled == 0
+    for taken in range(1, 40):
+        await anext(results)
+        await asyncio.sleep(0.005)
+        assert source.pulled <= taken + 2 * 4
+    assert workers.most <= 4
+    await results.aclose()
+    await settle()
+    assert source.closed
+
+
+@pytest.mark.parametrize("kind", ["plain", "asynchronous"])
+@pytest.mark.parametrize("way", ["aclose", "with", "break", "drop", "raise", "cancel"])
+async def test_leaving_early_cancels_the_work_and_closes_the_source(kind: str, way: str) -> None:
+    source, workers = Source(), Workers()
+
+    def make() -> Results[int]:
+        return Results(getattr(source, kind)(), workers.work, 4)
+
+    if way == "aclose":
+        results = make()
+        await anext(results)
+        await results.aclose()
+        assert [result async for result in results] == []
+        await results.aclose()
+        del results
+    elif way == "with":
+        async with make() as results:
+            async for _ in results:
+                break
+        assert not workers.running
+        del results
+    elif way == "break":
+        async for _ in make():
+            break
+    elif way == "drop":
+        results = make()
+        await anext(results)
+        del results
+    elif way == "raise":
+        with pytest.raises(ZeroDivisionError):
+            await divide(make())
+    else:
+
+        async def look() -> None:
+            async for _ in make():
+                pass
+
+        consumer = asyncio.create_task(look())
+        await asyncio.sleep(0.01)
+        consumer.cancel()
+        await asyncio.wait([consumer])
+        assert consumer.cancelled()
+    await settle()
+    assert not other_tasks()
+    assert workers.running == 0
+    assert source.closed
+
+
+async def consume(results: Results[int]) -> list[int]:
+    return [result async for result in results]
+
+
+async def divide(results: Results[int]) -> None:
+    async for result in results:
+        _ = result / 0
+
+
+async def take_into(taken: list[int], results: Results[int]) -> None:
+    async for result in results:
+        taken.append(result)
+
+
+async def test_cancelled_aclose_does_not_interrupt_cleanup() -> None:
+    """Dropping the object afterwards does not cancel the cleanup a second time."""
+    cleaning, clean, events = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def work(item: int) -> int:
+        try:
+            return await asyncio.Future[int]()
+        finally:
+            cleaning.set()
+            await clean.wait()
+            events.append("clean")
+
+    @asynccontextmanager
+    async def around() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            events.append("left")
+
+    results = Results([1], work, 1, around=around())
+    waiting = asyncio.create_task(anext(results))
+    await settle()
+    leaving = asyncio.create_task(results.aclose())
+    await cleaning.wait()
+    leaving.cancel()
+    await asyncio.wait([leaving, waiting])
+    assert leaving.cancelled()
+    del results, waiting, leaving
+    gc.collect()
+    await settle()
+    assert events == []
+    clean.set()
+    await settle()
+    assert events == ["clean", "left"]
+    assert not other_tasks()
+
+
+async def test_results_collected_in_another_thread_are_cancelled_in_their_loop() -> None:
+    """The garbage collector may run in any thread."""
+    # Debug mode refuses calls from other threads that are not thread-safe.
+    asyncio.get_running_loop().set_debug(True)
+    workers = Workers()
+    held = [Results(Source().plain(), workers.hang, 2)]
+    waiting = asyncio.create_task(anext(held[0]))
+    await settle()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    del waiting
+    thread = threading.Thread(target=held.clear)
+    thread.start()
+    thread.join()
+    await settle()
+    assert not other_tasks()
+    assert workers.running == 0
+
+
+def test_results_that_outlive_their_loop_are_collected_without_error() -> None:
+
+    async def main() -> Results[int]:
+        results = Results(Source().plain(), Workers().work, 2)
+        await anext(results)
+        return results
+
+    loop = asyncio.new_event_loop()
+    results = loop.run_until_complete(main())
+    loop.run_until_complete(settle())
+    tasks = asyncio.all_tasks(loop)
+    loop.close()
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is left behind on purpose
+    gone = weakref.ref(results)
+    del results
+    gc.collect()
+    assert gone() is None
+
+
+@pytest.mark.parametrize("kind", ["plain", "asynchronous"])
+async def test_error_of_the_source_is_raised_after_the_results_pulled_before_it(kind: str) -> None:
+    """Nothing is pulled after it."""
+    source, workers = Source(), Workers()
+
+    def plain() -> Iterator[int]:
+        yield from range(5)
+        raise OSError("the folder is gone")
+
+    class Stubborn:
+        """An iterator that would continue after its error."""
+
+        def __init__(self) -> None:
+            self.items = iter([0, 1, 2, 3, 4, None, 5, 6])
+
+        def __aiter__(self) -> Stubborn:
+            return self
+
+        async def __anext__(self) -> int:
+            await asyncio.sleep(0)
+            item = next(self.items)
+            if item is None:
+                raise OSError("the folder is gone")
+            return item
+
+    results = Results(plain() if kind == "plain" else Stubborn(), workers.work, 3)
+    taken = list[int]()
+    with pytest.raises(OSError, match="the folder is gone"):
+        await take_into(taken, results)
+    assert sorted(taken) == list(range(5))
+    assert [result async for result in results] == []
+    assert not other_tasks()
+    assert source.pulled == 0
+
+
+async def test_error_of_the_work_is_raised_after_the_work_in_progress_is_finished() -> None:
+
+    async def work(item: int) -> int:
+        await asyncio.sleep(0.001 * item)
+        if item == 1:
+            raise ZeroDivisionError("a bug")
+        return item
+
+    taken = list[int]()
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        await take_into(taken, Results(range(100), work, 4))
+    assert set(taken) <= set(range(10))
+    assert {0, 2, 3} <= set(taken)
+    assert not other_tasks()
+
+
+async def test_work_that_raises_cancelled_error_raises_it_to_the_consumer() -> None:
+
+    async def work(item: int) -> int:
+        if item == 2:
+            raise asyncio.CancelledError
+        return item
+
+    with pytest.raises(asyncio.CancelledError):
+        await consume(Results(range(100), work, 1))
+
+
+@pytest.mark.parametrize("source", [False, True])
+async def test_base_exception_of_the_work_or_the_source_is_raised_to_the_consumer(source: bool) -> None:
+    """The stream neither hangs nor ends as if all items were done."""
+
+    class Died(BaseException):
+        pass
+
+    async def work(item: int) -> int:
+        if item == 2 and not source:
+            raise Died
+        return item
+
+    def items() -> Iterator[int]:
+        yield from range(3)
+        if source:
+            raise Died
+        yield from range(3, 20)
+
+    results = Results(items(), work, 1)
+    taken = list[int]()
+    with pytest.raises(Died):
+        async with asyncio.timeout(10):
+            await take_into(taken, results)
+    assert taken == ([0, 1, 2] if source else [0, 1])
+    await settle()
+    assert not other_tasks()
+
+
+async def test_next_result_after_a_cancelled_wait_is_an_error_that_counts_unfinished_items() -> None:
+    """The loop does not end as if all items were done."""
+    workers = Workers()
+    results = Results(range(20), workers.endless, 2)
+    taken = [await anext(results) for _ in range(3)]
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(anext(results), 0.01)
+    assert sorted(taken) == [0, 1, 2]
+    assert workers.running == 0
+    assert not other_tasks()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"the result stream was cancelled .*: 2$"):
+            await anext(results)
+    await results.aclose()
+    assert [result async for result in results] == []
+
+
+async def test_completed_results_are_returned_after_the_consumer_was_cancelled() -> None:
+    """Only then the stream says that items have no result."""
+    workers = Workers()
+    results = Results(range(9), workers.endless, 3)
+    in_body = asyncio.Event()
+
+    async def consume_one() -> None:
+        async for _ in results:
+            in_body.set()
+            await asyncio.Event().wait()
+
+    consumer = asyncio.create_task(consume_one())
+    await in_body.wait()
+    while workers.hanging < 3:
+        await asyncio.sleep(0.001)
+    consumer.cancel()
+    await asyncio.wait([consumer])
+    taken = list[int]()
+    with pytest.raises(RuntimeError, match=r"items without a result: 3$"):
+        await take_into(taken, results)
+    assert len(taken) == 2
+
+
+async def test_results_of_work_that_finishes_despite_its_cancellation_are_returned() -> None:
+    begun = asyncio.Event()
+
+    async def work(item: int) -> int:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+        return item
+
+    results = Results([1], work, 1)
+    waiting = asyncio.create_task(anext(results))
+    await begun.wait()
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    assert await anext(results) == 1
+    with pytest.raises(RuntimeError, match=r"items without a result: 0$"):
+        await anext(results)
+
+
+async def test_all_results_remain_available_if_the_consumer_is_cancelled_after_the_work() -> None:
+    results = Results(range(4), Workers().work, 2)
+    first = list[int]()
+
+    async def consume_one() -> None:
+        first.append(await anext(results))
+        await asyncio.Event().wait()
+
+    consumer = asyncio.create_task(consume_one())
+    while other_tasks() != {consumer} or not first:
+        await asyncio.sleep(0)
+    consumer.cancel()
+    await asyncio.wait([consumer])
+    assert sorted(first + await consume(results)) == [0, 1, 2, 3]
+
+
+async def test_tasks_that_end_after_one_result_do_not_cancel_the_work() -> None:
+    """A result may be awaited in a task of its own, with a timeout that does not cancel it."""
+    results = Results(range(5), Workers().work, 2)
+    taken: list[int] = []
+    while True:
+        task = asyncio.ensure_future(anext(results, None))
+        while not (await asyncio.wait({task}, timeout=0.0001))[0]:
+            pass
+        if (result := task.result()) is None:
+            break
+        taken.append(result)
+    assert sorted(taken) == list(range(5))
+
+
+async def test_exception_of_a_failed_consumer_is_still_logged_as_never_retrieved() -> None:
+    """The pool does not mark it as retrieved."""
+    unhandled: list[Any] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context["exception"]))
+    consumer = asyncio.create_task(divide(Results(Source().plain(), Workers().work, 2)))
+    await asyncio.wait([consumer])
+    await settle()
+    del consumer
+    gc.collect()
+    await settle()
+    assert [type(error) for error in unhandled] == [ZeroDivisionError]
+    assert not other_tasks()
+
+
+@pytest.mark.parametrize("place", ["next", "body"])
+@pytest.mark.parametrize("way", ["cancel", "raise"])
+async def test_work_is_cancelled_with_its_consumer_even_if_a_traceback_keeps_the_results(place: str, way: str) -> None:
+    """The consumer's exception keeps its frames alive, and with them the stream."""
+    workers, in_body = Workers(), asyncio.Event()
+
+    async def look(results: Results[int]) -> None:
+        async for _ in results:
+            if place == "body":
+                in_body.set()
+                if way == "raise":
+                    raise ZeroDivisionError
+                await asyncio.Event().wait()
+
+    results = Results(Source().plain(), workers.work if place == "body" else workers.hang, 4)
+    consumer = asyncio.create_task(look(results))
+    del results
+    if place == "body":
+        await in_body.wait()
+    else:
+        await settle()
+        assert workers.running
+    if way == "cancel" or place == "next":
+        consumer.cancel()
+    await asyncio.wait([consumer])
+    with pytest.raises((asyncio.CancelledError, ZeroDivisionError)) as kept:
+        consumer.result()
+    await settle()
+    assert kept.value.__traceback__ is not None
+    assert workers.running == 0
+    assert not other_tasks()
+
+
+async def test_several_consumers_share_the_results() -> None:
+    results = Results(range(20), Workers().work, 3)
+    taken = await asyncio.gather(consume(results), consume(results), consume(results))
+    assert sorted(itertools.chain(*taken)) == list(range(20))
+
+
+async def test_empty_source_and_closed_stream_have_no_results() -> None:
+    assert [result async for result in Results([], Workers().work, 3)] == []
+    results = Results([1, 2], Workers().work, 3)
+    await results.aclose()
+    assert [result async for result in results] == []
+    assert not other_tasks()
+
+
+async def test_aclose_ends_the_wait_of_another_consumer() -> None:
+    results = Results(Source().plain(), Workers().hang, 2)
+    waiting = asyncio.create_task(consume(results))
+    await settle()
+    await results.aclose()
+    await asyncio.wait_for(waiting, 10)
+    assert not other_tasks()
+
+
+@pytest.mark.parametrize("way", ["end", "leave", "fail"])
+async def test_around_is_entered_before_the_first_pull_and_left_after_the_last_work(way: str) -> None:
+    workers, events = Workers(), list[str]()
+
+    @asynccontextmanager
+    async def around() -> AsyncIterator[None]:
+        events.append("entered")
+        try:
+            yield
+        except (OSError, asyncio.CancelledError) as error:
+            events.append(type(error).__name__)
+            raise
+        finally:
+            assert workers.running == 0
+            events.append("left")
+
+    def items() -> Iterator[int]:
+        events.append("pulled")
+        yield from range(10)
+        if way == "fail":
+            raise OSError("no more")
+
+    results = Results(items(), workers.work, 2, around=around())
+    assert events == []
+    if way == "leave":
+        async with results:
+            await anext(results)
+    elif way == "fail":
+        with pytest.raises(OSError, match="no more"):
+            await consume(results)
+    else:
+        await consume(results)
+    raised = {"end": [], "leave": ["CancelledError"], "fail": ["OSError"]}
+    assert events == ["entered", "pulled", *raised[way], "left"]
+
+
+@pytest.mark.parametrize("when", ["entered", "left"])
+async def test_error_of_around_is_raised(when: str) -> None:
+
+    @asynccontextmanager
+    async def around() -> AsyncIterator[None]:
+        if when == "entered":
+            raise OSError("no journal")
+        yield
+        raise OSError("no journal")
+
+    taken = list[int]()
+    with pytest.raises(OSError, match="no journal"):
+        await take_into(taken, Results(range(5), Workers().work, 1, around=around()))
+    assert taken == ([] if when == "entered" else list(range(5)))
+
+
+@pytest.mark.parametrize("concurrency", [0, -1, True, 1.0, "8", None])
+async def test_invalid_concurrency_is_rejected(concurrency: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"concurrency: must be an integer of at least 1, got "):
+        Results([1], Workers().work, concurrency)
+
+
+async def test_memory_does_not_grow_with_the_number_of_items() -> None:
+    alive = weakref.WeakSet[Any]()
+
+    class Item:
+        def __init__(self) -> None:
+            alive.add(self)
+
+    async def work(item: Item) -> Item:
+        await asyncio.sleep(0)
+        return item
+
+    most = 0
+    async for _ in Results((Item() for _ in range(2000)), work, 8):
+        most = max(most, len(alive))
+    assert most <= 2 * 8 + 3
+
+
+# Progress
+
+
+def test_progress_of_many_files_adds_up_to_the_totals() -> None:
+    """A retry takes its bytes back; a failed file counts as done with all of its bytes."""
+    events: list[Progress] = []
+    reporter = ProgressReporter(events.append, 4, 60)
+    good, bad, unopened, unknown = (FileProgress(reporter) for _ in range(4))
+    good(Progress(0, 1, 8, 10))
+    bad(Progress(0, 1, 15, 20))
+    good(Progress(0, 1, 0, 10))
+    good(Progress(0, 1, 10, 10))
+    good(Progress(1, 1, 10, 10))
+    good.finish(good.size)
+    bad.finish(bad.size)
+    unopened.finish(30)
+    unknown.finish(None)
+    assert [(progress.files_done, progress.bytes_done) for progress in events] == [
+        (0, 8),
+        (0, 23),
+        (0, 15),
+        (0, 25),
+        (1, 25),
+        (2, 30),
+        (3, 60),
+        (4, 60),
+    ]
+    assert {(progress.files_total, progress.bytes_total) for progress in events} == {(4, 60)}
+
+
+def test_progress_of_one_file_restarts_with_each_attempt_and_ends_with_all_bytes() -> None:
+    events: list[Progress] = []
+    progress = FileProgress(ProgressReporter(events.append, 1, 9))
+    progress.restart()
+    progress.add(4)
+    progress.restart()
+    progress.add(4)
+    progress.finish(9)
+    assert [(event.files_done, event.bytes_done) for event in events] == [(0, 4), (0, 0), (0, 4), (1, 9)]
+
+
+def test_on_progress_that_raises_is_logged_and_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
+    events: list[Progress] = []
+
+    def fail(progress: Progress) -> None:
+        events.append(progress)
+        raise LookupError("no such bar")
+
+    reporter = ProgressReporter(fail)
+    assert reporter.enabled
+    reporter.add(0, 1)
+    reporter.add(1, 0)
+    assert len(events) == 1
+    assert not reporter.enabled
+    assert [record.getMessage() for record in caplog.records] == ["on_progress failed and is not called again"]
+
+
+@pytest.mark.parametrize("on_progress", [5, "print"])
+def test_on_progress_that_is_not_callable_is_rejected(on_progress: Any) -> None:
+    with pytest.raises(InvalidRequest, match="on_progress: must be callable, got "):
+        ProgressReporter(on_progress)
+
+
+async def test_item_may_have_any_number_of_results() -> None:
+    async def repeat(item: int) -> list[int]:
+        return [item] * (item % 3)
+
+    results: Results[int] = Results(range(100), repeat, 4, flat=True)
+    assert sorted([result async for result in results]) == [i for i in range(100) for _ in range(i % 3)]

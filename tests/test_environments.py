@@ -1,0 +1,82 @@
+"""The package in other people's processes: flags of Python, other event loops, forks, gevent, anyio, a proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from signing_async.sandbox import Sandbox
+from tests.needs import needs_module
+from tests.transport.test_proxy import proxying
+
+ROOT = Path(__file__).parent.parent
+
+
+async def _run(sandbox: Sandbox, *command: str, **environment: str) -> tuple[int | None, str]:
+    """Run Python with a client's settings; return its exit code and its output."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *command,
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "SIGNING_BASE_URL": sandbox.base_url,
+            "SIGNING_ACCESS_TOKEN": sandbox.access_token(),
+            **environment,
+        },
+        stdout=asyncio.subprocess.PIPE,
+    )
+    output, _ = await process.communicate()
+    return process.returncode, output.decode()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "-X dev -W error -m tests.first_day plain",
+        "-OO -m tests.first_day plain",
+        "-m tests.first_day uvloop",
+        "-W ignore::DeprecationWarning -m tests.first_day fork",
+    ],
+)
+async def test_first_day_works(command: str, sandbox: Sandbox) -> None:
+    how = command.split()[-1]
+    if how == "uvloop":
+        needs_module(how)
+    expected = "sent\nsent\n" if how == "fork" else "sent\n"
+    assert await _run(sandbox, *command.split()) == (0, expected)
+
+
+async def test_first_day_works_in_a_process_that_gevent_patches(sandbox: Sandbox) -> None:
+    needs_module("gevent")
+    patched = "from gevent import monkey; monkey.patch_all(); from tests.first_day import main; main('gevent')"
+    assert await _run(sandbox, "-c", patched) == (0, "sent\n")
+
+
+async def test_first_day_works_behind_a_proxy_with_a_password(sandbox: Sandbox) -> None:
+    async with proxying() as proxy:
+        ran = await _run(sandbox, "-m", "tests.first_day", "plain", SIGNING_PROXY=proxy.url)
+    assert ran == (0, "sent\n")
+    assert (len(proxy.accepted) > 10, proxy.refused) == (True, 0)
+
+
+async def test_first_day_works_under_the_pytest_plugin_of_anyio(sandbox: Sandbox, tmp_path: Path) -> None:
+    needs_module("anyio")
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n"
+        "from tests.first_day import first_day\n\n"
+        "@pytest.fixture\n"
+        "def anyio_backend():\n"
+        "    return 'asyncio'\n\n"
+        "@pytest.mark.anyio\n"
+        "async def test_first_day():\n"
+        "    await first_day()\n"
+    )
+    options = ("-q", "-W", "error", "-p", "no:asyncio", "-p", "no:cacheprovider", "-c", os.devnull)
+    code, output = await _run(sandbox, "-m", "pytest", *options, f"--rootdir={tmp_path}", str(tmp_path / "test_it.py"))
+    assert (code, "1 passed" in output) == (0, True), output

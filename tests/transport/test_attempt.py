@@ -1,0 +1,559 @@
+"""One attempt: tokens that are rejected, redirects, hostile responses."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from datetime import UTC, datetime, timedelta
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from signing_async import (
+    APIError,
+    Assumptions,
+    Attempt,
+    AuthError,
+    DecodeError,
+    Forbidden,
+    InvalidRequest,
+    LocalRateLimiter,
+    MemoryTokenStore,
+    OAuth,
+    OutcomeUnknown,
+    RateLimited,
+    RequestTimeout,
+    RetryPolicy,
+    SigningClient,
+    Timeouts,
+    Token,
+    TransportError,
+    Unauthorized,
+)
+from signing_async.sandbox import Profile, Sandbox
+from signing_async.transport import wire
+from signing_async.transport.call import Transport
+from signing_async.transport.operation import Anonymous, Observer, Operation, Options, Shared
+from signing_async.transport.retry import Safety
+from tests.pdfs import make_pdf
+from tests.servers import answering, serving, talking
+from tests.transport.apps import authorized
+
+QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
+
+
+async def _me_from(raw: bytes, **options: object) -> object:
+    async with answering(raw) as origin, SigningClient(origin, "token", retry=QUICK, **options) as client:  # type: ignore[arg-type]  # passed on
+        return await client.me()
+
+
+# Tokens
+
+
+async def test_401_with_a_fixed_token_is_raised_at_once(sandbox: Sandbox) -> None:
+    async with SigningClient(sandbox.base_url, "wrong", retry=QUICK) as client:
+        with pytest.raises(Unauthorized, match="HTTP 401 on me"):
+            await client.me()
+    assert len(sandbox.requests) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_rejected_token_is_refreshed_and_the_request_sent_again(status: int) -> None:
+    """An upload is sent again with its whole body, and the policy need not allow a retry."""
+    profile = Profile(expired_token_status=status)
+    assumptions = Assumptions(expired_token_statuses=status)
+    once = RetryPolicy.none()
+    async with (
+        Sandbox(profile=profile) as sandbox,
+        authorized(sandbox) as oauth,
+        SigningClient(sandbox.base_url, oauth, retry=once, assumptions=assumptions) as client,
+    ):
+        before = await oauth.access_token()
+        sandbox.clock.advance(days=1)
+        signing = await client.signings.create(name="x", language="EN")
+        assert await oauth.access_token() != before
+        sandbox.clock.advance(days=1)
+        document = await client.documents.upload(signing, make_pdf(), "a.pdf")
+        assert sandbox.document_bytes(document.id) == make_pdf()
+
+
+async def test_rejected_token_is_an_attempt_that_the_hook_and_the_log_are_told_of(
+    sandbox: Sandbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Attempt] = []
+    async with (
+        authorized(sandbox) as oauth,
+        SigningClient(sandbox.base_url, oauth, on_attempt=seen.append) as client,
+    ):
+        tokens = [await oauth.access_token()]
+        sandbox.faults.add("me", "expired-token")
+        with caplog.at_level(logging.DEBUG, "signing_async"):
+            await client.me()
+        tokens.append(await oauth.access_token())
+    refresh, rejected, succeeded = seen
+    assert (refresh.operation, refresh.attempt, refresh.status, refresh.error) == ("oauth.refresh", 1, 200, None)
+    assert (rejected.attempt, rejected.status, rejected.delay) == (1, 401, 0.0)
+    assert rejected.error == "the token was rejected and has been refreshed"
+    assert (succeeded.attempt, succeeded.status, succeeded.error) == (2, 200, None)
+    own = [record for record in caplog.records if record.name == "signing_async"]
+    assert {record.levelno for record in own} == {logging.DEBUG}
+    assert [record.getMessage().split(" in ")[0] for record in own if record.msg.startswith("%s attempt")] == [
+        "oauth.refresh attempt 1: 200",
+        "me attempt 1: 401",
+        "me attempt 2: 200",
+    ]
+    assert not any(token in caplog.text + repr(seen) for token in tokens)
+
+
+async def test_on_attempt_of_each_view_hears_of_the_refresh_that_its_call_caused(sandbox: Sandbox) -> None:
+    """Calls that wait for the same refresh do not report it a second time."""
+    told: dict[str, list[str]] = {"one": [], "other": []}
+    async with authorized(sandbox) as oauth, SigningClient(sandbox.base_url, oauth) as client:
+        views = {
+            name: client.with_options(on_attempt=lambda attempt, heard=heard: heard.append(attempt.operation))  # type: ignore[misc]  # the default binds it
+            for name, heard in told.items()
+        }
+        await client.me()
+        sandbox.clock.advance(days=1)
+        await asyncio.gather(*(views["one"].me() for _ in range(5)))
+        assert (told["one"].count("oauth.refresh"), told["other"]) == (1, [])
+        await views["other"].me()
+        assert told["other"] == ["me"]
+        sandbox.clock.advance(days=1)
+        await views["other"].me()
+        assert told["other"].count("oauth.refresh") == 1
+        assert told["one"].count("oauth.refresh") == 1
+
+
+async def test_refresh_that_fails_after_a_401_is_told_as_that_attempts_error(sandbox: Sandbox) -> None:
+    seen: list[Attempt] = []
+    async with (
+        authorized(sandbox) as oauth,
+        SigningClient(sandbox.base_url, oauth, on_attempt=seen.append) as client,
+    ):
+        sandbox.faults.add("me", "expired-token")
+        sandbox.faults.add("oauth.token", "empty", times=None)
+        with pytest.raises(AuthError) as caught:
+            await client.me()
+    assert [(attempt.operation, attempt.status) for attempt in seen] == [("oauth.refresh", 200), ("me", 401)]
+    assert [attempt.error for attempt in seen] == [str(caught.value)] * 2
+
+
+async def test_request_after_a_401_is_preceded_by_a_reading_if_an_earlier_attempt_was_ambiguous() -> None:
+    """The effect of the first attempt shows while the token is refreshed."""
+    posts: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.path == "/api/oauth/token":
+            return web.json_response({"access_token": "fresh", "refresh_token": "r"})
+        if request.method == "GET":
+            return web.json_response({"id": "s1", "is_draft": len(posts) < 2})
+        posts.append(request.headers["Authorization"])
+        return web.Response(status=504 if len(posts) == 1 else 401)
+
+    async with serving(handle) as server:
+        store = MemoryTokenStore(Token("stale", "r"))
+        app = {"client_id": "c", "client_secret": "s", "redirect_uri": "http://127.0.0.1:1/cb"}
+        async with (
+            OAuth(server.origin, **app, store=store) as oauth,  # type: ignore[arg-type]  # strings alone
+            SigningClient(server.origin, oauth, retry=QUICK) as client,
+        ):
+            await client.signings.send("s1")
+    assert posts == ["Bearer stale"] * 2
+
+
+async def test_operation_without_a_token_sends_none_and_its_error_has_no_secrets() -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"message": "wrong password: s3cret-value"}, status=401)
+
+    options = Options(QUICK, Timeouts(), Assumptions())
+    sessions = wire.Sessions()
+    async with serving(refuse) as server:
+        auth = Anonymous(lambda: ("s3cret-value",))
+        transport = Transport(Shared(server.origin, auth, sessions), options)
+        operation: Operation[None] = Operation("probe", "GET", "/x", Safety.READ)
+        with pytest.raises(Unauthorized, match=r"^HTTP 401 on probe: wrong password: \[redacted\]$"):
+            await transport.call(operation)
+    await sessions.close()
+    assert ["Authorization" in request.headers for request in server.requests] == [False]
+    assert not await auth.renewed(Token("any"), Observer())
+
+
+# Redirects
+
+
+async def test_get_follows_redirects_to_its_own_origin_with_the_token() -> None:
+    async def handle(request: web.Request) -> web.Response:
+        if request.path == "/api/1.0/me":
+            raise web.HTTPTemporaryRedirect("/api/1.0/elsewhere?who=me")
+        if request.query.get("who") == "me":
+            raise web.HTTPFound(f"http://{request.host}/final")
+        return web.json_response({"id": "1", "authorization": request.headers["Authorization"]})
+
+    async with serving(handle) as server, SigningClient(server.origin, "tok-en") as client:
+        assert (await client.me()).extra == {"authorization": "Bearer tok-en"}
+
+
+async def test_redirect_to_another_origin_is_refused() -> None:
+    """Another port or scheme, or a user name in the address, is another origin."""
+
+    async def trap(request: web.Request) -> web.Response:
+        return web.json_response({})
+
+    target = ""
+
+    async def handle(request: web.Request) -> web.Response:
+        return web.Response(status=302, headers={"Location": target} if target else {})
+
+    async with serving(trap) as other, serving(handle) as server, SigningClient(server.origin, "token") as client:
+        inner = server.origin.removeprefix("http://")
+        for address in (
+            other.origin + "/x",
+            other.origin.replace("http://", "//") + "/x",
+            f"https://{inner}/x",
+            f"http://{inner}@{other.origin.removeprefix('http://')}/x",
+            "http://[",
+            "javascript:alert(1)",
+            "",
+        ):
+            target = address
+            with pytest.raises(APIError, match="redirect to another origin is not followed") as caught:
+                await client.me()
+            assert caught.value.status == 302
+        assert other.requests == []
+
+
+async def test_sixth_redirect_is_an_error() -> None:
+    async def handle(request: web.Request) -> web.Response:
+        raise web.HTTPFound("/api/1.0/me")
+
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        with pytest.raises(APIError, match="more than 5 redirects"):
+            await client.me()
+        assert len(server.requests) == 6
+
+
+async def test_post_follows_no_redirect() -> None:
+    async def handle(request: web.Request) -> web.Response:
+        raise web.HTTPTemporaryRedirect("/api/1.0/elsewhere")
+
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        with pytest.raises(APIError, match="307"):
+            await client.signings.create(name="x", language="EN")
+        assert len(server.requests) == 1
+
+
+# Hostile responses
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"", "empty"),
+        (b"<html><title>Welcome</title>", "not JSON"),
+        (b"\xff\xfe\x00", "not"),
+        (b"[1, 2]", "expected an object"),
+        (b"[" * 100_000, "not"),
+    ],
+)
+async def test_success_that_cannot_be_decoded_is_a_decode_error_with_its_request_id(body: bytes, said: str) -> None:
+    raw = b"HTTP/1.1 200 OK\r\nX-Request-Id: req_7\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with pytest.raises(DecodeError, match=said) as caught:
+        await _me_from(raw + body)
+    assert (caught.value.status, caught.value.request_id) == (200, "req_7")
+    assert "req_7" in str(caught.value)
+
+
+@pytest.mark.parametrize("bad", ["", ".", ".."])
+async def test_record_with_an_unusable_id_is_a_decode_error(bad: str) -> None:
+    async def handle(request: web.Request) -> web.Response:
+        return web.json_response({"id": bad, "name": "x"})
+
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        with pytest.raises(DecodeError, match="id: "):
+            await client.signings.create(name="x", language="EN")
+
+
+async def test_response_is_read_no_further_than_the_limit() -> None:
+    raw = b"HTTP/1.1 200 OK\r\nContent-Length: 5000000\r\n\r\n" + b" " * 5_000_000
+    with pytest.raises(TransportError, match="larger than 1000 bytes"):
+        await _me_from(raw, assumptions=Assumptions(max_answer_bytes=1000))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nshort",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabcd",
+        b"",
+        b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 8\r\n\r\nnot gzip",
+    ],
+)
+async def test_response_that_is_cut_off_is_a_transient_transport_error(raw: bytes) -> None:
+    with pytest.raises(TransportError) as caught:
+        await _me_from(raw)
+    assert (caught.value.attempts, caught.value.transient) == (5, True)
+
+
+_OK, _BODY = b"HTTP/1.1 200 OK\r\n", b'Content-Length: 11\r\n\r\n{"id": "u"}'
+
+
+@pytest.mark.parametrize(
+    ("raw", "cause"),
+    [
+        (b"garbage\r\n\r\n", "it is not valid HTTP"),
+        (_OK + b"Content-Length: nonsense\r\n\r\n", "it is not valid HTTP"),
+        (_OK + b"X: " + b"t0k3n-value" * 10_000 + b"\r\n" + _BODY, "a header is longer than 64 KiB"),
+        (_OK + b"".join(b"X%d: a\r\n" % n for n in range(600)) + _BODY, "it has more than 500 headers"),
+        (_OK + b"Content-Encoding: br\r\n" + _BODY, "its Content-Encoding is none of gzip, deflate"),
+    ],
+    ids=["garbage", "length", "long header", "many headers", "encoding"],
+)
+async def test_response_that_cannot_be_parsed_is_permanent_and_says_why(raw: bytes, cause: str) -> None:
+    with pytest.raises(TransportError, match=f"^me: the response cannot be read: {cause}$") as caught:
+        await _me_from(raw)
+    assert (caught.value.attempts, caught.value.transient) == (1, False)
+
+
+async def test_create_is_not_repeated_if_its_response_cannot_be_parsed() -> None:
+    requests = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        head = await reader.readuntil(b"\r\n\r\n")
+        requests += head.startswith(b"POST")
+        writer.write(b"garbage\r\n\r\n")
+
+    async with talking(talk) as origin, SigningClient(origin, "token", retry=QUICK) as client:
+        with pytest.raises(TransportError, match="not valid HTTP"):
+            await client.signings.create(name="x", language="EN")
+    assert requests == 1
+
+
+@pytest.mark.parametrize("headers", [{"X": "a" * 60_000}, {f"X{n}": "a" for n in range(400)}], ids=["long", "many"])
+async def test_response_may_have_as_many_headers_as_browsers_take(headers: dict[str, str]) -> None:
+    assert await _me_from(_OK + b"".join(f"{name}: {headers[name]}\r\n".encode() for name in headers) + _BODY)
+
+
+async def test_only_encodings_that_can_be_decoded_are_asked_for() -> None:
+    async def handle(request: web.Request) -> web.Response:
+        response = web.json_response({"id": request.headers["Accept-Encoding"]})
+        response.enable_compression()
+        return response
+
+    async with (
+        serving(handle) as server,
+        aiohttp.ClientSession(headers={"Accept-Encoding": "br"}) as session,
+        SigningClient(server.origin, "token", session=session) as client,
+    ):
+        assert (await client.me()).id == "gzip, deflate"
+
+
+async def test_send_succeeds_by_its_status_although_the_body_is_cut_off() -> None:
+    raw = b"HTTP/1.1 202 Accepted\r\nContent-Length: 100\r\n\r\n{"
+    async with answering(raw) as origin, SigningClient(origin, "token", retry=RetryPolicy.none()) as client:
+        await client.signings.send("id")
+
+
+@pytest.mark.parametrize("status", [520, 620])
+async def test_ambiguous_send_is_reconciled_whatever_the_status_of_the_failure(status: int) -> None:
+    """No status above 499 says that the request had no effect."""
+
+    async def fail_after_sending(request: web.Request) -> web.Response:
+        if request.method == "POST":
+            return web.json_response({}, status=status)
+        return web.json_response({"id": "s1", "is_draft": False})
+
+    async with serving(fail_after_sending) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        await client.signings.send("s1")
+        assert [request.method for request in server.requests] == ["POST", "GET"]
+
+
+async def _hang(writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(3600)
+
+
+async def test_status_counts_although_the_body_hangs() -> None:
+    """A success without a record ends the call; an error is raised with its request id."""
+    head = b"HTTP/1.1 %s\r\nX-Request-Id: req_9\r\nContent-Length: 100\r\n\r\n{"
+    async with answering(head % b"200 OK", then=_hang) as origin, SigningClient(origin, "token") as client:
+        await client.with_options(timeout=20).recipients.remind("s1", "r1")
+    async with answering(head % b"403 Forbidden", then=_hang) as origin, SigningClient(origin, "token") as client:
+        with pytest.raises(Forbidden) as refused:
+            await client.with_options(timeout=20).me()
+        assert refused.value.request_id == "req_9"
+    async with answering(head % b"200 OK", then=_hang) as origin, SigningClient(origin, "token") as client:
+        with pytest.raises(RequestTimeout) as late:
+            await client.with_options(timeout=0.3).me()
+        assert (late.value.status, late.value.request_id) == (200, "req_9")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(b"403 Forbidden", Forbidden), (b"401 Unauthorized", Unauthorized), (b"429 Too Many Requests", RateLimited)],
+)
+async def test_refusal_counts_although_its_body_hangs_until_the_deadline(status: bytes, kind: type[APIError]) -> None:
+    """A short deadline does not make it an unknown outcome."""
+    head = b"HTTP/1.1 %s\r\nRetry-After: 60\r\nContent-Length: 100\r\n\r\n{" % status
+    async with answering(head, then=_hang) as origin, SigningClient(origin, "token", timeout=2) as client:
+        with pytest.raises(kind) as caught:
+            await client.recipients.remind("s1", "r1")
+        assert caught.value.effect == "none"
+
+
+async def test_success_counts_although_its_body_hangs_until_the_deadline() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
+    async with answering(head, then=_hang) as origin, SigningClient(origin, "token", timeout=2) as client:
+        await client.recipients.remind("s1", "r1")
+
+
+async def test_stream_that_trickles_ends_at_its_timeout() -> None:
+    async def trickle(writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(b"x")
+            await writer.drain()
+            await asyncio.sleep(0.02)
+
+    raw = b"HTTP/1.1 200 OK\r\nX-Request-Id: tok-secret-1234\r\nContent-Length: 100000\r\n\r\n%PDF-1.7\n"
+    async with answering(raw, then=trickle) as origin, SigningClient(origin, "tok-secret-1234") as client:
+        async with client.with_options(timeout=0.4).documents.stream_signed("s1", "d1") as chunks:
+            with pytest.raises(RequestTimeout, match=r"no complete response within its timeout of 0\.4 s") as caught:
+                [chunk async for chunk in chunks]
+        assert caught.value.request_id == "[redacted]"
+
+
+async def test_header_bytes_that_are_not_utf8_end_in_an_error_of_the_package() -> None:
+    moved = b"HTTP/1.1 302 Found\r\nLocation: /\xff\r\nContent-Length: 0\r\n\r\n"
+    with pytest.raises(APIError, match="redirect"):
+        await _me_from(moved)
+    for target in (b"/api/1.0/signings?c=\xff", b"\xff"):
+        linked = b"HTTP/1.1 200 OK\r\nLink: <%s>; rel=next\r\nContent-Length: 2\r\n\r\n[]" % target
+        async with answering(linked) as origin, SigningClient(origin, "token") as client:
+            with pytest.raises(DecodeError, match="lone surrogate"):
+                await client.signings.list()
+    async with SigningClient("http://127.0.0.1:9", "token") as client:
+        with pytest.raises(InvalidRequest, match="cursor"):
+            client.signings.list(cursor="\ud800")
+
+
+# Pages of a proxy
+
+
+def _login_page(request: web.Request) -> web.Response:
+    """A page that a proxy, such as one that requires a login, sends in the service's place."""
+    return web.Response(text="\n<!DOCTYPE html><html>Please sign in</html>", content_type="text/html")
+
+
+@pytest.mark.parametrize("is_draft", [True, False])
+async def test_html_page_is_no_response_to_send_so_the_signing_is_read(is_draft: bool) -> None:
+    """Whatever its status. No second request is made."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return (
+            _login_page(request) if request.method == "POST" else web.json_response({"id": "s1", "is_draft": is_draft})
+        )
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        if is_draft:
+            with pytest.raises(DecodeError, match="an HTML page"):
+                await client.signings.send("s1")
+        else:
+            await client.signings.send("s1")
+        with pytest.raises(OutcomeUnknown, match="an HTML page"):
+            await client.with_options(retry=RetryPolicy.none()).signings.send("s1")
+    methods = [request.method for request in server.requests]
+    assert [method for method, _ in itertools.groupby(methods)] == ["POST", "GET", "POST"]
+
+
+async def test_html_page_in_response_to_remind_is_an_unknown_outcome() -> None:
+    async def handle(request: web.Request) -> web.Response:
+        return _login_page(request)
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        with pytest.raises(OutcomeUnknown, match="an HTML page"):
+            await client.recipients.remind("s1", "r1")
+    assert len(server.requests) == 1
+
+
+@pytest.mark.parametrize("text", ["", " ", "Sent"])
+async def test_response_with_only_the_content_type_of_html_is_no_login_page(text: str) -> None:
+    """Some frameworks set it on a response without another type."""
+
+    async def handle(request: web.Request) -> web.Response:
+        return web.Response(text=text, content_type="text/html")
+
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        await client.signings.send("s1")
+    assert len(server.requests) == 1
+
+
+# The token and the rate limiter
+
+
+async def test_token_that_expires_in_the_wait_for_the_rate_limiter_is_refreshed_before_the_request() -> None:
+    """Otherwise each waiting call would send a token that the service rejects."""
+    issued = 0
+
+    async def handle(request: web.Request) -> web.Response:
+        nonlocal issued
+        if request.path == "/api/oauth/token":
+            issued += 1
+            return web.json_response({"access_token": f"new-{issued}", "expires_in": 3600})
+        return web.json_response({"id": "u1"})
+
+    class Slow(LocalRateLimiter):
+        async def acquire(self, deadline: float) -> bool:
+            await asyncio.sleep(0.6)
+            return await super().acquire(deadline)
+
+    store = MemoryTokenStore(Token("old", "refresh", datetime.now(UTC) + timedelta(seconds=0.4)))
+    async with serving(handle) as server:
+        oauth = OAuth(server.origin, client_id="id", client_secret="x", redirect_uri="https://app/cb", store=store)
+        async with oauth, SigningClient(server.origin, oauth, rate_limiter=Slow()) as client:
+            await client.me()
+    sent = [request.headers.get("Authorization") for request in server.requests if request.path.endswith("/me")]
+    assert sent == ["Bearer new-1"]
+
+
+@pytest.mark.parametrize("write", [True, False])
+async def test_rate_limiter_that_swallows_the_deadlines_cancellation_does_not_unbind_the_call(write: bool) -> None:
+    """Nothing is sent after the deadline."""
+
+    async def hang(request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    class Swallowing(LocalRateLimiter):
+        async def acquire(self, deadline: float) -> bool:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(60)
+            await asyncio.sleep(0)
+            return True
+
+    async with (
+        serving(hang) as server,
+        SigningClient(server.origin, "token", timeout=0.3, rate_limiter=Swallowing()) as client,
+    ):
+        async with asyncio.timeout(10):
+            with pytest.raises(RequestTimeout) as caught:
+                await (client.signings.send("s1") if write else client.signings.get("s1"))
+    assert caught.value.effect == "none"
+    assert server.requests == []
+
+
+async def test_refused_redirect_is_an_attempt_with_its_status() -> None:
+    async def redirect(request: web.Request) -> web.Response:
+        headers = {"Location": "https://elsewhere.example.com/", "X-Request-Id": "rq1"}
+        return web.Response(status=302, headers=headers)
+
+    attempts: list[Attempt] = []
+    async with (
+        serving(redirect) as server,
+        SigningClient(server.origin, "token", on_attempt=attempts.append) as client,
+    ):
+        with pytest.raises(APIError, match="another origin"):
+            await client.me()
+    assert [(attempt.status, attempt.request_id) for attempt in attempts] == [(302, "rq1")]

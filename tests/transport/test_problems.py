@@ -1,0 +1,458 @@
+"""An error answer of any shape becomes an exception that says what the service said, and holds no secret."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import tracemalloc
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from aiohttp import web
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from signing_async import (
+    APIError,
+    Assumptions,
+    BadRequest,
+    CannotBeSent,
+    DocumentRejected,
+    Forbidden,
+    NotFound,
+    NotYetSigned,
+    RateLimited,
+    RetryPolicy,
+    ServerError,
+    SigningClient,
+    Unauthorized,
+)
+from signing_async.sandbox import Profile, Sandbox
+from signing_async.transport.problems import error_from
+from tests.pdfs import make_pdf
+from tests.servers import answering, serving
+
+TOKEN = "secret/token+0123456789"
+
+
+def _error(
+    body: object,
+    status: int = 400,
+    *,
+    headers: Mapping[str, str] = {},
+    reason: str = "Bad Request",
+    secrets: tuple[str, ...] = (TOKEN,),
+    assumptions: Assumptions | None = None,
+) -> APIError:
+    """The exception for a body: bytes as they are, anything else as JSON."""
+    return error_from(
+        status,
+        headers,
+        body if isinstance(body, bytes) else json.dumps(body).encode(),
+        reason=reason,
+        operation="signings.create",
+        not_found=NotFound,
+        retry_after=None,
+        secrets=secrets,
+        assumptions=assumptions or Assumptions(),
+    )
+
+
+_BAD = "The language must be EN or SV."
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "message", "messages"),
+    [
+        ({"code": "invalid", "message": "No."}, "invalid", "No.", {}),
+        ({"error": {"code": "invalid", "message": "No."}}, "invalid", "No.", {}),
+        ({"error": {"type": "invalid", "detail": "No."}}, "invalid", "No.", {}),
+        ({"error": {"code": 400, "message": "No.", "status": "INVALID"}}, "INVALID", "No.", {}),
+        ({"error": "invalid", "error_description": "No."}, "invalid", "No.", {}),
+        ({"error": "No way."}, None, "No way.", {}),
+        ({"error": "invalid"}, "invalid", "Bad Request", {}),
+        ({"error_code": 17, "error_message": "No."}, "17", "No.", {}),
+        ({"code": True, "message": 5}, None, "5", {}),
+        ({"detail": {"code": "invalid", "message": "No."}}, "invalid", "No.", {}),
+        ({"status": "fail", "message": "No."}, None, "No.", {}),
+        ({"statusCode": 400, "message": ["a", "b"], "error": "Bad Request"}, None, "Bad Request", {"": ["a", "b"]}),
+        # RFC 9457
+        (
+            {
+                "type": "https://example.com/problems/invalid-language",
+                "title": "Invalid",
+                "detail": "No.",
+                "status": 400,
+                "errors": [{"pointer": "#/language", "detail": _BAD}],
+            },
+            "invalid-language",
+            "No.",
+            {"language": [_BAD]},
+        ),
+        ({"type": "about:blank", "title": "Invalid", "status": 400}, None, "Invalid", {}),
+        ({"type": "urn:problem:invalid", "title": "Invalid"}, "invalid", "Invalid", {}),
+        ({"title": "No.", "invalid-params": [{"name": "language", "reason": _BAD}]}, None, "No.", {"language": [_BAD]}),
+        # JSON:API
+        (
+            {"errors": [{"code": "invalid", "title": "No.", "source": {"pointer": "/data/attributes/name"}}]},
+            "invalid",
+            "No.",
+            {"data.attributes.name": ["No."]},
+        ),
+        ({"errors": [{"detail": "No.", "source": {"parameter": "limit"}}]}, None, "No.", {"limit": ["No."]}),
+        ({"errors": [{"detail": "No.", "source": {}}]}, None, "No.", {"": ["No."]}),
+        # Laravel
+        ({"message": "No.", "errors": {"language": [_BAD]}}, None, "No.", {"language": [_BAD]}),
+        (
+            {"message": "No.", "errors": {"name": ["required"], "message": ["too long"]}},
+            None,
+            "No.",
+            {"name": ["required"], "message": ["too long"]},
+        ),
+        (
+            {"errors": {"name": "required", "message": "too long"}},
+            None,
+            "required",
+            {"name": ["required"], "message": ["too long"]},
+        ),
+        ({"errors": {"a": {"0": {"email": ["bad"]}}}}, None, "bad", {"a.0.email": ["bad"]}),
+        ({"errors": {"language": {"code": "x", "message": _BAD}}}, None, _BAD, {"language": [_BAD]}),
+        # Django REST framework
+        ({"language": [_BAD], "name": []}, None, _BAD, {"language": [_BAD]}),
+        # FastAPI
+        (
+            {"detail": [{"loc": ["body", "recipients", 0, "email"], "msg": "bad", "type": "value_error"}]},
+            None,
+            "bad",
+            {"recipients.0.email": ["bad"]},
+        ),
+        ({"detail": "No."}, None, "No.", {}),
+        # lists
+        ([{"code": "invalid", "message": "No.", "field": "language"}], "invalid", "No.", {"language": ["No."]}),
+        (["a", "b"], None, "a", {"": ["a", "b"]}),
+        ({"errors": ["a", 2, None, True]}, None, "a", {"": ["a", "2", "True"]}),
+        ({"errors": [{"field": "name", "messages": ["a", "b"]}]}, None, "a", {"name": ["a", "b"]}),
+        ({"errors": [{"message": ["a"]}]}, None, "a", {"message": ["a"]}),
+        ({"errors": [{"language": ["a"]}]}, None, "a", {"language": ["a"]}),
+        ({"error": {"message": "No.", "details": [{"field": "name", "message": "a"}]}}, None, "No.", {"name": ["a"]}),
+        ({"violations": [{"propertyPath": "name", "title": "a"}]}, None, "a", {"name": ["a"]}),
+        ({"errors": [{"path": ["a", 0], "message": "b"}]}, None, "b", {"a.0": ["b"]}),
+        # nothing to go by
+        ({}, None, "Bad Request", {}),
+        ([], None, "Bad Request", {}),
+        (None, None, "Bad Request", {}),
+        (17, None, "Bad Request", {}),
+        ({"errors": []}, None, "Bad Request", {}),
+        ({"errors": [[[[[[["deep"]]]]]]]}, None, "Bad Request", {}),
+        ({"errors": {"a": {"b": {"c": {"d": {"e": {"f": "deep"}}}}}}}, None, "Bad Request", {}),
+        ({"message": " "}, None, "Bad Request", {}),
+        ("No.", None, "No.", {}),
+        # not JSON
+        (b"", None, "Bad Request", {}),
+        (b"No way.\nReally.", None, "No way. Really.", {}),
+        (b"<html><TITLE lang=en>400 Bad\n Request</TITLE><p>x</p>", None, "400 Bad Request", {}),
+        (b"<html><title></title><h1>No &amp; no</h1></html>", None, "No & no", {}),
+        ("<p>Begäran är fel</p>".encode("latin-1"), None, "Bad Request", {}),
+        (("å" * 40_000).encode()[:65_535], None, "å" * 500, {}),
+        (b"\x89PNG\xff\xfe\x00", None, "Bad Request", {}),
+        (b"\x00\x01", None, "Bad Request", {}),
+        (b"[" * 100_000, None, "[" * 500, {}),
+        (b"<" * 60_000, None, "<" * 500, {}),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_code_message_and_field_messages_are_found_in_every_shape(
+    body: object, code: str | None, message: str, messages: dict[str, list[str]]
+) -> None:
+    error = _error(body)
+    assert (error.code, error.message, error.messages) == (code, message, messages)
+    assert type(error) is BadRequest
+    assert error.status == 400
+    assert str(error).startswith("HTTP 400 on signings.create: ")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"code": "cannot_be_sent", "message": "No recipients."},
+        {"code": "CANNOT_BE_SENT"},
+        {"code": 400, "error": "cannotBeSent"},
+        {"error": {"code": "cannot_be_sent"}},
+        {"error": "cannot_be_sent"},
+        {"message": "cannot_be_sent"},
+        {"detail": {"code": "cannot_be_sent"}},
+        {"detail": "cannot_be_sent"},
+        {"type": "https://example.com/problems/cannot-be-sent", "title": "Cannot be sent"},
+        {"type": "https://example.com/problems#cannot_be_sent"},
+        {"type": "urn:problem:cannot_be_sent"},
+        {"errors": [{"code": "no_recipient"}, {"code": "cannot_be_sent"}]},
+        {"errors": ["cannot_be_sent"]},
+        {"errors": {"signing": ["cannot_be_sent"]}},
+        {"errors": {"cannot_be_sent": ["No recipients."]}},
+        [{"code": "cannot_be_sent"}],
+        "cannot_be_sent",
+        b"cannot_be_sent\n",
+    ],
+    ids=str,
+)
+def test_cannot_be_sent_is_recognized_wherever_the_response_holds_it(body: object) -> None:
+    error = _error(body)
+    assert type(error) is CannotBeSent
+    assert error.code == "cannot_be_sent"
+    assert "recipient" in str(error) or "Cannot be sent" in str(error)
+    assert str(error).endswith("(code cannot_be_sent)")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"code": "invalid", "message": "A signing cannot_be_sent."},
+        {"code": "cannot_be_sent_yet"},
+        {"a": {"b": {"c": {"d": {"e": {"f": "cannot_be_sent"}}}}}},
+        {"code": "x" * 1000 + "/cannot_be_sent"},
+        b"<p>cannot_be_sent or so</p>",
+    ],
+    ids=lambda body: str(body)[:50],
+)
+def test_sentence_with_the_words_is_not_the_code_cannot_be_sent(body: object) -> None:
+    assert type(_error(body)) is BadRequest
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (302, APIError),
+        (304, APIError),
+        (400, BadRequest),
+        (401, Unauthorized),
+        (402, APIError),
+        (403, Forbidden),
+        (404, NotFound),
+        (409, APIError),
+        (418, APIError),
+        (422, DocumentRejected),
+        (429, RateLimited),
+        (500, ServerError),
+        (502, ServerError),
+        (599, ServerError),
+    ],
+)
+def test_status_decides_the_exception(status: int, kind: type[APIError]) -> None:
+    """The code matters only for a 400."""
+    error = _error({"code": "cannot_be_sent" if status != 400 else "x"}, status)
+    assert type(error) is kind
+    assert error.status == status
+
+
+def test_text_names_status_operation_message_code_and_request_id_once() -> None:
+    body = {"code": "invalid", "message": "The data is invalid.", "errors": {"language": [_BAD], "": ["Also this."]}}
+    assert str(_error(body, headers={"X-Request-Id": "req-1"})) == (
+        "HTTP 400 on signings.create: The data is invalid; language: The language must be EN or SV; Also this"
+        " (code invalid, request id req-1)"
+    )
+    assert str(_error([{"message": _BAD, "field": "language"}])) == (
+        "HTTP 400 on signings.create: language: The language must be EN or SV"
+    )
+    assert str(_error(b"", 503, reason="")) == "HTTP 503 on signings.create: the service failed"
+    assert str(_error(b"", 418, reason="")) == "HTTP 418 on signings.create: the service refused the request"
+    assert "redirects this request; redirects of writes are not followed" in str(_error(b"", 302, reason="Found"))
+
+
+def test_number_and_length_of_messages_are_limited() -> None:
+    error = _error(
+        {"message": "x" * 10_000, "code": "c" * 10_000, "errors": {str(n): ["y" * 10_000] for n in range(99)}}
+    )
+    assert len(error.messages) == 50
+    assert {len(text) for texts in error.messages.values() for text in texts} == {500}
+    assert len(error.message) == len(error.code or "") == 500
+    assert len(_error({"errors": {"f": ["y"] * 999}}).messages["f"]) == 50
+
+
+def test_line_breaks_and_control_characters_are_removed() -> None:
+    error = _error({"message": "a\r\nb\x1b[31mc\u202ed\x00", "code": "x\ny", "errors": {"f\n": ["g\th"]}})
+    assert error.message == "a b [31mc d"
+    assert error.messages == {"f": ["g h"]}
+    assert "\n" not in str(error)
+    assert str(error).isprintable()
+
+
+# Secrets
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"message": f"The token {TOKEN} is expired", "code": TOKEN, "request_id": TOKEN},
+        {"errors": {TOKEN: [TOKEN]}, "error": TOKEN},
+        {"errors": [{"field": f"a.{TOKEN}", "message": f"x{TOKEN}x"}]},
+        {"detail": [{"loc": ["header", TOKEN], "msg": "bad", "input": TOKEN}]},
+        {"type": f"https://x/?t={TOKEN}", "title": "x"},
+        {"message": "y" * 482 + TOKEN},
+        {"request_id": "y" * 482 + TOKEN},
+        f"<title>{TOKEN}</title>".encode(),
+        b"z" * 482 + TOKEN.encode(),
+        ("{" + " " * 4_080 + TOKEN).encode(),
+        json.dumps({"message": TOKEN}).replace("/", "\\/").encode(),
+        TOKEN.encode("utf-16-le") * 2,
+        b"\xff" + TOKEN.encode(),
+    ],
+    ids=lambda body: str(body)[:40],
+)
+@pytest.mark.parametrize("status", [400, 401, 500])
+def test_echoed_secret_is_redacted_in_every_text_attribute_and_pickle(body: object, status: int) -> None:
+    """``body`` alone is as received."""
+    error = _error(body, status, reason=f"No {TOKEN}", headers={"X-Request-Id": TOKEN})
+    attributes = {name: value for name, value in vars(error).items() if name != "body"}
+    pickled = pickle.dumps(error)
+    for shown in (str(error), repr(error), repr(attributes), repr(error.args), repr(vars(pickle.loads(pickled)))):
+        assert TOKEN not in shown
+        assert TOKEN[:16] not in shown
+    assert TOKEN.encode() not in pickled
+    assert TOKEN.encode("utf-16-le") not in pickled
+    assert error.body == (body if isinstance(body, bytes) else json.dumps(body).encode())
+
+
+@given(
+    st.binary(max_size=80)
+    | st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(
+                    ["error", "errors", "code", "message", "detail", "field", "loc", "name", "type", "source"]
+                )
+                | st.text(),
+                inner,
+                max_size=4,
+            )
+        ),
+        max_leaves=15,
+    ),
+    st.integers(300, 599),
+)
+@example({"errors": [{"source": {"pointer": None}, "loc": [None]}], "type": "#"}, 400)
+def test_any_body_makes_an_error_that_can_be_printed_and_pickled(body: object, status: int) -> None:
+    error = _error(body, status)
+    assert error.message
+    assert str(error).isprintable()
+    assert str(error).encode()
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+# Over real sockets
+
+
+@pytest.mark.parametrize("error_shape", ["flat", "nested", "rfc9457", "list"])
+@pytest.mark.parametrize("request_ids", ["both", "header", "body", "none"])
+async def test_error_shapes_of_the_sandbox_are_read_with_default_assumptions(
+    error_shape: Any, request_ids: Any
+) -> None:
+    profile = Profile(error_shape=error_shape, request_id=request_ids, required_signing_fields=("message",))
+    async with (
+        Sandbox(profile=profile) as sandbox,
+        SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy.none()) as client,
+    ):
+        with pytest.raises(BadRequest) as invalid:
+            await client.signings.create(name="Lease", language="EN")
+        assert list(invalid.value.messages) == ["message"]
+        assert "message" in str(invalid.value)
+        signing = await client.signings.create(name="Lease", language="EN", message="Hello")
+        with pytest.raises(CannotBeSent) as unsent:
+            await client.signings.send(signing)
+        document = await client.documents.upload(signing, make_pdf(), "a.pdf")
+        with pytest.raises(NotYetSigned) as unsigned:
+            await client.documents.read_signed(signing, document)
+        with pytest.raises(NotFound) as missing:
+            await client.signings.get("no-such-signing")
+        async with SigningClient(sandbox.base_url, "nobody") as other:
+            with pytest.raises(Unauthorized) as stranger:
+                await other.me()
+        for caught in (invalid, unsent, unsigned, missing, stranger):
+            error = caught.value
+            assert error.code
+            assert f"HTTP {error.status} on {error.operation}: " in str(error)
+            assert f"code {error.code}" in str(error)
+            if request_ids == "none":
+                assert error.request_id is None
+            else:
+                assert error.request_id
+                assert f"request id {error.request_id}" in str(error)
+
+
+async def test_replaced_assumptions_say_where_an_error_holds_its_parts() -> None:
+    fault = {
+        "ref": "E17",
+        "says": "No way.",
+        "per": [{"field": "name", "reason": "too short"}, {"loc": ["documents", 2], "reason": "too long"}],
+    }
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response({"fault": fault, "trace": "t-1", "code": "other", "message": "Other."}, status=400)
+
+    paths = {"code": "fault.ref", "message": "fault.says", "fields": "fault.per"}
+    assumptions = Assumptions(request_id_paths="trace", error_paths=paths)
+    async with serving(handler) as server, SigningClient(server.origin, TOKEN, assumptions=assumptions) as client:
+        with pytest.raises(BadRequest) as caught:
+            await client.signings.create(name="Lease", language="EN")
+    error = caught.value
+    assert (error.code, error.message, error.request_id) == ("E17", "No way.", "t-1")
+    assert error.messages == {"name": ["too short"], "documents.2": ["too long"]}
+
+
+def test_object_where_a_message_may_be_is_no_list_of_messages_for_fields() -> None:
+    body = {"detail": {"code": "invalid", "message": "No.", "name": "too short"}}
+    assert _error(body).messages == {}
+    assert _error(body, assumptions=Assumptions(error_paths={"fields": "detail"})).messages["name"] == ["too short"]
+
+
+async def test_only_the_start_of_a_huge_error_is_read() -> None:
+    """100 MB, in bounded memory."""
+    sent = 0
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse(status=400, headers={"X-Request-Id": "req-9"})
+        await response.prepare(request)
+        block = b'{"message": "' + b"x" * 2**20
+        for _ in range(100):
+            await response.write(block)
+            sent += len(block)
+        return response
+
+    async with serving(handler) as server, SigningClient(server.origin, TOKEN) as client:
+        tracemalloc.start()
+        with pytest.raises(BadRequest) as caught:
+            await client.signings.create(name="Lease", language="EN")
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert peak < 24 * 2**20
+    assert sent < 50 * 2**20
+    assert len(caught.value.body) <= 64 * 1024
+    assert caught.value.request_id == "req-9"
+    assert len(str(caught.value)) < 700
+
+
+async def test_error_keeps_status_and_start_of_a_body_that_is_cut_off() -> None:
+    raw = b"HTTP/1.1 400 Bad Request\r\nContent-Length: 500\r\nX-Request-Id: r\r\n\r\nNo recip"
+
+    async def hang_up(writer: Any) -> None:
+        writer.close()
+
+    async with answering(raw, then=hang_up) as origin, SigningClient(origin, TOKEN) as client:
+        with pytest.raises(BadRequest, match=r"^HTTP 400 on me: No recip \(request id r\)$"):
+            await client.me()
+
+
+@pytest.mark.parametrize("status", [300, 304, 305, 418, 451])
+async def test_unexpected_status_is_an_api_error_at_once(status: int) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=status, headers={"Location": "/elsewhere"})
+
+    async with serving(handler) as server, SigningClient(server.origin, TOKEN) as client:
+        with pytest.raises(APIError) as caught:
+            await client.me()
+    assert type(caught.value) is APIError
+    assert caught.value.status == status
+    assert len(server.requests) == 1

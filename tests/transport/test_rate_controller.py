@@ -1,0 +1,227 @@
+"""The adaptive rate, against simulated services in virtual time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from signing_async.transport.rate_limit import RateController
+from tests.transport.rate_services import (
+    PAUSES,
+    SERVICES,
+    START,
+    FixedWindow,
+    NoLimiter,
+    Service,
+    TokenBucket,
+    Unlimited,
+    simulate,
+)
+
+HOUR = 3600.0
+RATES = (1, 5, 20, 50, 100, 200, 500)
+"""Requests per second; each rate is used for 10 seconds or more."""
+
+
+@pytest.mark.parametrize("latency", [0.02, 0.1])
+@pytest.mark.parametrize(
+    ("service", "retry_after", "seconds"),
+    [
+        ("token bucket, burst 1", "exact", 160),
+        ("token bucket, burst 1", "whole seconds", 185),
+        ("token bucket, burst 1", "none", 165),
+        ("token bucket, burst 10", "exact", 135),
+        ("token bucket, burst 10", "whole seconds", 160),
+        ("token bucket, burst 10", "none", 145),
+        ("token bucket, burst 50", "exact", 70),
+        ("token bucket, burst 50", "whole seconds", 85),
+        ("token bucket, burst 50", "none", 75),
+        ("fixed window", "exact", 135),
+        ("fixed window", "whole seconds", 160),
+        ("fixed window", "none", 138),
+        ("sliding window", "exact", 150),
+        ("sliding window", "whole seconds", 170),
+        ("sliding window", "none", 157),
+    ],
+)
+def test_rate_limit_is_used_and_few_requests_are_rejected(
+    service: str, retry_after: str, seconds: float, latency: float
+) -> None:
+    """At all rates together, for 8,900 calls; without a limiter's mistakes it would take 58 to 121 seconds."""
+    outcomes = [
+        simulate(
+            RateController(),
+            SERVICES[service](rate),
+            calls=max(60, 10 * rate),
+            latency=latency,
+            pausing=PAUSES[retry_after],
+        )
+        for rate in RATES
+    ]
+    assert sum(outcome.seconds for outcome in outcomes) <= seconds
+    assert sum(outcome.rejected for outcome in outcomes) <= 0.03 * sum(outcome.requests for outcome in outcomes)
+    assert max(outcome.early for outcome in outcomes) == 0.0
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_late_timers_do_not_lower_the_rate(service: str) -> None:
+    """Timers that fire up to 3 ms late cost a third of the time at most."""
+    punctual, late = (
+        simulate(RateController(), SERVICES[service](200), calls=2000, late=late) for late in (0.0, 0.003)
+    )
+    assert late.seconds <= 1.34 * punctual.seconds
+    assert late.rejected <= punctual.rejected + 20
+
+
+def test_high_rate_limit_is_found() -> None:
+    """A first rate that is far too low is corrected soon."""
+    outcome = simulate(RateController(), TokenBucket(1000, 100), calls=8000, work=0.0003)
+    assert outcome.seconds <= 2 * 8
+    assert outcome.rejected <= 0.01 * outcome.requests
+
+
+def test_low_rate_limit_is_kept() -> None:
+    outcome = simulate(RateController(), TokenBucket(0.5, 5), calls=60)
+    assert outcome.seconds <= 1.1 * 110
+    assert outcome.rejected <= 25
+
+
+@pytest.mark.parametrize("latency", [0.001, 0.05])
+def test_calls_are_not_slower_if_no_request_is_rejected(latency: float) -> None:
+    limited, plain = (
+        simulate(limiter, Unlimited(), calls=5000, latency=latency, work=0.001)
+        for limiter in (RateController(), NoLimiter())
+    )
+    assert limited.rejected == 0
+    assert limited.seconds <= 1.03 * plain.seconds
+
+
+def test_requests_that_hang_hold_up_no_others_for_long() -> None:
+    controller, now, sent = RateController(), START, 0
+    while now < START + 2.0:
+        if controller.ready_at(now) <= now:
+            controller.acquire(now)
+            sent += 1
+        else:
+            now = controller.ready_at(now)
+    assert 40 <= sent <= 60
+
+
+# A 429 that shows no limit
+
+
+def one_by_one(controller: RateController, service: Service, now: float, calls: int, interval: float) -> float:
+    """Make calls at this interval, none of which is rejected; return the time after them."""
+    for _ in range(calls):
+        now = wait(controller, now)
+        controller.acquire(now)
+        assert service.wait(now) is None
+        controller.release(now, now, True)
+        now += interval
+    return now
+
+
+def reject(controller: RateController, now: float) -> float:
+    """Have a request rejected without a Retry-After; return the time after its pause."""
+    controller.acquire(now)
+    controller.release(now, now, False)
+    controller.pause(now, 0.25)
+    return wait(controller, now + 0.25)
+
+
+def wait(controller: RateController, now: float) -> float:
+    """Return the time of the next request."""
+    while (ready_at := controller.ready_at(now)) > now:
+        now = ready_at
+    return now
+
+
+@pytest.mark.parametrize(
+    ("calls", "interval", "rejections", "seconds"),
+    [(0, 0.0, 1, 4.0), (10, 1.0, 1, 4.0), (30, 5.0, 1, 4.0), (100, 0.02, 1, 6.0), (10, 1.0, 3, 12.0)],
+)
+def test_rate_recovers_within_seconds_after_stray_429s(
+    calls: int, interval: float, rejections: int, seconds: float
+) -> None:
+    """After slow calls they show no limit: the next 200 calls are soon made."""
+    controller = RateController()
+    now = one_by_one(controller, Unlimited(), START, calls, interval)
+    for _ in range(rejections):
+        now = reject(controller, now)
+    assert simulate(controller, Unlimited(), calls=200, began=now).seconds <= seconds
+
+
+def test_rate_grows_when_the_limit_is_lifted() -> None:
+    controller = RateController()
+    simulate(controller, TokenBucket(50, 10), calls=200)
+    assert controller.rate is not None
+    assert controller.rate < 75
+    simulate(controller, Unlimited(), calls=5000, concurrency=100, began=START + 100)
+    assert controller.rate > 1000
+
+
+def test_rate_does_not_grow_while_it_is_not_used() -> None:
+    controller = RateController()
+    simulate(controller, TokenBucket(50, 10), calls=200)
+    assert controller.rate is not None
+    before = controller.rate
+    one_by_one(controller, Unlimited(), START + 100, 1000, 1.0)
+    assert controller.rate == before
+
+
+BURSTS = [lambda: TokenBucket(50, 50), lambda: TokenBucket(50, 10), lambda: FixedWindow(50)]
+
+
+@pytest.mark.parametrize("service", BURSTS)
+@pytest.mark.parametrize(("calls", "interval"), [(3600, 1.0), (300, 60.0), (30, HOUR)])
+def test_idle_time_before_the_first_429_lowers_no_rate(
+    service: Callable[[], Service], calls: int, interval: float
+) -> None:
+    controller, used = RateController(), service()
+    now = one_by_one(controller, used, START, calls, interval)
+    after, fresh = simulate(controller, used, calls=300, began=now), simulate(RateController(), service(), calls=300)
+    assert after.rejected
+    assert after.seconds <= 1.1 * fresh.seconds + 1
+
+
+@pytest.mark.parametrize("service", BURSTS)
+def test_idle_time_between_two_429s_lowers_no_rate(service: Callable[[], Service]) -> None:
+    fresh = simulate(RateController(), service(), calls=300)
+    controller, used = RateController(), service()
+    simulate(controller, used, calls=300)
+    now = one_by_one(controller, used, START + HOUR, 500, 1 / 40)
+    for idle in (0.0, HOUR, HOUR):
+        outcome = simulate(controller, used, calls=300, began=now + idle)
+        assert outcome.seconds <= 1.1 * fresh.seconds + 2
+        now += idle + outcome.seconds
+
+
+def test_idle_time_of_a_service_without_burst_is_forgotten_soon() -> None:
+    controller, service = RateController(), TokenBucket(50, 1)
+    now = one_by_one(controller, service, START, 3600, 1.0)
+    assert simulate(controller, service, calls=60, began=now).seconds <= 15
+
+
+def test_small_batches_within_the_limit_do_not_lower_the_rate() -> None:
+    controller, service = RateController(), TokenBucket(50, 10)
+    now = START + simulate(controller, service, calls=300).seconds
+    for _ in range(30):
+        now = one_by_one(controller, service, now + HOUR, 10, 0.0)
+    assert simulate(controller, service, calls=300, began=now + HOUR).seconds <= 10
+
+
+def test_429s_of_requests_sent_together_count_once() -> None:
+    """And a late one of them does not count after the pause."""
+    controller = RateController()
+    for _ in range(8):
+        controller.acquire(0.0)
+    for _ in range(7):
+        controller.release(0.1, 0.0, False)
+        controller.pause(0.1, 1.0)
+    assert controller.ready_at(0.2) == 1.1
+    assert controller.ready_at(1.1) == 1.1
+    rate = controller.rate
+    controller.release(1.2, 0.0, False)
+    assert controller.ready_at(1.2) <= 1.2
+    assert controller.rate == rate
