@@ -1,110 +1,141 @@
-"""The README and the guides beside the code are true: code runs, tables are complete, links lead somewhere."""
+"""The README and the guides beside the code are true: code runs as pasted, tables and links are right."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import attrs
 import pytest
-from taskiq import InMemoryBroker
 
-from signing_async import Assumptions, Signing, SigningClient, errors
-from signing_async.taskiq import add_dispatch
+from signing_async import Assumptions, errors
+from signing_async.sandbox import Sandbox
 from tests import guides
-from tests.guides import ROOT
+from tests.guides import GUIDES, README, ROOT
+from tests.pdfs import make_pdf
 from tests.postgres.server import PostgresServer
 from tests.redis.server import running_redis
-from tests.telemetry.recorded import configurable
-from tests.template_service import template_service
 
-README = ROOT / "README.md"
-# These run with files of their own, in `tests/sealed` and in `tests/test_testing.py`.
-ELSEWHERE = {ROOT / "signing_async/sealed.md", ROOT / "signing_async/testing/README.md"}
-GUIDES = sorted((ROOT / "signing_async").rglob("*.md"))
-WITH_TESTS = [path for path in GUIDES if path not in ELSEWHERE and any(map(guides.is_test, guides.blocks(path)))]
-NAMES = [str(path.relative_to(ROOT)) for path in GUIDES]
+PAGES = [README, *GUIDES]
+PASTED = [path for path in PAGES if guides.session(path)]
+TESTED = [path for path in PAGES if any(name.startswith("test_") for name in guides.files(path))]
 
 
-def test_first_example_of_the_readme_runs_as_a_program(tmp_path: Path) -> None:
-    first = guides.blocks(README)[0]
-    (tmp_path / "lease.pdf").write_bytes(guides.make_pdf())
-    ran = subprocess.run(
-        [sys.executable, "-W", "error", "-c", first],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert (ran.returncode, ran.stderr) == (0, "")
-    assert ran.stdout == "Lease was sent: ['anna@example.com']\n"
-
-
-async def test_other_examples_of_the_readme_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with guides.namespace(tmp_path) as names:
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-        monkeypatch.setenv("SIGNING_BASE_URL", names["base_url"])
-        monkeypatch.setenv("SIGNING_ACCESS_TOKEN", names["access_token"])
-        for block in guides.blocks(README)[1:]:
-            await guides.run(block, "README.md", names)
-    shown = capsys.readouterr().out
-    assert {"x draft", "empty draft", "x completed"} <= set(shown.splitlines())
-
-
-@pytest.mark.parametrize("path", [path for path in GUIDES if path not in ELSEWHERE], ids=str)
-async def test_code_of_the_guide_runs(
-    path: Path, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    code = [block for block in guides.blocks(path) if not guides.is_test(block)]
-    more: dict[str, object] = {}
-    if any("postgres_dsn" in block for block in code):
-        postgres: PostgresServer = request.getfixturevalue("postgres")
-        more["postgres_dsn"] = await postgres.new_schema()
-    if any("redis_url" in block for block in code):
-        redis = request.getfixturevalue("redis_server")
-        more["redis_url"] = redis.url
-    async with AsyncExitStack() as stack:
-        if any("opentelemetry" in block for block in code):
-            stack.enter_context(configurable(monkeypatch))
-        if any("/api/1.0/templates" in block for block in code):
-            server = await stack.enter_async_context(template_service())
-            more["client"] = await stack.enter_async_context(SigningClient(server.origin, "token"))
-            more["signing"] = Signing("s-1")
-        names = await stack.enter_async_context(guides.namespace(tmp_path, **more))
-        if any("(broker)" in block for block in code):
-            names["broker"] = add_dispatch(InMemoryBroker(), client=names["make_client"], journal=names["make_journal"])
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-        monkeypatch.setenv("SIGNING_BASE_URL", names["base_url"])
-        monkeypatch.setenv("SIGNING_ACCESS_TOKEN", names["access_token"])
-        for number, block in enumerate(code, start=1):
-            await guides.run(block, f"{path.relative_to(ROOT)}, block {number}", names)
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
 
 
 @pytest.fixture
-def redis_server() -> object:
+async def environment(tmp_path: Path) -> AsyncIterator[dict[str, str]]:
+    """What every guide supposes: a tenant in the environment, and a PDF in the current folder."""
+    (tmp_path / "lease.pdf").write_bytes(make_pdf())
+    async with Sandbox() as sandbox:
+        yield {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(tmp_path))),
+            "XDG_CONFIG_HOME": str(tmp_path),
+            "SIGNING_BASE_URL": sandbox.base_url,
+            "SIGNING_ACCESS_TOKEN": sandbox.access_token(),
+        }
+
+
+@pytest.fixture
+def redis_url() -> Iterator[str]:
     with running_redis() as redis:
-        yield redis
+        yield redis.url
 
 
-@pytest.mark.parametrize("path", WITH_TESTS, ids=str)
-def test_tests_in_the_guide_pass(path: Path, pytester: pytest.Pytester) -> None:
-    for number, block in enumerate(filter(guides.is_test, guides.blocks(path))):
-        pytester.makepyfile(**{f"test_block_{number}": block})
-    pytester.makeini("[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n")
-    pytester.syspathinsert(ROOT)
-    outcomes = pytester.runpytest_subprocess("-q", "-p", "no:randomly").parseoutcomes()
-    assert outcomes.keys() == {"passed"}
+async def test_first_example_of_the_readme_runs_as_a_program(tmp_path: Path, environment: dict[str, str]) -> None:
+    ran = await _run(environment, tmp_path, "-W", "error", "-c", guides.blocks(README)[0])
+    assert ran == (0, "Lease was sent: ['anna@example.com']\n", "")
 
 
-@pytest.mark.parametrize("path", [README, *GUIDES], ids=["README.md", *NAMES])
+@pytest.mark.parametrize("path", PASTED, ids=name_of)
+async def test_guide_runs_as_pasted_into_a_session(
+    path: Path, tmp_path: Path, environment: dict[str, str], request: pytest.FixtureRequest
+) -> None:
+    code = guides.session(path) + "".join(guides.files(path).values())
+    if "DATABASE_URL" in code:
+        postgres: PostgresServer = request.getfixturevalue("postgres")
+        environment["DATABASE_URL"] = await postgres.new_schema()
+    if "REDIS_URL" in code:
+        environment["REDIS_URL"] = request.getfixturevalue("redis_url")
+    for name, content in guides.files(path).items():
+        (tmp_path / name).write_text(content, "utf-8")
+    pasted = guides.session(path) + "\nprint('the session', 'ended')\n"
+    _, shown, errors = await _run(environment, tmp_path, "-m", "asyncio", pasted=pasted)
+    assert "Traceback" not in errors, errors
+    assert "Error:" not in errors, errors
+    assert "the session ended" in shown, shown
+
+
+@pytest.mark.parametrize("path", TESTED, ids=name_of)
+async def test_tests_in_the_guide_pass(path: Path, tmp_path: Path, environment: dict[str, str]) -> None:
+    for name, content in guides.files(path).items():
+        (tmp_path / name).write_text(content, "utf-8")
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
+    )
+    plain = ("-p", "no:randomly", "-p", "no:cacheprovider")
+    code, shown, _ = await _run(environment, tmp_path, "-m", "pytest", "-q", *plain)
+    assert code == 0, shown
+
+
+async def _run(
+    environment: dict[str, str], folder: Path, *arguments: str, pasted: str = ""
+) -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *arguments,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(90):
+            shown, errors = await process.communicate(pasted.encode())
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return process.returncode, shown.decode(), errors.decode()
+
+
+def test_code_of_all_guides_passes_a_strict_type_check(tmp_path: Path) -> None:
+    for path in PAGES:
+        module = "session_" + name_of(path).removesuffix(".md").replace("/", "_")
+        (tmp_path / f"{module}.py").write_text(guides.as_module(path))
+        for name, content in guides.files(path).items():
+            assert not (tmp_path / name).exists(), f"two guides have a file {name}"
+            (tmp_path / name).write_text(content, "utf-8")
+    checked = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--config-file=",
+            "--ignore-missing-imports",
+            "--cache-dir=cache",
+            ".",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_links_of_the_guide_lead_to_files(path: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text("utf-8"))
     assert not [link for link in links if "://" not in link and not (path.parent / link).exists()]
@@ -112,7 +143,7 @@ def test_links_of_the_guide_lead_to_files(path: Path) -> None:
 
 def test_readme_lists_every_guide() -> None:
     text = README.read_text("utf-8")
-    assert not [name for name in NAMES if f"({name})" not in text]
+    assert not [name for name in map(name_of, GUIDES) if f"({name})" not in text]
 
 
 def test_readme_is_short() -> None:

@@ -88,7 +88,8 @@ class Sandbox:
 
     # start and stop
 
-    async def __aenter__(self) -> Self:
+    async def start(self) -> Self:
+        """Start the server and return the sandbox; `aclose` stops it. ``async with`` does both."""
         if self._exits is not None:
             raise RuntimeError("this sandbox was already started once; create a new one")
         async with contextlib.AsyncExitStack() as exits:
@@ -101,9 +102,16 @@ class Sandbox:
             self._exits = exits.pop_all()
         return self
 
+    async def aclose(self) -> None:
+        """Stop the server. Without `data`, everything it holds is lost."""
+        if self._exits is not None:
+            await self._exits.aclose()
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
     async def __aexit__(self, *_: object) -> None:
-        assert self._exits is not None
-        await self._exits.aclose()
+        await self.aclose()
 
     def _open_folder(self, exits: contextlib.AsyncExitStack) -> Path:
         if self._data is None:

@@ -1,4 +1,4 @@
-"""The service of the guide "From contract to archive", as a process that is killed."""
+"""The service of the examples, as a process that is killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import signing_async.archive
 from signing_async.archive import verify_archive
 from signing_async.sandbox import Sandbox
 from tests.guides import ROOT
@@ -22,15 +21,9 @@ CONTRACTS = 12
 SECRET = "whsec-of-the-story"
 
 
-def service_of_the_guide() -> str:
-    guide = (Path(signing_async.archive.__file__).parent / "README.md").read_text("utf-8")
-    code = guide.split('```python\n"""service.py')[1].split("```")[0]
-    return '"""service.py' + code
-
-
-async def test_service_of_the_guide_sends_and_archives_each_contract_once_though_it_is_killed(tmp_path: Path) -> None:
+async def test_example_sends_and_archives_each_contract_once_though_it_is_killed(tmp_path: Path) -> None:
     """It is killed with SIGKILL whenever another contract was sent or archived, and ends cleanly on SIGINT."""
-    script = service_of_the_guide()
+    script = (ROOT / "tests/examples/service.py").read_text("utf-8")
     assert script.count("\n") < 80
     (tmp_path / "service.py").write_text(script, "utf-8")
     (tmp_path / "contracts").mkdir()

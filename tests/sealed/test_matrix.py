@@ -1,4 +1,4 @@
-"""The guide's table of sealed PDFs: the verdict on each file, here and by pyHanko's command."""
+"""The table of sealed PDFs, verdicts.md: the verdict on each file, here and by pyHanko's command."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from asn1crypto import parser
@@ -17,7 +16,7 @@ from tests.needs import needs
 from tests.sealed.cases import CASES, Case, Parts, lasting, roots, sealed, wrapped
 from tests.sealed.pdfs import judged, sandbox_authority
 
-GUIDE = Path(__file__).parents[2] / "signing_async" / "sealed.md"
+TABLE = Path(__file__).parent / "verdicts.md"
 
 
 def pyhanko_accepts(data: bytes, folder: Path, trust: list[bytes]) -> bool:
@@ -109,9 +108,9 @@ def test_no_altered_byte_of_a_signature_is_sound_if_pyhanko_refuses_it(part: int
     assert count > 150
 
 
-def test_guide_has_a_row_with_both_verdicts_for_each_file() -> None:
+def test_table_has_a_row_with_both_verdicts_for_each_file() -> None:
     rows = re.findall(
-        r"^\| (.+?) \| (sound|\*\*not sound\*\*)(, not trusted)? \| (valid|invalid) \|", GUIDE.read_text("utf-8"), re.M
+        r"^\| (.+?) \| (sound|\*\*not sound\*\*)(, not trusted)? \| (valid|invalid) \|", TABLE.read_text("utf-8"), re.M
     )
     verdicts = {
         name: (verdict == "sound", not untrusted, agreed == "valid") for name, verdict, untrusted, agreed in rows
@@ -121,36 +120,3 @@ def test_guide_has_a_row_with_both_verdicts_for_each_file() -> None:
         sound = not case.words
         valid = (sound and case.trusted) if case.pyhanko is None else case.pyhanko
         assert verdicts[name] == (sound, case.trusted, valid), name
-
-
-async def test_examples_of_the_guide_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import ast
-    import inspect
-
-    from signing_async import SigningClient
-    from signing_async.sandbox import Sandbox
-
-    async with Sandbox(seal_level="B-LT") as sandbox, SigningClient(sandbox.base_url, sandbox.access_token()) as client:
-        signing = await client.signings.create(name="x", language="EN")
-        document = await client.documents.upload(signing, pdfs.make_pdf(), "x.pdf")
-        await client.recipients.add(signing, email="a@example.com", order=1)
-        await client.signings.send(signing)
-        await sandbox.complete(signing.id)
-        names: dict[str, Any] = {
-            "client": client,
-            "completed_id": signing.id,
-            "document": document,
-            "folder": tmp_path,
-            "pdf_bytes": await client.documents.read_signed(signing, document),
-            "roots": await sandbox.certificate_pem(),
-        }
-        for block in re.findall(r"^```python\n(.*?)^```", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL):
-            code = compile(block, "sealed.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-            if code.co_flags & inspect.CO_COROUTINE:
-                await eval(code, names)
-            else:
-                exec(code, names)
-    said = capsys.readouterr().out
-    assert said.startswith("sound\ntrusted\nSigning Sandbox Seal (no legal value) ")
-    assert "B-LT True validation data was added" in said
-    assert {path.name for path in tmp_path.iterdir()} == {"verified.pdf", "sound.pdf"}
