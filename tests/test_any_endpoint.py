@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,12 +24,10 @@ from signing_async import (
     InvalidRequest,
     NotFound,
     OutcomeUnknown,
-    OutcomeUnknownTimeout,
     Recipient,
     RequestTimeout,
     Response,
     RetryPolicy,
-    ServerError,
     Signing,
     SigningClient,
     Timeouts,
@@ -120,39 +115,6 @@ async def test_body_and_its_type(method: str, options: dict[str, Any], content_t
         sent = (await client.request(method, "/x", **options)).json()
     assert (sent["headers"].get("content-type"), sent["body"]) == (content_type, body)
     assert sent["headers"]["content-length"] == str(len(body))
-
-
-async def test_timeout_is_that_of_the_call() -> None:
-    async def hang(request: web.Request) -> web.Response:
-        await asyncio.sleep(60)
-        raise AssertionError
-
-    async with serving(hang) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
-        async with asyncio.timeout(10):
-            with pytest.raises(RequestTimeout, match=r"GET /x: .* 1 s"):
-                await client.request("GET", "/x", timeout=1)
-            with pytest.raises(OutcomeUnknownTimeout):
-                await client.request("POST", "/x", timeout=Timeouts(call=1))
-            with pytest.raises(RequestTimeout) as caught:
-                await client.request("POST", "/x", timeout=1, repeat=True)
-        assert caught.value.effect == "none"
-
-
-def test_first_request_imports_nothing_on_the_event_loop() -> None:
-    """Nor does the class that the response is decoded to."""
-    # What measures the tests imports by itself.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.transport.first_request"],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    imported = json.loads(done.stdout)
-    assert imported["on the loop"] == []
-    assert "cattrs" in imported["in threads"]
 
 
 # Responses
@@ -256,12 +218,6 @@ async def test_page_of_html_is_no_response_unless_it_is_asked_for() -> None:
             assert b"".join([chunk async for chunk in response]) == b"<html>Sign in</html>"
 
 
-async def test_body_larger_than_allowed_is_refused(client: SigningClient) -> None:
-    assumptions = attrs.evolve(client._transport.options.assumptions, max_answer_bytes=10)
-    with pytest.raises(TransportError, match="larger than 10 bytes"):
-        await client.with_options(assumptions=assumptions).request("GET", "/api/1.0/me")
-
-
 # Errors
 
 
@@ -290,23 +246,6 @@ async def test_error_response_is_the_exception_of_every_call(
     assert f"HTTP {status} on {method} /api/1.0/x/{{id}}" in str(caught.value)
     assert "secret-id" not in str(caught.value)
     assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("method", READS)
-async def test_reading_follows_redirects_to_its_own_origin_only(method: str) -> None:
-    target = "/there"
-
-    async def handle(request: web.Request) -> web.Response:
-        if request.path == "/there":
-            return await echo(request)
-        return web.Response(status=302, headers={"Location": target})
-
-    async with serving(handle) as server, serving(echo) as other, SigningClient(server.origin, "t") as client:
-        assert (await client.request(method, "/here")).status == 200
-        target = f"{other.origin}/there"
-        with pytest.raises(APIError, match="a redirect to another origin is not followed"):
-            await client.request(method, "/here")
-        assert not other.requests
 
 
 # Repeating
@@ -391,16 +330,6 @@ async def test_harmless_write_is_repeated_as_a_reading_is(method: str, kind: str
     assert len(server.requests) == 2
 
 
-async def test_last_error_of_a_harmless_write_is_raised() -> None:
-    async with (
-        serving(_responding(_status(503, code="busy"))) as server,
-        SigningClient(server.origin, "token", retry=QUICK) as client,
-    ):
-        with pytest.raises(ServerError) as caught:
-            await client.request("PUT", "/x", repeat=True)
-    assert (caught.value.effect, len(server.requests)) == ("none", 3)
-
-
 @pytest.mark.parametrize("method", WRITES)
 async def test_write_on_a_connection_that_was_closed_is_not_repeated_behind_the_clients_back(method: str) -> None:
     """aiohttp repeats a PUT or DELETE by itself: it may have been carried out."""
@@ -451,30 +380,6 @@ async def test_paginate_keeps_path_and_params_on_every_page() -> None:
         }
 
 
-async def test_paginate_follows_the_address_of_a_next_page() -> None:
-    async def handle(request: web.Request) -> web.Response:
-        if request.path == "/api/templates/2":
-            return web.json_response({"data": [{"id": "2"}]})
-        return web.json_response({"data": [{"id": "1"}], "next": "/api/templates/2"})
-
-    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
-        pager = client.paginate("/api/templates", into=Template, params={"state": "new"})
-        assert [each.id async for each in pager] == ["1", "2"]
-
-
-async def test_item_that_does_not_fit_is_a_decode_error() -> None:
-    handle = _responding(_status(200, items=[{"id": "1"}, {"name": "x"}]))
-    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
-        with pytest.raises(DecodeError, match=r"GET /x: the response cannot be read: items\[1\].id: missing"):
-            await client.paginate("/x", into=Template)
-        with pytest.raises(InvalidRequest, match="into: cannot decode JSON"):
-            await client.paginate("/x", into=object)
-        with pytest.raises(InvalidRequest, match="params: pass cursor as the argument cursor"):
-            client.paginate("/x", into=dict, params={"cursor": "a"})
-        with pytest.raises(InvalidRequest, match=r"path: no value for \{id\}"):
-            client.paginate("/{id}", into=dict)
-
-
 # Streams
 
 
@@ -521,12 +426,6 @@ async def test_stream_is_retried_until_it_begins() -> None:
         assert response.request_id is None
 
 
-async def test_stream_of_an_error_is_the_exception_of_every_call(client: SigningClient) -> None:
-    with pytest.raises(NotFound):
-        async with client.stream("GET", "/api/1.0/signings/{id}", path={"id": "missing"}):
-            raise AssertionError
-
-
 async def test_stream_that_is_left_early_closes_its_connection() -> None:
     async with serving(_sending(bytes(5_000_000))) as server, aiohttp.ClientSession() as session:
         client = SigningClient(server.origin, "token", session=session)
@@ -543,26 +442,6 @@ async def test_stream_that_is_left_early_closes_its_connection() -> None:
                 assert leave == "error"
             assert not session.connector._acquired
             assert not session.connector._conns
-
-
-async def test_stream_that_is_cancelled_closes_its_connection() -> None:
-    held = asyncio.Event()
-    async with serving(_sending(bytes(200_000), pause=held)) as server, aiohttp.ClientSession() as session:
-        client = SigningClient(server.origin, "token", session=session)
-        began = asyncio.Event()
-
-        async def read() -> None:
-            async with client.stream("GET", "/x") as response:
-                async for _ in response:
-                    began.set()
-
-        task = asyncio.create_task(read())
-        await began.wait()
-        task.cancel()
-        await asyncio.wait([task])
-        assert isinstance(session.connector, aiohttp.TCPConnector)
-        assert not session.connector._acquired
-        held.set()
 
 
 async def test_stream_whose_chunks_do_not_come_ends_at_its_timeout() -> None:
@@ -640,26 +519,6 @@ async def test_on_response_is_not_called_for_downloads_and_streams(sandbox: Sand
         async with watched.stream("GET", "/api/1.0/signings/missing"):
             raise AssertionError
     assert [response.status for response in responses] == [404]
-
-
-async def test_response_that_breaks_off_is_not_passed_on() -> None:
-    responses: list[Response] = []
-    async with (
-        serving(_failing("truncated")) as server,
-        SigningClient(server.origin, "token", retry=QUICK, on_response=responses.append) as client,
-    ):
-        await client.request("GET", "/x")
-    assert [response.bytes for response in responses] == [b'{"id": "t1"}']
-
-
-async def test_on_response_that_fails_is_logged_and_the_call_goes_on(
-    client: SigningClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(response: Response) -> None:
-        raise LookupError("the hook's own")
-
-    assert (await client.with_options(on_response=fail).me()).email
-    assert "the on_response hook failed" in caplog.text
 
 
 async def test_on_response_gets_no_token_response(sandbox: Sandbox) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
 from aiohttp import web
-from aioresponses import aioresponses
 
 from signing_async import (
     Assumptions,
@@ -22,11 +20,9 @@ from signing_async import (
     Page,
     Pager,
     RetryPolicy,
-    ServerError,
     Signing,
     SigningClient,
 )
-from signing_async.sandbox import Profile, Sandbox
 from tests.servers import Web, serving
 
 TOKEN = "secret-token"
@@ -133,51 +129,6 @@ async def test_all_items_are_listed_once_and_in_order_in_every_convention(name: 
         found = [signing.id async for signing in client.signings.list(prefetch=prefetch)]
         assert found == [str(number) for number in range(7)]
         assert len(server.requests) == 3
-
-
-@pytest.mark.parametrize("name", _SHAPES)
-async def test_list_continues_from_a_stored_cursor_in_every_convention(name: str) -> None:
-    """Also in another client."""
-    async with serving(_service(_SHAPES[name])) as server:
-        async with _client(server.origin) as client:
-            first = await client.signings.list()
-        assert [signing.id for signing in first.items] == ["0", "1", "2"]
-        async with _client(server.origin) as client:
-            kept = json.loads(json.dumps(first.next_cursor))
-            rest = [signing.id async for signing in client.signings.list(cursor=kept)]
-        assert rest == ["3", "4", "5", "6"]
-
-
-@pytest.mark.parametrize("pagination", ["meta_cursor", "top_cursor", "next_url", "link_header", "has_more", "bare"])
-@pytest.mark.parametrize("recipients_list", ["envelope", "paged", "bare"])
-async def test_every_convention_of_the_sandbox_is_listed_with_default_assumptions(
-    pagination: Any, recipients_list: Any
-) -> None:
-    profile = Profile(pagination=pagination, recipients_list=recipients_list, page_size=2)
-    async with (
-        Sandbox(profile=profile) as sandbox,
-        SigningClient(sandbox.base_url, sandbox.access_token()) as client,
-    ):
-        made = [(await client.signings.create(name=f"Lease {n}", language="EN")).id for n in range(5)]
-        assert [signing.id async for signing in client.signings.list()] == made[::-1]
-        assert {signing.id async for signing in client.signings.list(limit=1)} == set(made)
-        added = [(await client.recipients.add(made[0], email=f"a{n}@example.com")).id for n in range(5)]
-        assert sorted([recipient.id async for recipient in client.recipients.list(made[0])]) == sorted(added)
-
-
-@pytest.mark.parametrize("preset", ["default", "laravel", "rfc9457", "numeric"])
-async def test_every_preset_of_the_sandbox_is_listed_with_its_parameter_names(preset: str) -> None:
-    profile = Profile.preset(preset)
-    assumptions = Assumptions(cursor_param=profile.cursor_param, limit_param=profile.limit_param)
-    async with (
-        Sandbox(profile=profile) as sandbox,
-        SigningClient(sandbox.base_url, sandbox.access_token(), assumptions=assumptions) as client,
-    ):
-        made = [(await client.signings.create(name=f"Lease {n}", language="SV")).id for n in range(5)]
-        pages = [page async for page in client.signings.list(limit=2).pages()]
-        assert [len(page.items) for page in pages] == [2, 2, 1]
-        assert sorted(signing.id for page in pages for signing in page.items) == sorted(made)
-        assert all(signing.updated_at is not None for page in pages for signing in page.items)
 
 
 async def test_cursor_and_limit_are_sent_under_their_assumed_names() -> None:
@@ -327,16 +278,6 @@ async def test_token_is_not_sent_to_the_url_of_a_next_page_on_another_origin(add
                 await client.signings.list(cursor=link)
 
 
-async def test_refused_url_of_a_next_page_raises_decode_error_with_the_request_id() -> None:
-
-    async def handler(request: web.Request) -> web.Response:
-        return _json({"data": [], "next": "https://evil.example/?x", "request_id": "r"})
-
-    async with serving(handler) as server, _client(server.origin) as client:
-        with pytest.raises(DecodeError, match=r"^signings\.list: .* is not on the tenant's origin.*request id r\)$"):
-            await client.signings.list()
-
-
 # Repeated cursors
 
 
@@ -355,17 +296,6 @@ async def test_repeated_cursor_raises_decode_error(cycle: list[str], prefetch: b
             await _collect(client.signings.list(prefetch=prefetch), found)
         assert len(found) == len(set(found)) == len(cycle) - 1
         assert not _prefetches()
-
-
-async def test_cursor_of_the_caller_counts_as_repeated() -> None:
-
-    async def handler(request: web.Request) -> web.Response:
-        return _json({"data": [], "next_cursor": "start"})
-
-    async with serving(handler) as server, _client(server.origin) as client:
-        with pytest.raises(DecodeError, match="second time"):
-            [page async for page in client.signings.list(cursor="start").pages()]
-    assert len(server.requests) == 1
 
 
 # Arguments and use
@@ -389,16 +319,6 @@ async def test_invalid_arguments_are_refused_before_any_request(arguments: dict[
     assert str(caught.value) == message
 
 
-@pytest.mark.parametrize("cursor", ["\\ud800", "x" * (16 * 1024 + 1)], ids=["surrogate", "too long"])
-async def test_cursor_that_no_request_can_carry_raises_decode_error(cursor: str) -> None:
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(text=f'{{"data": [], "next_cursor": "{cursor}"}}', content_type="application/json")
-
-    async with serving(handler) as server, _client(server.origin) as client:
-        with pytest.raises(DecodeError):
-            await client.signings.list()
-
-
 async def test_empty_link_to_a_next_page_raises_decode_error() -> None:
     async def handler(request: web.Request) -> web.Response:
         return _json([], Link="<>; rel=next")
@@ -406,29 +326,6 @@ async def test_empty_link_to_a_next_page_raises_decode_error() -> None:
     async with serving(handler) as server, _client(server.origin) as client:
         with pytest.raises(DecodeError, match="the next cursor is empty or has a lone surrogate"):
             await client.signings.list()
-
-
-async def test_pager_can_be_used_several_times_and_concurrently() -> None:
-    async with serving(_service(_SHAPES["next_cursor"])) as server, _client(server.origin) as client:
-        pager = client.signings.list()
-        assert server.requests == []
-        assert (await pager).items == (await pager).items
-
-        async def everything() -> list[str]:
-            return [signing.id async for signing in pager]
-
-        both = await asyncio.gather(everything(), everything())
-        assert list(both) == [[str(number) for number in range(7)]] * 2
-
-
-async def test_list_works_with_aioresponses(mocked: aioresponses) -> None:
-    """Large responses too."""
-    url = f"http://127.0.0.1:9{PATH}"
-    mocked.get(url, payload={"data": _items(0, 5000), "next_cursor": "n"})
-    mocked.get(f"{url}?cursor=n", payload={"data": _items(5000, 5001)})
-    async with _client("http://127.0.0.1:9") as client:
-        assert [signing.id async for signing in client.signings.list()] == [str(number) for number in range(5001)]
-    assert [str(made[1]) for made in mocked.requests] == [url, f"{url}?cursor=n"]
 
 
 async def test_decode_error_names_the_path_of_the_item_in_the_response() -> None:
@@ -442,14 +339,6 @@ async def test_decode_error_names_the_path_of_the_item_in_the_response() -> None
         for place in (r"signings\[1\]\.id: missing", r"\[0\]\.id: missing", "no list of items", "no list of items"):
             with pytest.raises(DecodeError, match=f": {place}"):
                 await client.signings.list()
-
-
-async def test_list_is_read_within_another_call(sandbox: Sandbox, client: SigningClient) -> None:
-    """Adding a recipient reconciles with the list."""
-    signing = await client.signings.create(name="Lease", language="EN")
-    sandbox.faults.add("recipients.add", "500-after-commit")
-    added = await client.recipients.add(signing, email="anna@example.com")
-    assert [recipient.id async for recipient in client.recipients.list(signing)] == [added.id]
 
 
 # Prefetch
@@ -519,14 +408,6 @@ async def test_page_is_fetched_when_needed_without_prefetch() -> None:
                 assert slow.requested == number + 1
 
 
-async def test_awaited_page_prefetches_nothing() -> None:
-    async with _slow() as (slow, client, _):
-        slow.open(0)
-        assert (await client.signings.list()).next_cursor == "1"
-        await asyncio.sleep(0.02)
-        assert slow.requested == 1
-
-
 async def test_error_of_a_prefetched_page_is_raised_after_the_items_before_it() -> None:
     async with _slow() as (slow, client, _):
         slow.failing = {2}
@@ -535,22 +416,6 @@ async def test_error_of_a_prefetched_page_is_raised_after_the_items_before_it() 
         with pytest.raises(NotFound):
             await _collect(client.signings.list(), found)
         assert found == ["0", "1"]
-
-
-async def test_error_of_a_prefetched_page_that_is_not_reached_is_silent() -> None:
-    """The event loop reports no exception that was never retrieved."""
-    reports: list[dict[str, Any]] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
-    async with _slow() as (slow, client, _):
-        slow.failing = {1}
-        slow.open(0, 1)
-        async with aclosing(client.signings.list().pages()) as pages:
-            await anext(pages)
-            await asyncio.wait_for(slow.wait_for_requests(2), 5)
-            while _prefetches():
-                await asyncio.sleep(0.005)
-    await _settled()
-    assert reports == []
 
 
 @pytest.mark.parametrize("by", ["break", "exception", "aclose", "cancellation", "garbage"])
@@ -618,28 +483,6 @@ async def test_cancellation_while_waiting_for_a_prefetched_page_cancels_the_requ
                 await task
             await _settled()
             assert not _prefetches()
-
-
-async def test_leaving_after_the_first_page_cancels_the_second_request() -> None:
-    async with _slow() as (slow, client, _):
-        slow.open(0)
-        async with aclosing(client.signings.list().pages()) as pages:
-            await anext(pages)
-        await _settled()
-        assert slow.requested == 2
-        assert not _prefetches()
-
-
-async def test_each_page_has_retries_of_its_own(sandbox: Sandbox) -> None:
-    """Also if it is prefetched."""
-    async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(base_delay=0.0)) as client:
-        made = [(await client.signings.create(name=f"Lease {n}", language="EN")).id for n in range(4)]
-        sandbox.faults.add("signings.list", "503", times=2, skip=1)
-        assert [signing.id async for signing in client.signings.list(limit=1)] == made[::-1]
-        assert len(sandbox.requests_of("signings.list")) == 6
-        sandbox.faults.add("signings.list", "500", times=None)
-        with pytest.raises(ServerError):
-            await client.signings.list()
 
 
 async def test_pages_are_compared_by_content() -> None:

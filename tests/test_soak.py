@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.soak import ALLOWED, KINDS, Sample, growth, table
+from tests.soak import ALLOWED, KINDS, Sample, growth
 
 SECONDS = 10
 STEADY = [Sample(n / 60, 50.0 + n % 3, 100_000 + 31 * (n % 7), 2 + n % 2, 8 + n % 5, 9, 4) for n in range(60)]
@@ -37,13 +37,6 @@ async def test_mixed_traffic_leaks_nothing() -> None:
     assert "unclosed" not in said
     for kind in (*KINDS, "webhook signing.completed"):
         assert int(re.search(rf"\b{kind} (\d+)", out)[1]) > 0, out  # type: ignore[index]  # a miss fails as well
-
-
-def test_wavering_counts_are_no_growth() -> None:
-    """The counts of a busy process go up and down."""
-    grown = growth(STEADY)
-    assert all(grown[name] <= ALLOWED[name] for name in ALLOWED)
-    assert "allowed" in table(STEADY)
 
 
 @pytest.mark.parametrize(

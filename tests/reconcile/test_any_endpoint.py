@@ -14,15 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from signing_async import (
-    CannotBeSent,
     DecodeError,
-    Forbidden,
     InvalidRequest,
-    MemoryTokenStore,
     NotFound,
-    OAuth,
     OutcomeUnknown,
-    OutcomeUnknownTimeout,
     Reader,
     Response,
     RetryPolicy,
@@ -30,7 +25,6 @@ from signing_async import (
     Signing,
     SigningClient,
     SigningError,
-    Token,
 )
 from tests.reconcile.late_service import OK, Fate, LateService, script
 from tests.reconcile.test_late_effects import (
@@ -39,7 +33,6 @@ from tests.reconcile.test_late_effects import (
     PATIENT,
     POLICY,
     SETTLE,
-    _hang_after,
     _judge,
     _outcome,
     fates,
@@ -112,30 +105,6 @@ async def test_effect_after_the_settle_time_is_never_silent(write: str, first: s
         _judge(service, key, error, ended_at)
 
 
-@pytest.mark.parametrize("write", WRITES)
-async def test_retry_after_a_wait_is_preceded_by_a_fresh_reading(write: str) -> None:
-    """The settle time has passed without an effect, and a 429 asks for patience: meanwhile the effect shows."""
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        key, call = _call(client, write)
-        service.scripts[key] += script(Fate("504", SETTLE + 0.3), "1-s-429", "ok")
-        await call
-        assert len(service.held[key].effects) == 1
-        # One, if the machine pauses until the effect shows.
-        assert service.held[key].requests in (1, 2)
-
-
-@pytest.mark.parametrize("write", ["add", "add into"])
-async def test_two_effects_are_an_unknown_outcome_that_lists_both(write: str) -> None:
-    """The retry succeeds slowly, and meanwhile the first request takes effect."""
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        key, call = _call(client, write)
-        _make_another_of(service)
-        service.scripts[key] += script("504", "ok")
-        with pytest.raises(OutcomeUnknown, match="the service holds 2 such records") as caught:
-            await call
-        assert {f"{key}-0", "late"} <= {getattr(each, "id", None) for each in caught.value.known}
-
-
 @pytest.mark.parametrize("into", [None, Person, dict])
 async def test_record_other_than_the_requests_own_is_an_unknown_outcome(into: Any) -> None:
     """A function that takes the first match does not see two effects; their ids differ."""
@@ -188,43 +157,11 @@ async def test_success_after_an_ambiguous_attempt_is_verified(write: str) -> Non
             assert asyncio.get_running_loop().time() >= service.held[key].effects[0][0] + service.lag
 
 
-async def test_success_without_a_record_is_verified() -> None:
-    """A response without a body has no id to compare."""
-    deletions = 0
-
-    async def handle(request: web.Request) -> web.Response:
-        nonlocal deletions
-        deletions += request.method == "DELETE"
-        if request.method == "GET":
-            return web.json_response({"id": "t1", "deleted": deletions > 1})
-        return web.json_response({"code": "busy"}, status=503) if deletions == 1 else web.Response(status=204)
-
-    async def find(read: Reader) -> Response | None:
-        response = await read("/api/1.0/templates/t1")
-        return response if response.json()["deleted"] else None
-
-    async with serving(handle) as server, SigningClient(server.origin, "token", retry=POLICY) as client:
-        response = await client.request("DELETE", "/api/1.0/templates/t1", reconcile=find)
-    assert (response.status, deletions) == (204, 2)
-
-
 async def test_success_that_never_shows_is_an_unknown_outcome() -> None:
     async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
         service.scripts["s0"] += script("503", "ok")
         service.lag = 60.0
         with pytest.raises(OutcomeUnknown, match="could not be verified: reconcile does not find the effect"):
-            await _send(client, "s0")
-
-
-async def test_refusal_after_an_ambiguous_attempt_is_compared_with_the_service() -> None:
-    """A refusal may be due to the earlier attempt, which took effect."""
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        service.scripts["s0"] += script("503", Fate("cannot-be-sent", 0.0))
-        assert (await _send(client, "s0")).decode(Signing).is_draft is False
-        service.scripts["s1"] += script("504", "403")
-        with pytest.raises(Forbidden):
-            await _send(client, "s1")
-        with pytest.raises(CannotBeSent):
             await _send(client, "s0")
 
 
@@ -238,28 +175,6 @@ async def test_success_that_does_not_fit_the_class_is_reconciled() -> None:
             await _add(client.with_options(retry=POLICY), "1@example.com", into=Person)
         assert caught.value.effect == "unknown"
         assert service.held["1@example.com"].requests == 1
-
-
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("kind", ["504", "ok"])
-async def test_reading_that_hangs_ends_at_the_deadline_as_an_unknown_outcome(write: str, kind: str) -> None:
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        key, call = _call(client.with_options(timeout=2), write)
-        service.scripts[key] += script("504", "ok")
-        _hang_after(service, kind)
-        async with asyncio.timeout(20):
-            error, _ = await _outcome(call)
-        assert isinstance(error, OutcomeUnknownTimeout)
-        assert service.held[key].requests == (1 if kind == "504" else 2)
-
-
-async def test_deadline_that_leaves_no_settle_time_is_an_unknown_outcome() -> None:
-    async with LateService().running() as service, SigningClient(service.origin, "token") as client:
-        service.scripts["s0"] += script(Fate("504", 1.0))
-        with pytest.raises(OutcomeUnknownTimeout):
-            await _send(client, "s0", timeout=0.5)
-        await service.calm()
-        assert service.held["s0"].requests == 1
 
 
 # The caller's function
@@ -282,15 +197,6 @@ async def test_function_that_fails_is_the_cause_of_an_unknown_outcome() -> None:
     assert "reconcile raised KeyError" in str(error)
     assert isinstance(error.__cause__, KeyError)
     assert service.held["s0"].requests == 1
-
-
-async def test_timeout_of_the_functions_own_is_not_taken_for_the_deadline() -> None:
-    async def slow(read: Reader) -> None:
-        raise TimeoutError
-
-    error, _ = await _ambiguous(slow)
-    assert isinstance(error, OutcomeUnknown)
-    assert not isinstance(error, TimeoutError)
 
 
 async def test_none_without_a_reading_is_no_evidence() -> None:
@@ -362,20 +268,6 @@ async def test_transient_failure_of_a_reading_is_read_again() -> None:
     assert (found, readings) == ({"id": "t1"}, 6)
 
 
-async def test_token_that_expires_during_the_reading_is_refreshed() -> None:
-    async with LateService().running() as service:
-        store = MemoryTokenStore(Token("old", "refresh"))
-        oauth = OAuth(service.origin, client_id="id", client_secret="x", redirect_uri="https://app/cb", store=store)
-        async with oauth, SigningClient(service.origin, oauth, retry=POLICY) as client:
-            key, call = _call(client, "add into")
-            service.scripts[key] += script(Fate("504", SETTLE + 0.3), "401", "ok")
-            service.refresh_seconds = 0.6
-            assert await call == Person(f"{key}-0", key)
-        assert len(service.held[key].effects) == 1
-        # One, if the machine pauses until the effect shows.
-        assert service.held[key].requests in (1, 2)
-
-
 async def test_ambiguous_failure_without_retries_is_an_unknown_outcome() -> None:
     async with (
         LateService().running() as service,
@@ -409,21 +301,6 @@ async def test_useless_reconcile_is_refused(method: str, options: dict[str, Any]
 
 
 # Many at once
-
-
-@pytest.mark.parametrize("write", WRITES)
-async def test_twenty_five_calls_with_different_histories(write: str) -> None:
-    """Effects before and after the settle time, or none, each followed by another outcome."""
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        calls = [_call(client, write, number) for number in range(25)]
-        for number, (key, _) in enumerate(calls):
-            delay = [0.0, 0.1, 0.3, SETTLE + 0.1, SETTLE + 0.3, None][number % 6]
-            first = Fate(["504", "502", "html"][number % 3], delay)
-            service.scripts[key] += script(first, FOLLOWING[number % len(FOLLOWING)])
-        outcomes = await asyncio.gather(*(_outcome(call) for _, call in calls))
-        await service.calm()
-        for (key, _), (error, ended_at) in zip(calls, outcomes, strict=True):
-            _judge(service, key, error, ended_at)
 
 
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))

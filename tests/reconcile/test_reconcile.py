@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 
-from signing_async import Assumptions, RequestTimeout
+from signing_async import Assumptions
 from signing_async.models import Document, Recipient
 from signing_async.reconcile import (
     Creation,
@@ -107,17 +106,6 @@ async def test_calls_with_one_key_run_one_after_the_other_and_others_do_not_wait
     assert not ledger.signing(PATH).is_busy
 
 
-async def test_call_does_not_wait_beyond_its_deadline_and_says_that_nothing_was_sent() -> None:
-    ledger = Ledger()
-    async with _upload(ledger):
-        async with _upload(ledger, path=PATH + "2"):
-            pass
-        with pytest.raises(RequestTimeout, match="before anything was sent") as caught:
-            await _upload(ledger, seconds=0.01).__aenter__()
-        assert (caught.value.attempts, caught.value.effect) == (0, "none")
-        assert _pending(ledger) == {"a": 1}
-
-
 async def test_documents_are_read_once_before_the_first_uploads() -> None:
     """A reading that fails ends its call, and is repeated by the next one."""
     ledger, reads = Ledger(), 0
@@ -140,51 +128,6 @@ async def test_documents_are_read_once_before_the_first_uploads() -> None:
     assert _pending(ledger) == {}
     await asyncio.gather(*(upload(f"{number}.pdf") for number in range(10)))
     assert reads == 2
-
-
-@pytest.mark.parametrize("seed", range(10))
-async def test_calls_cancelled_at_any_point_leave_nothing_pending(seed: int) -> None:
-    """The rest run one at a time."""
-    chance = random.Random(seed)
-    ledger, inside, ended = Ledger(), Counter[str](), 0
-
-    async def pause() -> None:
-        for _ in range(chance.randrange(4)):
-            await asyncio.sleep(0)
-
-    async def read() -> Listed:
-        await pause()
-        if chance.random() < 0.3:
-            raise RuntimeError("no response")
-        return ()
-
-    async def upload(name: str) -> None:
-        nonlocal ended
-        async with _upload(ledger, name, read):
-            inside[name] += 1
-            try:
-                assert inside[name] == 1
-                await pause()
-            finally:
-                inside[name] -= 1
-            ended += 1
-
-    def is_under_way(task: asyncio.Task[None]) -> bool:
-        coroutine: Any = task.get_coro()
-        return not task.done() and coroutine.cr_await is not None
-
-    tasks = {asyncio.create_task(upload(name)): name for name in chance.choices("abc", k=30)}
-    while not all(task.done() for task in tasks):
-        await asyncio.sleep(0)
-        if chance.random() < 0.4:
-            chance.choice(list(tasks)).cancel()
-        assert _pending(ledger) == Counter(name for task, name in tasks.items() if is_under_way(task))
-    results = await asyncio.gather(*tasks, return_exceptions=True)
-    assert {type(each) for each in results} <= {type(None), asyncio.CancelledError, RuntimeError}
-    assert ended == results.count(None)
-    documents = ledger.signing(PATH).documents
-    assert not documents.pending
-    assert not documents.locks
 
 
 # Matching documents
@@ -256,13 +199,6 @@ async def test_success_is_confirmed_unless_another_record_may_be_an_effect_too(
         assert await upload.confirm(_showing(value), value) == value, "the service recognized the repeat"
 
 
-async def test_signing_whose_documents_are_not_listed_is_undecidable() -> None:
-    upload = _upload(_new_signing())
-    async with upload:
-        with pytest.raises(Undecidable, match="does not list the signing's documents"):
-            await upload.find(lambda operation: asyncio.sleep(0))
-
-
 # Matching recipients
 
 
@@ -298,33 +234,6 @@ async def test_recipient_that_counts_as_the_effect_of_an_addition(shown: Recipie
 
 
 # The ledger
-
-
-async def test_documents_that_were_read_for_another_reason_are_known_unless_an_upload_was_pending_meanwhile() -> None:
-    ledger, found = Ledger(), _document("d1", "a.pdf")
-    ledger.observe(PATH)([found])
-    ledger.note_created(PATH)
-    note, late = ledger.observe(PATH), ledger.observe(PATH)
-    note([found])
-    upload = _upload(ledger)
-    async with upload:
-        second = _document("d2", "a.pdf")
-        for observe in (ledger.observe(PATH), late):
-            observe([second])
-        assert await upload.find(_showing(found, second)) == Found(second)
-
-
-async def test_document_of_an_unresolved_upload_is_not_the_next_ones_until_it_was_read() -> None:
-    ledger, found = _new_signing(), _document("d1", "a.pdf")
-    lost, upload = _upload(ledger), _upload(ledger)
-    async with lost:
-        lost.note_unresolved()
-    async with upload:
-        with pytest.raises(Undecidable, match=SEVERAL):
-            await upload.find(_showing(found))
-    ledger.observe(PATH)([found])
-    async with upload:
-        assert await upload.find(_showing(found, _document("d2", "a"))) == Found(_document("d2", "a"))
 
 
 async def test_ledger_forgets_the_least_recently_used_signing_without_a_pending_call() -> None:

@@ -8,7 +8,6 @@ import itertools
 import logging
 from datetime import UTC, datetime, timedelta
 
-import aiohttp
 import pytest
 from aiohttp import web
 
@@ -16,10 +15,8 @@ from signing_async import (
     APIError,
     Assumptions,
     Attempt,
-    AuthError,
     DecodeError,
     Forbidden,
-    InvalidRequest,
     LocalRateLimiter,
     MemoryTokenStore,
     OAuth,
@@ -28,18 +25,13 @@ from signing_async import (
     RequestTimeout,
     RetryPolicy,
     SigningClient,
-    Timeouts,
     Token,
     TransportError,
     Unauthorized,
 )
 from signing_async.sandbox import Profile, Sandbox
-from signing_async.transport import wire
-from signing_async.transport.call import Transport
-from signing_async.transport.operation import Anonymous, Observer, Operation, Options, Shared
-from signing_async.transport.retry import Safety
 from tests.pdfs import make_pdf
-from tests.servers import answering, serving, talking
+from tests.servers import answering, serving
 from tests.transport.apps import authorized
 
 QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
@@ -128,20 +120,6 @@ async def test_on_attempt_of_each_view_hears_of_the_refresh_that_its_call_caused
         assert told["one"].count("oauth.refresh") == 1
 
 
-async def test_refresh_that_fails_after_a_401_is_told_as_that_attempts_error(sandbox: Sandbox) -> None:
-    seen: list[Attempt] = []
-    async with (
-        authorized(sandbox) as oauth,
-        SigningClient(sandbox.base_url, oauth, on_attempt=seen.append) as client,
-    ):
-        sandbox.faults.add("me", "expired-token")
-        sandbox.faults.add("oauth.token", "empty", times=None)
-        with pytest.raises(AuthError) as caught:
-            await client.me()
-    assert [(attempt.operation, attempt.status) for attempt in seen] == [("oauth.refresh", 200), ("me", 401)]
-    assert [attempt.error for attempt in seen] == [str(caught.value)] * 2
-
-
 async def test_request_after_a_401_is_preceded_by_a_reading_if_an_earlier_attempt_was_ambiguous() -> None:
     """The effect of the first attempt shows while the token is refreshed."""
     posts: list[str] = []
@@ -163,23 +141,6 @@ async def test_request_after_a_401_is_preceded_by_a_reading_if_an_earlier_attemp
         ):
             await client.signings.send("s1")
     assert posts == ["Bearer stale"] * 2
-
-
-async def test_operation_without_a_token_sends_none_and_its_error_has_no_secrets() -> None:
-    async def refuse(request: web.Request) -> web.Response:
-        return web.json_response({"message": "wrong password: s3cret-value"}, status=401)
-
-    options = Options(QUICK, Timeouts(), Assumptions())
-    sessions = wire.Sessions()
-    async with serving(refuse) as server:
-        auth = Anonymous(lambda: ("s3cret-value",))
-        transport = Transport(Shared(server.origin, auth, sessions), options)
-        operation: Operation[None] = Operation("probe", "GET", "/x", Safety.READ)
-        with pytest.raises(Unauthorized, match=r"^HTTP 401 on probe: wrong password: \[redacted\]$"):
-            await transport.call(operation)
-    await sessions.close()
-    assert ["Authorization" in request.headers for request in server.requests] == [False]
-    assert not await auth.renewed(Token("any"), Observer())
 
 
 # Redirects
@@ -277,12 +238,6 @@ async def test_record_with_an_unusable_id_is_a_decode_error(bad: str) -> None:
             await client.signings.create(name="x", language="EN")
 
 
-async def test_response_is_read_no_further_than_the_limit() -> None:
-    raw = b"HTTP/1.1 200 OK\r\nContent-Length: 5000000\r\n\r\n" + b" " * 5_000_000
-    with pytest.raises(TransportError, match="larger than 1000 bytes"):
-        await _me_from(raw, assumptions=Assumptions(max_answer_bytes=1000))
-
-
 @pytest.mark.parametrize(
     "raw",
     [
@@ -318,40 +273,6 @@ async def test_response_that_cannot_be_parsed_is_permanent_and_says_why(raw: byt
     assert (caught.value.attempts, caught.value.transient) == (1, False)
 
 
-async def test_create_is_not_repeated_if_its_response_cannot_be_parsed() -> None:
-    requests = 0
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal requests
-        head = await reader.readuntil(b"\r\n\r\n")
-        requests += head.startswith(b"POST")
-        writer.write(b"garbage\r\n\r\n")
-
-    async with talking(talk) as origin, SigningClient(origin, "token", retry=QUICK) as client:
-        with pytest.raises(TransportError, match="not valid HTTP"):
-            await client.signings.create(name="x", language="EN")
-    assert requests == 1
-
-
-@pytest.mark.parametrize("headers", [{"X": "a" * 60_000}, {f"X{n}": "a" for n in range(400)}], ids=["long", "many"])
-async def test_response_may_have_as_many_headers_as_browsers_take(headers: dict[str, str]) -> None:
-    assert await _me_from(_OK + b"".join(f"{name}: {headers[name]}\r\n".encode() for name in headers) + _BODY)
-
-
-async def test_only_encodings_that_can_be_decoded_are_asked_for() -> None:
-    async def handle(request: web.Request) -> web.Response:
-        response = web.json_response({"id": request.headers["Accept-Encoding"]})
-        response.enable_compression()
-        return response
-
-    async with (
-        serving(handle) as server,
-        aiohttp.ClientSession(headers={"Accept-Encoding": "br"}) as session,
-        SigningClient(server.origin, "token", session=session) as client,
-    ):
-        assert (await client.me()).id == "gzip, deflate"
-
-
 async def test_send_succeeds_by_its_status_although_the_body_is_cut_off() -> None:
     raw = b"HTTP/1.1 202 Accepted\r\nContent-Length: 100\r\n\r\n{"
     async with answering(raw) as origin, SigningClient(origin, "token", retry=RetryPolicy.none()) as client:
@@ -374,21 +295,6 @@ async def test_ambiguous_send_is_reconciled_whatever_the_status_of_the_failure(s
 
 async def _hang(writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(3600)
-
-
-async def test_status_counts_although_the_body_hangs() -> None:
-    """A success without a record ends the call; an error is raised with its request id."""
-    head = b"HTTP/1.1 %s\r\nX-Request-Id: req_9\r\nContent-Length: 100\r\n\r\n{"
-    async with answering(head % b"200 OK", then=_hang) as origin, SigningClient(origin, "token") as client:
-        await client.with_options(timeout=20).recipients.remind("s1", "r1")
-    async with answering(head % b"403 Forbidden", then=_hang) as origin, SigningClient(origin, "token") as client:
-        with pytest.raises(Forbidden) as refused:
-            await client.with_options(timeout=20).me()
-        assert refused.value.request_id == "req_9"
-    async with answering(head % b"200 OK", then=_hang) as origin, SigningClient(origin, "token") as client:
-        with pytest.raises(RequestTimeout) as late:
-            await client.with_options(timeout=0.3).me()
-        assert (late.value.status, late.value.request_id) == (200, "req_9")
 
 
 @pytest.mark.parametrize(
@@ -425,20 +331,6 @@ async def test_stream_that_trickles_ends_at_its_timeout() -> None:
         assert caught.value.request_id == "[redacted]"
 
 
-async def test_header_bytes_that_are_not_utf8_end_in_an_error_of_the_package() -> None:
-    moved = b"HTTP/1.1 302 Found\r\nLocation: /\xff\r\nContent-Length: 0\r\n\r\n"
-    with pytest.raises(APIError, match="redirect"):
-        await _me_from(moved)
-    for target in (b"/api/1.0/signings?c=\xff", b"\xff"):
-        linked = b"HTTP/1.1 200 OK\r\nLink: <%s>; rel=next\r\nContent-Length: 2\r\n\r\n[]" % target
-        async with answering(linked) as origin, SigningClient(origin, "token") as client:
-            with pytest.raises(DecodeError, match="lone surrogate"):
-                await client.signings.list()
-    async with SigningClient("http://127.0.0.1:9", "token") as client:
-        with pytest.raises(InvalidRequest, match="cursor"):
-            client.signings.list(cursor="\ud800")
-
-
 # Pages of a proxy
 
 
@@ -466,28 +358,6 @@ async def test_html_page_is_no_response_to_send_so_the_signing_is_read(is_draft:
             await client.with_options(retry=RetryPolicy.none()).signings.send("s1")
     methods = [request.method for request in server.requests]
     assert [method for method, _ in itertools.groupby(methods)] == ["POST", "GET", "POST"]
-
-
-async def test_html_page_in_response_to_remind_is_an_unknown_outcome() -> None:
-    async def handle(request: web.Request) -> web.Response:
-        return _login_page(request)
-
-    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
-        with pytest.raises(OutcomeUnknown, match="an HTML page"):
-            await client.recipients.remind("s1", "r1")
-    assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize("text", ["", " ", "Sent"])
-async def test_response_with_only_the_content_type_of_html_is_no_login_page(text: str) -> None:
-    """Some frameworks set it on a response without another type."""
-
-    async def handle(request: web.Request) -> web.Response:
-        return web.Response(text=text, content_type="text/html")
-
-    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
-        await client.signings.send("s1")
-    assert len(server.requests) == 1
 
 
 # The token and the rate limiter
@@ -542,18 +412,3 @@ async def test_rate_limiter_that_swallows_the_deadlines_cancellation_does_not_un
                 await (client.signings.send("s1") if write else client.signings.get("s1"))
     assert caught.value.effect == "none"
     assert server.requests == []
-
-
-async def test_refused_redirect_is_an_attempt_with_its_status() -> None:
-    async def redirect(request: web.Request) -> web.Response:
-        headers = {"Location": "https://elsewhere.example.com/", "X-Request-Id": "rq1"}
-        return web.Response(status=302, headers=headers)
-
-    attempts: list[Attempt] = []
-    async with (
-        serving(redirect) as server,
-        SigningClient(server.origin, "token", on_attempt=attempts.append) as client,
-    ):
-        with pytest.raises(APIError, match="another origin"):
-            await client.me()
-    assert [(attempt.status, attempt.request_id) for attempt in attempts] == [(302, "rq1")]

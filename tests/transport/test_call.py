@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import email.utils
 import logging
 import re
-import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from pathlib import Path
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from signing_async import (
     Attempt,
     ClientClosed,
     ConfigurationError,
-    InvalidRequest,
     NotFound,
     OutcomeUnknown,
     OutcomeUnknownTimeout,
@@ -34,8 +29,6 @@ from signing_async import (
 )
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
-from tests.servers import serving
-from tests.transport.apps import authorized
 
 QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 
@@ -147,20 +140,6 @@ async def test_source_that_swallows_the_deadline_is_not_sent(sandbox: Sandbox, c
     assert document.name == "a.pdf"
 
 
-async def test_waiting_for_an_upload_of_the_same_name_counts_towards_the_deadline(
-    sandbox: Sandbox, client: SigningClient
-) -> None:
-    signing = await client.signings.create(name="x", language="EN")
-    sandbox.faults.add("documents.upload", "hang")
-    first = asyncio.create_task(client.documents.upload(signing, make_pdf(), "a.pdf"))
-    while not sandbox.requests_of("documents.upload"):
-        await asyncio.sleep(0.005)
-    with pytest.raises(RequestTimeout, match="before anything was sent"):
-        await client.with_options(timeout=0.3).documents.upload(signing, make_pdf(), "a.pdf")
-    first.cancel()
-    await asyncio.gather(first, return_exceptions=True)
-
-
 async def test_first_reading_of_an_upload_counts_towards_the_deadline(sandbox: Sandbox, client: SigningClient) -> None:
     async with SigningClient(sandbox.base_url, sandbox.access_token()) as other:
         signing = await other.signings.create(name="x", language="EN")
@@ -185,50 +164,11 @@ async def test_waiting_for_another_calls_reading_ends_at_the_deadline_as_outcome
     await asyncio.gather(patient, return_exceptions=True)
 
 
-async def test_time_for_a_reading_is_not_taken_from_the_wait_for_the_rate_limiter(
-    sandbox: Sandbox, client: SigningClient
-) -> None:
-    signing = await client.signings.create(name="x", language="EN")
-    await client.documents.upload(signing, make_pdf(), "a.pdf")
-    await client.recipients.add(signing, email="a@example.com", order=1)
-    sandbox.faults.add("me", "429", retry_after=2)
-    with pytest.raises(RateLimited):
-        await client.with_options(retry=RetryPolicy.none()).me()
-    await client.with_options(timeout=2.6).signings.send(signing)
-    assert sandbox.signing(signing.id).state == "sent"
-
-
-async def test_deadline_during_a_refresh_after_a_401_is_no_unknown_outcome(sandbox: Sandbox) -> None:
-    async with authorized(sandbox) as oauth, SigningClient(sandbox.base_url, oauth) as client:
-        sandbox.clock.advance(days=2)
-        sandbox.faults.add("oauth.token", "slow", seconds=2)
-        with pytest.raises(RequestTimeout) as caught:
-            await client.with_options(timeout=0.4).recipients.remind("s1", "r1")
-        assert not isinstance(caught.value, OutcomeUnknown)
-
-
 async def test_invalid_timeouts_are_refused_by_name() -> None:
     for settings in ({"call": 0}, {"transfer": -1}, {"connect": float("inf")}, {"call": "5"}, {"connect": True}):
         name = next(iter(settings))
         with pytest.raises(ConfigurationError, match=rf"timeout\.{name}: must be a number above 0"):
             Timeouts(**settings)  # type: ignore[arg-type]  # that is the point
-
-
-async def test_error_before_a_retry_is_raised_after_a_reading_shows_no_effect(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    signing = await client.signings.create(name="x", language="EN")
-    (tmp_path / "a.pdf").write_bytes(make_pdf(2_000_000))
-    sandbox.faults.add("documents.upload", "500")
-
-    def change_the_file(attempt: Attempt) -> None:
-        if attempt.operation == "documents.upload":
-            (tmp_path / "a.pdf").write_bytes(make_pdf(2_000_001))
-
-    with pytest.raises(InvalidRequest, match="changed"):
-        await client.with_options(on_attempt=change_the_file).documents.upload(signing, tmp_path / "a.pdf")
-    assert len(sandbox.requests_of("signings.get")) >= 2
-    assert sandbox.documents(signing.id) == []
 
 
 # The rate limiter
@@ -248,19 +188,6 @@ async def test_retry_comes_no_earlier_than_retry_after(sandbox: Sandbox, client:
     assert (second.received_at - first.received_at).total_seconds() >= 0.99
 
 
-async def test_retry_after_may_be_a_date(sandbox: Sandbox) -> None:
-    async def handle(request: web.Request) -> web.Response:
-        if len(server.requests) == 1:
-            later = email.utils.formatdate(time.time() + 2, usegmt=True)
-            return web.Response(status=429, headers={"Retry-After": later})
-        return web.json_response({"id": "1"})
-
-    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
-        began = time.monotonic()
-        await client.me()
-        assert time.monotonic() - began >= 0.9
-
-
 async def test_429_pauses_every_call_of_the_client_and_its_views(sandbox: Sandbox, client: SigningClient) -> None:
     sandbox.faults.add("me", "429", retry_after=1)
     first = asyncio.create_task(client.me())
@@ -273,19 +200,6 @@ async def test_429_pauses_every_call_of_the_client_and_its_views(sandbox: Sandbo
     assert all((other.received_at - refused.received_at).total_seconds() >= 0.99 for other in others)
 
 
-async def test_call_that_cannot_wait_for_the_rate_limiter_is_not_sent(sandbox: Sandbox, client: SigningClient) -> None:
-    """It raises `RateLimited` at once, with the length of the pause."""
-    sandbox.faults.add("me", "429", retry_after=2000)
-    impatient = client.with_options(timeout=1000, retry=RetryPolicy(max_retry_after=3000))
-    with pytest.raises(RateLimited):
-        await impatient.me()
-    with pytest.raises(RateLimited, match="it was not sent") as caught:
-        await impatient.me()
-    assert caught.value.retry_after is not None
-    assert 1900 < caught.value.retry_after <= 2000
-    assert len(sandbox.requests_of("me")) == 1
-
-
 async def test_retry_after_of_a_day_does_not_pause_other_endpoints(sandbox: Sandbox, client: SigningClient) -> None:
     """The call ends, and the limiter only slows down, as after any 429."""
     sandbox.faults.add("recipients.remind", "429", retry_after=86400)
@@ -294,34 +208,6 @@ async def test_retry_after_of_a_day_does_not_pause_other_endpoints(sandbox: Sand
     assert caught.value.retry_after == 86400
     async with asyncio.timeout(20):  # the default cap is 60 s
         await asyncio.gather(*(client.me() for _ in range(20)))
-
-
-async def test_retry_after_of_ten_digits_ends_the_call(sandbox: Sandbox, client: SigningClient) -> None:
-    sandbox.faults.add("me", "429", retry_after="1000000000")
-    with pytest.raises(RateLimited) as caught:
-        await client.me()
-    assert caught.value.retry_after == 1e9
-    assert len(sandbox.requests_of("me")) == 1
-
-
-async def test_upload_cancelled_while_it_waits_for_the_rate_limiter_is_not_ambiguous(
-    sandbox: Sandbox, client: SigningClient
-) -> None:
-    """Nothing was sent, so the next upload of that name is recognized as ever."""
-    signing = await client.signings.create(name="x", language="EN")
-    sandbox.faults.add("me", "429", retry_after=0.5)
-    with pytest.raises(RateLimited):
-        await client.with_options(retry=RetryPolicy.none()).me()
-    upload = asyncio.create_task(client.documents.upload(signing, make_pdf(), "a.pdf"))
-    while not client._ledger.signing(f"/api/1.0/signings/{signing.id}").documents.pending:
-        await asyncio.sleep(0.005)
-    await asyncio.sleep(0.05)
-    upload.cancel()
-    await asyncio.wait([upload])
-    assert sandbox.requests_of("documents.upload") == []
-    sandbox.faults.add("documents.upload", "500-after-commit")
-    document = await client.documents.upload(signing, make_pdf(), "a.pdf")
-    assert [one.id for one in sandbox.documents(signing.id)] == [document.id]
 
 
 # Reports
@@ -361,21 +247,6 @@ async def test_attempt_is_ambiguous_if_it_failed_and_may_have_taken_effect(
     adding = [attempt.ambiguous for attempt in told if attempt.operation == "recipients.add"]
     assert adding[0] is ambiguous
     assert adding[1:] in ([], [False])
-
-
-async def test_attempt_that_the_rate_limiter_refused_has_no_status(sandbox: Sandbox, client: SigningClient) -> None:
-    seen: list[Attempt] = []
-    sandbox.faults.add("signings.list", "429", retry_after=30)
-    sandbox.faults.add("me", "503", retry_after=0.3)
-    watched = client.with_options(on_attempt=seen.append, timeout=5)
-    call = asyncio.create_task(watched.me())
-    while not seen:
-        await asyncio.sleep(0.005)
-    with pytest.raises(RateLimited):
-        await client.with_options(timeout=5).signings.list()
-    with pytest.raises(RateLimited):
-        await call
-    assert [(one.status, one.attempt) for one in seen] == [(503, 1), (None, 2)]
 
 
 async def test_exception_of_the_on_attempt_hook_is_logged_and_the_call_goes_on(

@@ -259,16 +259,6 @@ def test_text_names_status_operation_message_code_and_request_id_once() -> None:
     assert "redirects this request; redirects of writes are not followed" in str(_error(b"", 302, reason="Found"))
 
 
-def test_number_and_length_of_messages_are_limited() -> None:
-    error = _error(
-        {"message": "x" * 10_000, "code": "c" * 10_000, "errors": {str(n): ["y" * 10_000] for n in range(99)}}
-    )
-    assert len(error.messages) == 50
-    assert {len(text) for texts in error.messages.values() for text in texts} == {500}
-    assert len(error.message) == len(error.code or "") == 500
-    assert len(_error({"errors": {"f": ["y"] * 999}}).messages["f"]) == 50
-
-
 def test_line_breaks_and_control_characters_are_removed() -> None:
     error = _error({"message": "a\r\nb\x1b[31mc\u202ed\x00", "code": "x\ny", "errors": {"f\n": ["g\th"]}})
     assert error.message == "a b [31mc d"

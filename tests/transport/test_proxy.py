@@ -19,7 +19,6 @@ import trustme
 from aiohttp import web
 
 from signing_async import (
-    APIError,
     ConfigurationError,
     MemoryTokenStore,
     OAuth,
@@ -28,7 +27,6 @@ from signing_async import (
     Token,
     TransportError,
 )
-from signing_async.settings import Settings
 from tests.pdfs import make_pdf
 from tests.servers import serving, talking
 
@@ -160,31 +158,6 @@ async def test_no_proxy_names_hosts_without_a_proxy(monkeypatch: pytest.MonkeyPa
         assert proxy.accepted == []
 
 
-async def test_setting_is_used_instead_of_the_environments_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serving(_answer) as server, proxying() as proxy:
-        for variable, value in {
-            "HTTP_PROXY": "http://127.0.0.1:9",
-            "SIGNING_PROXY": proxy.url,
-            "SIGNING_BASE_URL": server.origin,
-            "SIGNING_ACCESS_TOKEN": "token",
-        }.items():
-            monkeypatch.setenv(variable, value)
-        async with SigningClient.from_env() as client:
-            await client.me()
-        assert len(proxy.accepted) == 1
-        assert PASSWORD not in repr(Settings.load())
-
-
-async def test_407_of_the_service_itself_is_an_api_error() -> None:
-    async def refuse(request: web.Request) -> web.Response:
-        return web.json_response({}, status=407)
-
-    async with serving(refuse) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
-        with pytest.raises(APIError) as caught:
-            await client.signings.send("s1")
-    assert (caught.value.status, caught.value.transient, len(server.requests)) == (407, False, 1)
-
-
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_proxy_that_refuses_the_password_is_one_permanent_error(
     scheme: str, caplog: pytest.LogCaptureFixture
@@ -242,18 +215,3 @@ async def test_netrc_file_is_never_used(monkeypatch: pytest.MonkeyPatch, tmp_pat
         await oauth.refresh()
         assert [request.headers.get("Authorization") for request in server.requests] == ["Bearer old", None]
         assert all(request.headers["X-Own"] == "1" for request in server.requests)
-
-
-async def test_default_content_type_of_the_session_does_not_replace_the_bodys_own() -> None:
-    async with serving(_answer) as server, aiohttp.ClientSession(headers={"Content-Type": "text/odd"}) as session:
-        store = MemoryTokenStore(Token("old", "refresh"))
-        oauth = OAuth(
-            server.origin, client_id="a", client_secret="s", redirect_uri="https://app/", store=store, session=session
-        )
-        client = SigningClient(server.origin, oauth, session=session)
-        await client.signings.create(name="Lease", language="EN")
-        await client.documents.upload("s1", make_pdf(), "a.pdf")
-        await client.request("POST", "/x", body=b"data", headers={"Content-Type": "text/plain"}, repeat=True)
-        await oauth.refresh()
-    types = [request.headers["Content-Type"].partition(";")[0] for request in server.requests]
-    assert types == ["application/json", "multipart/form-data", "text/plain", "application/x-www-form-urlencoded"]

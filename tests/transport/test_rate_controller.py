@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
 from signing_async.transport.rate_limit import RateController
@@ -11,15 +9,12 @@ from tests.transport.rate_services import (
     PAUSES,
     SERVICES,
     START,
-    FixedWindow,
-    NoLimiter,
     Service,
     TokenBucket,
     Unlimited,
     simulate,
 )
 
-HOUR = 3600.0
 RATES = (1, 5, 20, 50, 100, 200, 500)
 """Requests per second; each rate is used for 10 seconds or more."""
 
@@ -64,37 +59,10 @@ def test_rate_limit_is_used_and_few_requests_are_rejected(
     assert max(outcome.early for outcome in outcomes) == 0.0
 
 
-@pytest.mark.parametrize("service", SERVICES)
-def test_late_timers_do_not_lower_the_rate(service: str) -> None:
-    """Timers that fire up to 3 ms late cost a third of the time at most."""
-    punctual, late = (
-        simulate(RateController(), SERVICES[service](200), calls=2000, late=late) for late in (0.0, 0.003)
-    )
-    assert late.seconds <= 1.34 * punctual.seconds
-    assert late.rejected <= punctual.rejected + 20
-
-
-def test_high_rate_limit_is_found() -> None:
-    """A first rate that is far too low is corrected soon."""
-    outcome = simulate(RateController(), TokenBucket(1000, 100), calls=8000, work=0.0003)
-    assert outcome.seconds <= 2 * 8
-    assert outcome.rejected <= 0.01 * outcome.requests
-
-
 def test_low_rate_limit_is_kept() -> None:
     outcome = simulate(RateController(), TokenBucket(0.5, 5), calls=60)
     assert outcome.seconds <= 1.1 * 110
     assert outcome.rejected <= 25
-
-
-@pytest.mark.parametrize("latency", [0.001, 0.05])
-def test_calls_are_not_slower_if_no_request_is_rejected(latency: float) -> None:
-    limited, plain = (
-        simulate(limiter, Unlimited(), calls=5000, latency=latency, work=0.001)
-        for limiter in (RateController(), NoLimiter())
-    )
-    assert limited.rejected == 0
-    assert limited.seconds <= 1.03 * plain.seconds
 
 
 def test_requests_that_hang_hold_up_no_others_for_long() -> None:
@@ -159,56 +127,6 @@ def test_rate_grows_when_the_limit_is_lifted() -> None:
     assert controller.rate < 75
     simulate(controller, Unlimited(), calls=5000, concurrency=100, began=START + 100)
     assert controller.rate > 1000
-
-
-def test_rate_does_not_grow_while_it_is_not_used() -> None:
-    controller = RateController()
-    simulate(controller, TokenBucket(50, 10), calls=200)
-    assert controller.rate is not None
-    before = controller.rate
-    one_by_one(controller, Unlimited(), START + 100, 1000, 1.0)
-    assert controller.rate == before
-
-
-BURSTS = [lambda: TokenBucket(50, 50), lambda: TokenBucket(50, 10), lambda: FixedWindow(50)]
-
-
-@pytest.mark.parametrize("service", BURSTS)
-@pytest.mark.parametrize(("calls", "interval"), [(3600, 1.0), (300, 60.0), (30, HOUR)])
-def test_idle_time_before_the_first_429_lowers_no_rate(
-    service: Callable[[], Service], calls: int, interval: float
-) -> None:
-    controller, used = RateController(), service()
-    now = one_by_one(controller, used, START, calls, interval)
-    after, fresh = simulate(controller, used, calls=300, began=now), simulate(RateController(), service(), calls=300)
-    assert after.rejected
-    assert after.seconds <= 1.1 * fresh.seconds + 1
-
-
-@pytest.mark.parametrize("service", BURSTS)
-def test_idle_time_between_two_429s_lowers_no_rate(service: Callable[[], Service]) -> None:
-    fresh = simulate(RateController(), service(), calls=300)
-    controller, used = RateController(), service()
-    simulate(controller, used, calls=300)
-    now = one_by_one(controller, used, START + HOUR, 500, 1 / 40)
-    for idle in (0.0, HOUR, HOUR):
-        outcome = simulate(controller, used, calls=300, began=now + idle)
-        assert outcome.seconds <= 1.1 * fresh.seconds + 2
-        now += idle + outcome.seconds
-
-
-def test_idle_time_of_a_service_without_burst_is_forgotten_soon() -> None:
-    controller, service = RateController(), TokenBucket(50, 1)
-    now = one_by_one(controller, service, START, 3600, 1.0)
-    assert simulate(controller, service, calls=60, began=now).seconds <= 15
-
-
-def test_small_batches_within_the_limit_do_not_lower_the_rate() -> None:
-    controller, service = RateController(), TokenBucket(50, 10)
-    now = START + simulate(controller, service, calls=300).seconds
-    for _ in range(30):
-        now = one_by_one(controller, service, now + HOUR, 10, 0.0)
-    assert simulate(controller, service, calls=300, began=now + HOUR).seconds <= 10
 
 
 def test_429s_of_requests_sent_together_count_once() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -98,12 +97,6 @@ async def test_request_whose_deadline_is_within_the_pause_is_rejected_at_once(ma
         assert await limiter.acquire(limiter.next_at) is False
 
 
-async def test_acquire_does_not_suspend_while_no_limit_is_known() -> None:
-    with pytest.raises(StopIteration) as stopped:
-        LocalRateLimiter().acquire(FOREVER).send(None)
-    assert stopped.value.value is True
-
-
 @pytest.mark.usefixtures("patient")
 async def test_waiter_proceeds_as_soon_as_another_request_ends() -> None:
     """With or without a response, and one waiter for each request."""
@@ -121,21 +114,6 @@ async def test_waiter_proceeds_as_soon_as_another_request_ends() -> None:
     assert second.done()
 
 
-@pytest.mark.usefixtures("patient")
-async def test_pause_rejects_the_waiters_whose_deadline_is_earlier_than_its_end() -> None:
-    limiter = LocalRateLimiter()
-    await fill(limiter)
-    hasty, patient = (asyncio.create_task(limiter.acquire(now() + timeout)) for timeout in (30, 90))
-    await run_loop()
-    limiter.pause(60)
-    await run_loop()
-    assert hasty.done()
-    assert await hasty is False
-    assert not patient.done()
-    patient.cancel()
-    await asyncio.wait([patient])
-
-
 async def test_requests_are_sent_in_the_order_of_their_calls() -> None:
     limiter, order = LocalRateLimiter(), list[int]()
     await learn(limiter, 100)
@@ -147,35 +125,6 @@ async def test_requests_are_sent_in_the_order_of_their_calls() -> None:
 
     await asyncio.gather(*(send(number) for number in range(20)))
     assert order == list(range(20))
-
-
-async def test_late_request_does_not_overtake_waiters_that_may_proceed() -> None:
-    limiter, order = LocalRateLimiter(), list[str]()
-    await learn(limiter, 20)
-
-    async def send(name: str) -> None:
-        assert await limiter.acquire(FOREVER)
-        order.append(name)
-
-    first, second = asyncio.create_task(send("first")), asyncio.create_task(send("second"))
-    await asyncio.sleep(0)
-    time.sleep(0.5)  # both may proceed, and the loop has not told them yet
-    await asyncio.wait_for(send("late"), 30)
-    await asyncio.gather(first, second)
-    assert order == ["first", "second", "late"]
-
-
-async def test_no_waiter_proceeds_between_a_429_and_its_pause() -> None:
-    limiter = LocalRateLimiter()
-    await fill(limiter)
-    waiting = asyncio.create_task(limiter.acquire(FOREVER))
-    await asyncio.sleep(0)
-    limiter.release(now(), False)
-    limiter.pause(60)
-    await asyncio.sleep(0.1)
-    assert not waiting.done()
-    waiting.cancel()
-    await asyncio.wait([waiting])
 
 
 async def test_request_behind_too_many_others_is_rejected_at_its_deadline() -> None:
@@ -216,20 +165,6 @@ async def test_cancelled_waiter_leaves_its_place_to_another() -> None:
     async with asyncio.timeout(20):
         assert await fifth
     assert fourth.cancelled()
-    assert "0 waiting" in repr(limiter)
-
-
-@pytest.mark.usefixtures("patient")
-async def test_waiter_cancelled_while_it_is_rejected_gives_no_place_away() -> None:
-    limiter = LocalRateLimiter()
-    await fill(limiter)
-    rejected = asyncio.create_task(limiter.acquire(now() + 30))
-    await run_loop()
-    limiter.pause(60)
-    await run_loop(2)  # it was told, and has not run
-    rejected.cancel()
-    await asyncio.wait([rejected])
-    assert rejected.cancelled()
     assert "0 waiting" in repr(limiter)
 
 
@@ -334,12 +269,6 @@ def test_object_without_the_methods_of_a_limiter_is_rejected(limiter: Any) -> No
         SigningClient("https://tenant.example.com", "token", rate_limiter=limiter)
 
 
-def test_learnt_limiter_is_taken_outside_an_event_loop() -> None:
-    limiter = LocalRateLimiter()
-    asyncio.run(learn(limiter, 20))
-    SigningClient("https://tenant.example.com", "token", rate_limiter=limiter)
-
-
 async def test_429_of_one_client_pauses_all_clients_with_the_same_limiter(sandbox: Sandbox) -> None:
     limiter: RateLimiter = LocalRateLimiter()
     token = sandbox.access_token()
@@ -405,14 +334,6 @@ async def test_429s_are_counted_as_attempts_if_no_request_is_accepted(sandbox: S
         with pytest.raises(RateLimited, match="3 attempts were made"):
             await client.me()
     assert len(sandbox.requests_of("me")) == 3
-
-
-async def test_429_is_raised_without_retries_although_other_requests_are_accepted(sandbox: Sandbox) -> None:
-    async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy.none()) as client:
-        await client.me()
-        sandbox.faults.add("me", "429", retry_after=0)
-        with pytest.raises(RateLimited, match="no retry is allowed"):
-            await client.me()
 
 
 async def test_retry_after_is_not_extended_by_the_delays_of_the_policy(sandbox: Sandbox) -> None:

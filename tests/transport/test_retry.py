@@ -7,8 +7,6 @@ import email.utils
 import math
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
@@ -23,10 +21,8 @@ from signing_async.transport.retry import (
     RetryRequested,
     Safety,
     Step,
-    effect_of,
     read_retry_after,
     run,
-    settle_time,
     step_after,
 )
 
@@ -46,8 +42,6 @@ def _retries(
     return retries
 
 
-# The table
-
 # READ, RECONCILED, CREATE, REMIND, NEVER, TOKEN
 ROWS = {
     Kind.REFUSED: [RAISE] * 6,
@@ -64,24 +58,6 @@ ROWS = {
 def test_step_after_each_kind_is_that_of_the_table() -> None:
     kinds = [kind for kind in Kind if kind is not Kind.SUCCESS]
     assert {kind: [step_after(kind, safety) for safety in Safety] for kind in kinds} == ROWS
-
-
-def test_only_a_repeat_that_could_do_harm_makes_the_effect_unknown() -> None:
-    """A spare draft is harmless, unless it was created for certain: then the error's body names it."""
-    harmful = {Safety.RECONCILED, Safety.REMIND, Safety.NEVER}
-    assert {safety for safety in Safety if effect_of(safety) == "unknown"} == harmful
-    assert {safety for safety in Safety if effect_of(safety, succeeded=True) == "unknown"} == {*harmful, Safety.CREATE}
-
-
-@pytest.mark.parametrize(
-    ("kind", "seconds", "may_be_late"),
-    [(Kind.FAILED, 0.5, False), (Kind.GATEWAY, 5.0, True), (Kind.LOST, 5.0, True)],
-)
-def test_settle_time_is_shorter_where_an_effect_shows_at_once(kind: Kind, seconds: float, may_be_late: bool) -> None:
-    policy = RetryPolicy(base_delay=0.01)
-    assert settle_time(policy, kind) == seconds
-    assert kind.may_be_late is may_be_late
-    assert _retries(policy, Safety.RECONCILED).decide(kind, remaining=60).delay == seconds
 
 
 # Decisions
@@ -113,27 +89,11 @@ def test_decision(
     assert retries.decide(kind, retry_after, remaining=600, jitter=1.0) == Decision(*expected)
 
 
-def test_error_that_is_not_transient_and_deadline_without_time_end_the_call() -> None:
-    assert _retries().decide(Kind.LOST, remaining=60, may_retry=False) == Decision(RETRY, None)
-    late = _retries().decide(Kind.THROTTLED, 30.0, remaining=10)
-    assert (late.delay, late.reason, late.pause) == (None, "the deadline leaves no time to wait", 30.0)
-
-
 def test_token_request_is_repeated_once_after_a_lost_response() -> None:
     retries = _retries(safety=Safety.TOKEN)
     assert retries.decide(Kind.LOST, remaining=60).delay is not None
     assert retries.decide(Kind.FAILED, remaining=60).delay is not None
     assert retries.decide(Kind.LOST, remaining=60) == Decision(RETRY_ONCE, None, "the response was lost twice")
-
-
-def test_429_does_not_count_while_other_requests_are_accepted() -> None:
-    retries = _retries(RetryPolicy(max_attempts=2), attempts=0)
-    for others_accepted in [True] * 10 + [False]:
-        retries.attempts += 1
-        decision = retries.decide(Kind.THROTTLED, 1.0, remaining=60, others_accepted=others_accepted)
-        assert decision.delay == 1.0
-    retries.attempts += 1
-    assert retries.decide(Kind.THROTTLED, 1.0, remaining=60).reason == "2 attempts were made"
 
 
 @given(
@@ -177,10 +137,6 @@ def test_policy_refuses_invalid_fields_by_name_and_value(field: str, value: obje
 # The budget
 
 
-def _credits(budget: RetryBudget) -> int:
-    return sum(budget.withdraw() for _ in range(500))
-
-
 def test_budget_allows_two_requests_a_call_in_an_outage() -> None:
     budget, calls = RetryBudget(), 1000
     requests = calls
@@ -189,22 +145,6 @@ def test_budget_allows_two_requests_a_call_in_an_outage() -> None:
         requests += sum(budget.withdraw() for _ in range(4))
     assert requests <= 2 * calls
     assert not budget.withdraw()
-
-
-def test_retry_withdraws_from_the_budget_and_a_success_refunds_it() -> None:
-    """A retry after a 429 is free, and so is a reading."""
-    budget = RetryBudget()
-    retries = _retries(budget=budget)
-    for _ in range(3):
-        assert retries.decide(Kind.FAILED, remaining=60).delay is not None
-    retries.succeed()
-    assert _credits(budget) == 20
-    decision = retries.decide(Kind.FAILED, remaining=60)
-    assert (decision.delay, decision.reason) == (None, "too many calls are failing: the retry budget is used up")
-    assert retries.decide(Kind.THROTTLED, 1.0, remaining=60).delay is not None
-    reading = _retries()
-    assert reading.decide(Kind.FAILED, remaining=60).delay is not None
-    reading.succeed()
 
 
 # Retry-After
@@ -248,24 +188,6 @@ def test_retry_after_date_is_compared_with_the_servers_own_date() -> None:
 def test_no_retry_after_raises(value: str) -> None:
     result = read_retry_after(value, now=lambda: NOW)
     assert result is None or result >= 0
-
-
-@pytest.fixture
-def tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process nine hours ahead of UTC."""
-    with monkeypatch.context() as changed:
-        changed.setenv("TZ", "UTC-9")
-        time.tzset()
-        yield
-    time.tzset()
-
-
-@pytest.mark.usefixtures("tokyo")
-@pytest.mark.parametrize("zone", ["GMT", "-0000", "+0000"])
-def test_retry_after_date_is_utc_in_every_local_time_zone(zone: str) -> None:
-    """Python reads a date in -0000 as one without a zone."""
-    date = email.utils.formatdate(NOW + 90).replace("-0000", zone)
-    assert read_retry_after(date, now=lambda: NOW) == 90.0
 
 
 # The runner

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import ssl
 import sys
@@ -166,23 +165,6 @@ async def test_unknown_authority_ends_a_bulk_operation(authority: trustme.CA) ->
         errors = [result.error async for result in uploads]
         assert [type(error) for error in errors] == [TransportError] * 20
         assert line.connections == 1
-
-
-@pytest.mark.parametrize("call", ["me", "send"])
-async def test_certificate_that_the_callers_session_does_not_pin_ends_the_call(
-    authority: trustme.CA, tmp_path: Path, call: str
-) -> None:
-    pinned = aiohttp.TCPConnector(ssl=aiohttp.Fingerprint(bytes(32)))
-    async with (
-        serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server,
-        aiohttp.ClientSession(connector=pinned) as session,
-    ):
-        client = SigningClient(server.origin, TOKEN, session=session, retry=QUICK)
-        with pytest.raises(TransportError, match="certificate is not trusted") as caught:
-            await CALLS[call](client, _oauth(server.origin, session), tmp_path)
-        assert caught.value.attempts == 1
-        assert (caught.value.fatal, caught.value.effect) == (True, "none")
-        assert server.requests == []
 
 
 async def test_custom_authority_of_the_callers_session_is_accepted(authority: trustme.CA) -> None:
@@ -388,22 +370,3 @@ async def test_redirect_and_next_page_over_plain_http_are_refused(authority: tru
             await client.signings.list()
         assert plain.requests == []
         assert len(server.requests) == 2
-
-
-async def test_all_clients_share_one_tls_context(authority: trustme.CA) -> None:
-    def contexts() -> int:
-        gc.collect()
-        # By their types: asked for its class, an object of another package may answer with an error.
-        return sum(issubclass(type(thing), ssl.SSLContext) for thing in gc.get_objects())
-
-    async with serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server:
-        async with SigningClient(server.origin, TOKEN) as first:
-            with pytest.raises(TransportError):
-                await first.me()
-        before = contexts()
-        async with contextlib.AsyncExitStack() as clients:
-            for _ in range(20):
-                client = await clients.enter_async_context(SigningClient(server.origin, TOKEN))
-                with pytest.raises(TransportError):
-                    await client.me()
-            assert contexts() == before

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import collections
-import errno
 import importlib.metadata
-import json
 import logging
-import os
 import ssl
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,13 +19,9 @@ from aiohttp import web
 from signing_async import (
     ClientClosed,
     InvalidRequest,
-    MemoryTokenStore,
-    OAuth,
     OutcomeUnknown,
     RetryPolicy,
     SigningClient,
-    SigningError,
-    Token,
     TransportError,
 )
 from signing_async.sandbox import Sandbox
@@ -105,24 +95,6 @@ async def test_writes_are_limited_over_tls(tls: bool, most: int) -> None:
     assert told == [most]
 
 
-async def test_exception_of_the_sessions_trace_hook_is_raised_and_nothing_is_sent_again(sandbox: Sandbox) -> None:
-    trace = aiohttp.TraceConfig()
-
-    async def fail(session: object, context: object, params: aiohttp.TraceRequestChunkSentParams) -> None:
-        if b"%%EOF" in params.chunk:
-            raise LookupError("the hook's own")
-
-    trace.on_request_chunk_sent.append(fail)
-    async with SigningClient(sandbox.base_url, sandbox.access_token()) as other:
-        signing = await other.signings.create(name="x", language="EN")
-        async with aiohttp.ClientSession(trace_configs=[trace]) as session:
-            client = SigningClient(sandbox.base_url, sandbox.access_token(), session=session)
-            with pytest.raises(LookupError, match="the hook's own"):
-                await client.documents.upload(signing, make_pdf(), "a.pdf")
-        assert (await other.signings.get(signing)).documents == ()
-    assert len(sandbox.requests_of("documents.upload")) <= 1
-
-
 def _failing_session(signal: str, fault: Exception) -> aiohttp.ClientSession:
     """Return a session whose trace hook fails for a request that changes a sent or ready signing."""
 
@@ -165,64 +137,6 @@ async def test_session_that_fails_before_a_request_is_sent_is_a_transport_error_
     assert (caught.value.effect, caught.value.client_wide) == ("none", False)
     assert caught.value.__context__ is None
     assert sandbox.requests == []
-
-
-async def test_permanent_failure_of_a_trace_hooks_file_is_not_repeated(sandbox: Sandbox) -> None:
-    """It is no failure of the network."""
-    failures: list[str] = []
-
-    async def fail(session: object, context: object, params: Any) -> None:
-        failures.append(params.url.path)
-        raise PermissionError(errno.EACCES, "Permission denied", "spans.log")
-
-    trace = aiohttp.TraceConfig()
-    trace.on_request_start.append(fail)
-    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
-        client = SigningClient(sandbox.base_url, sandbox.access_token(), session=session)
-        with pytest.raises(TransportError, match="the session failed: PermissionError") as caught:
-            await client.me()
-    assert not caught.value.transient
-    assert len(failures) == 1
-
-
-@pytest.mark.parametrize("signal", ["on_request_start", "on_request_end"])
-async def test_request_is_repeated_if_a_trace_hook_failed_once(sandbox: Sandbox, signal: str) -> None:
-    async def fail_once(session: object, context: object, params: Any) -> None:
-        if params.method in methods:
-            methods.remove(params.method)
-            raise LookupError("no span")
-
-    methods = ["GET", "POST"]
-    trace = aiohttp.TraceConfig()
-    getattr(trace, signal).append(fail_once)
-    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
-        client = SigningClient(
-            sandbox.base_url, sandbox.access_token(), session=session, retry=RetryPolicy(base_delay=0.01, settle=0.1)
-        )
-        await client.me()
-        await client.signings.create(name="x", language="EN")
-    assert methods == []
-
-
-async def test_error_of_a_token_request_does_not_show_what_the_session_says(sandbox: Sandbox) -> None:
-    async def fail(session: object, context: object, params: Any) -> None:
-        raise LookupError("S3CR3T")
-
-    trace = aiohttp.TraceConfig()
-    trace.on_request_start.append(fail)
-    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
-        store = MemoryTokenStore(Token("old", "refresh"))
-        oauth = OAuth(
-            sandbox.base_url,
-            client_id="id",
-            client_secret="S3CR3T",
-            redirect_uri="https://app/cb",
-            store=store,
-            session=session,
-        )
-        with pytest.raises(SigningError, match="the session failed: LookupError") as caught:
-            await oauth.refresh()
-    assert "S3CR3T" not in str(caught.value)
 
 
 async def test_error_of_a_session_hides_the_token(sandbox: Sandbox) -> None:
@@ -299,60 +213,9 @@ async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
 # The event loop
 
 
-def test_first_upload_imports_nothing_on_the_event_loop(tmp_path: Path) -> None:
-    (tmp_path / "lease.pdf").write_bytes(make_pdf())
-    (tmp_path / "large.pdf").write_bytes(make_pdf(1_000_000))
-    # What measures the tests imports by itself.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    ran = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.transport.first_upload",
-            str(tmp_path / "lease.pdf"),
-            str(tmp_path / "large.pdf"),
-        ],
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    facts = json.loads(ran.stdout)
-    assert facts["on the loop"] == []
-
-
 def test_user_agent_has_the_version_of_the_distribution() -> None:
     headers = wire._headers(wire.Request("GET", "", "/"), None, close=False)
     assert headers["User-Agent"] == f"signing-async/{importlib.metadata.version('signing-async')}"
-
-
-# Answers
-
-
-@pytest.mark.parametrize("framing", ["sized", "chunked", "until it closes"])
-async def test_response_in_pieces_is_read_to_its_end_and_its_connection_reused(framing: str) -> None:
-    connections = set()
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        connections.add(request.transport)
-        response = web.StreamResponse()
-        if framing == "sized":
-            response.content_length = 40
-        elif framing == "chunked":
-            response.enable_chunked_encoding()
-        else:
-            response.force_close()
-        await response.prepare(request)
-        for piece in (b'{"id": ', b'"u1", ', b'"first_name": ', b'"Anna Maria"'.ljust(12), b"}"):
-            await response.write(piece)
-            await asyncio.sleep(0.005)
-        return response
-
-    async with serving(answer) as server, SigningClient(server.origin, "token", retry=RetryPolicy.none()) as client:
-        for _ in range(3):
-            assert (await client.me()).id == "u1"
-    assert len(connections) == (3 if framing == "until it closes" else 1)
 
 
 # Desynchronized connections
