@@ -24,11 +24,12 @@ from .reconcile import Ledger
 from .signings import Signings
 from .telemetry import is_enabled
 from .transport import urls, wire
+from .transport.attempt import Bearer
 from .transport.call import Transport
 from .transport.decode import record_decoder
-from .transport.operation import Attempt, Auth, Bearer, Operation, Options, Shared, Timeouts
+from .transport.operation import Attempt, Auth, Operation, Options, Shared, Timeouts
 from .transport.proxy import parse_proxy
-from .transport.rate_limit import RateLimiter, as_rate_limiter
+from .transport.rate_limit import LocalRateLimiter, RateLimiter, as_rate_limiter
 from .transport.response import Response
 from .transport.retry import RetryPolicy, Safety
 
@@ -93,7 +94,7 @@ class SigningClient(AnyEndpoint):
         del auth
         if session is not None:
             _check_session(session)
-        limiter = None if rate_limiter is None else as_rate_limiter(rate_limiter)
+        limiter = LocalRateLimiter() if rate_limiter is None else as_rate_limiter(rate_limiter)
         is_on = is_enabled() if telemetry is None else telemetry
         options = _check_options(Options(retry, as_timeouts(timeout), assumptions, on_attempt, on_response, is_on))
         sessions = wire.Sessions(session, origin, None if proxy is None else parse_proxy("proxy", proxy))

@@ -8,7 +8,7 @@ import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from string import Formatter
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 from urllib.parse import unquote, urlencode
 
 import attrs
@@ -45,17 +45,34 @@ _HEADER_NAME = r"[\w!#$%&'*+.^`|~-]+"
 _OWN_HEADERS = ("Authorization", "Connection", "Content-Length", "Cookie", "Expect", "Host", "Transfer-Encoding")
 
 
+class _Address(TypedDict, total=False):
+    path: Mapping[str, object]
+    params: Mapping[str, object]
+
+
+class _PageOptions(_Address, total=False):
+    cursor: str | None
+    limit: int | None
+    prefetch: bool
+
+
+class _RequestOptions(_Address, total=False):
+    headers: Mapping[str, str]
+    json: Any
+    body: bytes | PdfSource | Form | None
+    timeout: float | Timeouts | None
+    repeat: bool
+
+
+@attrs.define(eq=False, repr=False)
 class ResponseStream:
     """A response whose body is read chunk by chunk: iterate over it once."""
 
-    def __init__(
-        self, status: int, headers: Mapping[str, str], request_id: str | None, chunks: AsyncGenerator[bytes, None]
-    ) -> None:
-        self.status = status
-        self.headers = headers
-        """The headers. Their names are case-insensitive."""
-        self.request_id = request_id
-        self._chunks = chunks
+    status: int
+    headers: Mapping[str, str]
+    """The headers. Their names are case-insensitive."""
+    request_id: str | None
+    _chunks: AsyncGenerator[bytes, None]
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self._chunks
@@ -82,14 +99,10 @@ class Reader:
         return response
 
     @overload
-    def paginate(
-        self, template: str, /, *, into: type[T], path: Mapping[str, object] = ..., params: Mapping[str, object] = ...
-    ) -> Pager[T]: ...
+    def paginate(self, template: str, /, *, into: type[T], **address: Unpack[_Address]) -> Pager[T]: ...
 
     @overload
-    def paginate(
-        self, template: str, /, *, path: Mapping[str, object] = ..., params: Mapping[str, object] = ...
-    ) -> Pager[dict[str, Any]]: ...
+    def paginate(self, template: str, /, **address: Unpack[_Address]) -> Pager[dict[str, Any]]: ...
 
     def paginate(
         self,
@@ -127,15 +140,9 @@ class AnyEndpoint:
         template: str,
         /,
         *,
-        path: Mapping[str, object] = ...,
-        params: Mapping[str, object] = ...,
-        headers: Mapping[str, str] = ...,
-        json: Any = ...,
-        body: bytes | PdfSource | Form | None = ...,
-        timeout: float | Timeouts | None = ...,
-        repeat: bool = ...,
         into: type[T],
         reconcile: Reconcile[T] | None = ...,
+        **options: Unpack[_RequestOptions],
     ) -> T: ...
 
     @overload
@@ -145,15 +152,9 @@ class AnyEndpoint:
         template: str,
         /,
         *,
-        path: Mapping[str, object] = ...,
-        params: Mapping[str, object] = ...,
-        headers: Mapping[str, str] = ...,
-        json: Any = ...,
-        body: bytes | PdfSource | Form | None = ...,
-        timeout: float | Timeouts | None = ...,
-        repeat: bool = ...,
         into: None = ...,
         reconcile: Reconcile[Response] | None = ...,
+        **options: Unpack[_RequestOptions],
     ) -> Response: ...
 
     async def request(
@@ -221,31 +222,10 @@ class AnyEndpoint:
         return result if into is None or reconcile is not None else result.decode(into)
 
     @overload
-    def paginate(
-        self,
-        template: str,
-        /,
-        into: type[T],
-        *,
-        path: Mapping[str, object] = ...,
-        params: Mapping[str, object] = ...,
-        cursor: str | None = ...,
-        limit: int | None = ...,
-        prefetch: bool = ...,
-    ) -> Pager[T]: ...
+    def paginate(self, template: str, /, into: type[T], **options: Unpack[_PageOptions]) -> Pager[T]: ...
 
     @overload
-    def paginate(
-        self,
-        template: str,
-        /,
-        *,
-        path: Mapping[str, object] = ...,
-        params: Mapping[str, object] = ...,
-        cursor: str | None = ...,
-        limit: int | None = ...,
-        prefetch: bool = ...,
-    ) -> Pager[dict[str, Any]]: ...
+    def paginate(self, template: str, /, **options: Unpack[_PageOptions]) -> Pager[dict[str, Any]]: ...
 
     def paginate(
         self,
@@ -382,18 +362,16 @@ def _build_address(template: Any, path: Any, params: object) -> str:
     is_bare = "?" not in template and "#" not in template
     _require(is_bare, f"the path must have no query or fragment: use params=; got {template!r}")
     _check_mapping("path", path, " of the placeholders' values")
-    address, unused = "", set(path)
-    for text, name in _split(template):
-        _require(
-            re.fullmatch(_SEGMENTS, f"/{text}", re.ASCII), f"the path must be percent-encoded: {text!r} in {template!r}"
-        )
+    address, parts = "", _split(template)
+    for text, name in parts:
+        is_encoded = re.fullmatch(_SEGMENTS, f"/{text}", re.ASCII)
+        _require(is_encoded, f"the path must be percent-encoded: {text!r} in {template!r}")
         address += text
         if name is not None:
             _require(name in path, f"path: no value for {{{name}}} of {template!r}")
-            unused.discard(name)
             value = path[name]
             address += urls.segment(f"path: {name}", str(value) if _checks.is_integer(value) else value)
-    for name in unused:
+    for name in {*path} - {name for _, name in parts}:
         raise InvalidRequest(f"path: {template!r} has no placeholder {{{name}}}")
     has_dots = any(unquote(segment) in (".", "..") for segment in address.split("/"))
     _require(not has_dots, f"the path must have no segments . and .., got {template!r}")
@@ -428,9 +406,8 @@ def _check_headers(headers: Any) -> Mapping[str, str]:
     _check_mapping("headers", headers)
     checked: CIMultiDict[str] = CIMultiDict()
     for name, value in headers.items():
-        _require(
-            isinstance(name, str) and re.fullmatch(_HEADER_NAME, name, re.ASCII), f"headers: invalid name {name!r}"
-        )
+        is_name = isinstance(name, str) and re.fullmatch(_HEADER_NAME, name, re.ASCII)
+        _require(is_name, f"headers: invalid name {name!r}")
         _require(name.title() not in _OWN_HEADERS, f"headers: {name} is set by the client")
         is_valid = isinstance(value, str) and value.isascii() and value.isprintable()
         _require(is_valid, f"headers: {name}: must be a string of printable ASCII characters")

@@ -299,12 +299,13 @@ class Effect(Protocol[T]):
 
     unexplained: Counter[bool]
     """Counts ambiguous attempts whose effect was not found; the key says whether the effect may still show late."""
-    adds_up: bool
+    adds_up: bool = True
     """Whether the effects of two attempts are two records."""
 
     @property
     def may_show_late(self) -> bool:
         """Whether a call that failed may still take effect: an ambiguous request may be carried out late."""
+        return False
 
     async def find(self, read: Read) -> Found[T] | None:
         """Return the effect if the service shows it; raise `Undecidable` if the service does not tell."""
@@ -314,9 +315,11 @@ class Effect(Protocol[T]):
 
     def may_cause(self, error: Exception) -> bool:
         """Return whether an unambiguous attempt may end with this refusal although the call took effect."""
+        return False
 
     def note_unresolved(self) -> None:
-        """Note that the call ended while its effect may still show."""
+        """Note that the call ended while its effect may still show. By default nothing: no other call needs to know."""
+        return
 
 
 def was_sent(signing: Signing) -> bool:
@@ -328,7 +331,7 @@ def was_sent(signing: Signing) -> bool:
     return not signing.is_draft
 
 
-class Sent:
+class Sent(Effect[Signing | None]):
     """The effect of `send`: the signing is no longer a draft.
 
     ``is_own``: no other client sends this signing. If the service then refuses to send it because it is no longer a
@@ -363,19 +366,13 @@ class Sent:
     def may_cause(self, error: Exception) -> bool:
         return self._is_own and isinstance(error, CannotBeSent)
 
-    def note_unresolved(self) -> None:
-        """Nothing to note: the service refuses to send a signing twice."""
-
 
 @attrs.define(eq=False, repr=False, slots=False)
-class Creation(Generic[Record]):
+class Creation(Effect[Record]):
     """The effect of `upload` or `add`: a record that this client did not know, and that matches what was sent.
 
     A context manager around the call: calls with the same match key are made one after the other.
     """
-
-    adds_up = True  # not annotated: attrs would make it a field
-    may_show_late = False
 
     _operation: str
     _deadline: float
@@ -387,37 +384,31 @@ class Creation(Generic[Record]):
 
     async def __aenter__(self) -> None:
         """Wait for earlier calls with the same match key; raise `RequestTimeout` if the deadline passes first."""
-        try:
-            async with asyncio.timeout_at(self._deadline) as waiting:
-                return await self._enter()
-        except TimeoutError:
-            if not waiting.expired():
-                raise
-        text = f"{self._operation}: the deadline passed before anything was sent"
-        raise RequestTimeout(text, operation=self._operation, attempts=0)
-
-    async def _enter(self) -> None:
         collection, key = self._collection, self._match.key
         collection.pending[key] += 1
         collection.started += 1
         try:
-            if collection.known is None:
+            async with asyncio.timeout_at(self._deadline) as waiting:
                 await self._read_known()
-            await collection.locks[key].acquire()
-        except BaseException:
+                await collection.locks[key].acquire()
+                return
+        except BaseException as error:
             collection.leave(key)
-            raise
+            if not (isinstance(error, TimeoutError) and waiting.expired()):
+                raise
+        text = f"{self._operation}: the deadline passed before anything was sent"
+        raise RequestTimeout(text, operation=self._operation, attempts=0)
 
     async def __aexit__(self, *_: object) -> None:
         self._collection.locks[self._match.key].release()
         self._collection.leave(self._match.key)
 
     async def _read_known(self) -> None:
-        async with self._collection.first_reading:
-            if self._collection.known is not None:
-                return  # another call has read it
-            assert self._read_first is not None
-            self._collection.known = {record.id for record in await self._read_first() or ()}
+        collection = self._collection
+        if collection.known is None:
+            async with collection.first_reading:
+                if collection.known is None and self._read_first is not None:  # no other call has read it
+                    collection.known = {record.id for record in await self._read_first() or ()}
 
     async def find(self, read: Read) -> Found[Record] | None:
         unknown = await self._read_unknown(read)
@@ -446,9 +437,6 @@ class Creation(Generic[Record]):
             raise Undecidable(_SIMILAR, [value, *(candidates or rest)])
         return value
 
-    def may_cause(self, error: Exception) -> bool:
-        return False
-
     async def _read_unknown(self, read: Read) -> list[Record]:
         records = await self._list(read)
         if records is None:
@@ -466,16 +454,13 @@ class Creation(Generic[Record]):
         self._collection.unresolved[self._match.key] += 1
 
 
-class Recognized(Generic[T]):
+class Recognized(Effect[T]):
     """The effect of a request to any endpoint, as the caller's own function ``recognize`` finds it.
 
     The function is called with a `Read`, and returns the effect or None. None counts only if the function read the
     service and no reading failed: the service must have shown that there is no effect. ``identify`` returns the id of
     an effect, if it has one.
     """
-
-    adds_up: bool = True
-    may_show_late: bool = False
 
     def __init__(self, recognize: Callable[[Read], Awaitable[T | None]], identify: Callable[[T], object]) -> None:
         self.unexplained: Counter[bool] = Counter()
@@ -490,14 +475,12 @@ class Recognized(Generic[T]):
             nonlocal has_read, failure
             try:
                 result = await read(operation)
-            except NotFound:
                 has_read = True
-                raise
+                return result
             except SigningError as error:
-                failure = error
+                has_read |= isinstance(error, NotFound)
+                failure = failure if isinstance(error, NotFound) else error
                 raise
-            has_read = True
-            return result
 
         try:
             value = await self._recognize(watched)
@@ -520,12 +503,6 @@ class Recognized(Generic[T]):
         if len({self._identify(found.value), self._identify(value)} - {None}) > 1:
             raise Undecidable("reconcile finds another record: an earlier attempt took effect late", [found.value])
         return value
-
-    def may_cause(self, error: Exception) -> bool:
-        return False
-
-    def note_unresolved(self) -> None:
-        """Nothing to note: nothing is known of other calls to the endpoint."""
 
 
 # Settling

@@ -29,9 +29,10 @@ from ..errors import (
 )
 from ..models import Token
 from ..transport import wire
+from ..transport.attempt import Anonymous
 from ..transport.call import Transport
 from ..transport.decode import Unreadable, parse
-from ..transport.operation import Anonymous, Observer, Operation, Options, Shared, Timeouts
+from ..transport.operation import Observer, Operation, Options, Shared, Timeouts
 from ..transport.rate_limit import Pause
 from ..transport.response import Response
 from ..transport.retry import RetryPolicy, Safety

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import attrs
@@ -19,7 +19,7 @@ from .._foreign import safe_text
 from ..models import Token
 from . import retry, urls, wire
 from .decode import Unreadable
-from .operation import Attempt, Context, Operation, Options, Shared, log
+from .operation import Attempt, Observer, Operation, Options, Shared, log
 from .problems import error_from
 from .redaction import redact_data
 from .response import Response
@@ -28,7 +28,18 @@ from .retry import Kind, Safety
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["RESERVED_SHARE", "Outcome", "attempt", "report", "response_of", "timeout_error", "transport_error"]
+__all__ = [
+    "RESERVED_SHARE",
+    "Anonymous",
+    "Bearer",
+    "Context",
+    "Outcome",
+    "attempt",
+    "report",
+    "response_of",
+    "timeout_error",
+    "transport_error",
+]
 
 T = TypeVar("T")
 
@@ -40,6 +51,54 @@ RESERVED_SHARE = 0.2
 _BRIEF_WAIT = 0.01
 
 
+class Bearer:
+    """A fixed access token."""
+
+    def __init__(self, access_token: str) -> None:
+        self._token = Token(access_token)
+
+    async def token(self, observer: Observer) -> Token:
+        return self._token
+
+    async def renewed(self, rejected: Token, observer: Observer) -> bool:
+        return False
+
+    def secrets(self) -> Iterable[str]:
+        return (self._token.access_token,)
+
+
+class Anonymous:
+    """No access token, for requests with their own credentials, which ``secrets`` returns."""
+
+    def __init__(self, secrets: Callable[[], Iterable[str]]) -> None:
+        self.secrets: Callable[[], Iterable[str]] = secrets
+
+    async def token(self, observer: Observer) -> None:
+        return None
+
+    async def renewed(self, rejected: Token, observer: Observer) -> bool:
+        return False
+
+
+@attrs.define(eq=False, repr=False, slots=False)
+class Context:
+    """The circumstances of the attempts of one call; all times are in loop time."""
+
+    observer: Observer
+    deadline: float
+    last_start: float
+    """The latest time to send a request."""
+    reserve: float
+    """Seconds before the deadline, or a share of the remaining time, that are kept for reconciliation."""
+    body: wire.Body | None = None
+    """The body of the attempt that is under way, or that ended in an exception."""
+    number: int = 0
+    """The number of attempts begun."""
+    may_refresh: bool = True
+    """Whether a rejected token may be replaced."""
+
+
+@attrs.define(eq=False, repr=False, slots=False)
 class Outcome(Generic[T]):
     """How an attempt ended: with a value, or with an error that the call raises if no attempt follows."""
 
@@ -63,20 +122,19 @@ def attempt(operation: Operation[T], shared: Shared, options: Options, context: 
     return _Attempt(operation, shared, options, context).make()
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class _Attempt(Generic[T]):
-    def __init__(self, operation: Operation[T], shared: Shared, options: Options, context: Context) -> None:
-        self._operation = operation
-        self._shared = shared
-        self._options = options
-        self._context = context
-        self._outcome: Outcome[T] = Outcome()
+    _operation: Operation[T]
+    _shared: Shared
+    _options: Options
+    _context: Context
+    _outcome: Outcome[T] = attrs.field(factory=Outcome, init=False)
 
     async def make(self) -> Outcome[T]:
         """Acquire a token and the rate limiter, and make the request."""
         shared, context, outcome = self._shared, self._context, self._outcome
-        observer, body, limiter = context.observer, context.body, shared.rate_limiter
+        observer, body, limiter, deadline = context.observer, context.body, shared.rate_limiter, context.deadline
         loop = asyncio.get_running_loop()
-        deadline = context.deadline
         try:
             async with asyncio.timeout_at(deadline) as bound:
                 session = shared.sessions.get()  # a closed client does not refresh its token
@@ -100,11 +158,10 @@ class _Attempt(Generic[T]):
                         deadline -= min((deadline - acquired_at) * RESERVED_SHARE, context.reserve)
                         bound.reschedule(deadline)
                     await self._exchange(session, token, bound, deadline, now)
-                    response = outcome.response
-                    if response is None or response.status not in self._options.assumptions.expired_token_statuses:
-                        return outcome
+                    status = None if outcome.response is None else outcome.response.status
+                    may_refresh = context.may_refresh and status in self._options.assumptions.expired_token_statuses
                     # The service refused the request: nothing is ambiguous while the token is refreshed.
-                    if token is not None and context.may_refresh and await shared.auth.renewed(token, observer):
+                    if may_refresh and token is not None and await shared.auth.renewed(token, observer):
                         outcome.kind = Kind.REJECTED_TOKEN
                     return outcome
                 finally:
@@ -122,12 +179,7 @@ class _Attempt(Generic[T]):
         return outcome
 
     async def _exchange(
-        self,
-        session: aiohttp.ClientSession,
-        token: Token | None,
-        bound: asyncio.Timeout,
-        deadline: float,
-        now: float,
+        self, session: aiohttp.ClientSession, token: Token | None, bound: asyncio.Timeout, deadline: float, now: float
     ) -> None:
         """Send the request, and receive its response. A read follows redirects to its own origin."""
         operation, shared, context, outcome = self._operation, self._shared, self._context, self._outcome
@@ -155,15 +207,14 @@ class _Attempt(Generic[T]):
                 head.finish()
                 request = attrs.evolve(request, path=path, params={})
             assert head is not None
-            status = head.status
-            if body is not None:
-                body.was_refused = 400 <= status < 500 and status != 408
             response = outcome.response = response_of(operation, shared, self._options, head)
+            if body is not None:
+                body.was_refused = 400 <= head.status < 500 and head.status != 408
             if refusal:
                 identity = response.request_id
-                refused = errors.APIError(refusal, status=status, operation=operation.name, request_id=identity)
-                outcome.fail(Kind.REFUSED, refused)
-            elif 200 <= status < 300:
+                error = errors.APIError(refusal, status=head.status, operation=operation.name, request_id=identity)
+                outcome.fail(Kind.REFUSED, error)
+            elif 200 <= head.status < 300:
                 await self._receive(response, head, deadline)
             else:
                 response.bytes = await head.read_start(deadline)
@@ -174,10 +225,10 @@ class _Attempt(Generic[T]):
             kind = Kind.REFUSED if operation.safety in (Safety.READ, Safety.CREATE) else Kind.LOST
             outcome.fail(kind, response.decode_error(str(unreadable)), may_retry=False)
         except wire.BrokenResponse as broken:
-            error = transport_error(operation, broken, outcome.response)
-            outcome.fail(broken.kind, error, may_retry=broken.transient)
-        except BaseException as error:
-            failure = self._timeout_error() if bound.expired() else error
+            lost = transport_error(operation, broken, outcome.response)
+            outcome.fail(broken.kind, lost, may_retry=broken.transient)
+        except BaseException as raised:
+            failure = self._timeout_error() if bound.expired() else raised
             raise
         finally:
             if head is not None:
@@ -248,17 +299,17 @@ class _Attempt(Generic[T]):
 
 def report(
     outcome: Outcome[Any],
-    name: str,
-    number: int,
-    seconds: float,
+    operation: Operation[Any],
     shared: Shared,
     options: Options,
+    context: Context,
+    seconds: float,
     delay: float | None = None,
     *,
     ambiguous: bool = False,
 ) -> None:
     """Log an attempt, and call the hooks."""
-    response = outcome.response
+    response, name, number = outcome.response, operation.name, context.number
     if options.on_response is not None and response is not None and outcome.is_whole:
         _call_hook("on_response", options.on_response, response)
     is_token_rejected = outcome.kind is Kind.REJECTED_TOKEN
@@ -268,8 +319,7 @@ def report(
     error = None if outcome.error is None else safe_text(outcome.error)
     if is_token_rejected:
         error = "the token was rejected and has been refreshed"
-    status = None if response is None else response.status
-    identity = None if response is None else response.request_id
+    status, identity = (None, None) if response is None else (response.status, response.request_id)
     suffix = f", request id {identity}" if identity else ""
     suffix += f": {error}" if error else ""
     suffix += "" if delay is None else f"; retry in {delay:.3f} s"
@@ -289,7 +339,6 @@ def response_of(operation: Operation[Any], shared: Shared, options: Options, hea
         operation.name,
         head.status,
         head.headers,
-        b"",
         secrets=shared.auth.secrets,
         assumptions=options.assumptions,
         safety=operation.safety,
@@ -302,12 +351,8 @@ def timeout_error(
     """Return the error for a response that did not arrive in time."""
     seconds = options.timeouts.transfer if operation.transfer else options.timeouts.call
     missing = "response" if response is None else "complete response"
-    return errors.RequestTimeout(
-        f"{operation.name}: no {missing} within its timeout of {seconds:g} s",
-        operation=operation.name,
-        status=None if response is None else response.status,
-        request_id=None if response is None else response.request_id,
-    )
+    text = f"{operation.name}: no {missing} within its timeout of {seconds:g} s"
+    return errors.RequestTimeout(text, operation=operation.name, **_facts(response))
 
 
 def transport_error(
@@ -317,11 +362,14 @@ def transport_error(
     return errors.TransportError(
         f"{operation.name}: {broken}",
         operation=operation.name,
-        status=None if response is None else response.status,
-        request_id=None if response is None else response.request_id,
         transient=broken.transient,
         client_wide=broken.client_wide,
+        **_facts(response),
     )
+
+
+def _facts(response: Response | None) -> dict[str, Any]:
+    return {} if response is None else {"status": response.status, "request_id": response.request_id}
 
 
 def _is_html_page(response: Response) -> bool:

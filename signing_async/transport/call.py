@@ -9,8 +9,9 @@ from typing import Any, Generic, TypeVar
 from .. import errors, telemetry
 from ..reconcile import Found, Reconciliation, Undecidable
 from . import retry
-from .attempt import RESERVED_SHARE, Outcome, attempt, report
-from .operation import Context, Observer, Operation, Options, Shared, log
+from .attempt import RESERVED_SHARE, Context, Outcome, attempt, report
+from .operation import Observer, Operation, Options, Shared, log
+from .redaction import redact
 from .retry import Decision, Kind, Retries, RetryBudget, RetryRequested, Safety, Step
 
 __all__ = ["Transport"]
@@ -35,12 +36,9 @@ class Transport:
 
     async def call(self, operation: Operation[T], deadline: float | None = None) -> T:
         """Carry out an operation within the call's deadline; retry it as the policy and the retry table allow."""
-        began, budget, options = asyncio.get_running_loop().time(), self.shared.budget, self.options
-        if deadline is None:
-            deadline = began + (options.timeouts.transfer if operation.transfer else options.timeouts.call)
+        options, budget = self.options, self.shared.budget
         with telemetry.active(options.telemetry).call(operation.name, operation.path) as span:
-            observer = Observer(options.on_attempt, options.telemetry, span)
-            call = _Call(self, operation, began, deadline, budget, observer)
+            call = _Call(self, operation, deadline or self.deadline(transfer=operation.transfer), span, budget)
             budget.deposit()
             try:
                 result = await call.run()
@@ -60,17 +58,12 @@ class Transport:
         Only reads. Raises `OutcomeUnknown` if the service can't be read or doesn't tell.
         """
         with telemetry.active(self.options.telemetry).call(f"{operation.name}.find_effect", operation.path) as span:
-            return await self._reading_call(operation, span).find_effect()
+            return await _Call(self, operation, self.deadline(), span).find_effect()
 
     async def confirm_effect(self, operation: Operation[T], value: T) -> T:
         """Return the effect of an operation that returned ``value``; raise `OutcomeUnknown` if no effect shows."""
         with telemetry.active(self.options.telemetry).call(f"{operation.name}.verify_effect", operation.path) as span:
-            return await self._reading_call(operation, span).confirm(value)
-
-    def _reading_call(self, operation: Operation[T], span: telemetry.CallSpan) -> _Call[T]:
-        now = asyncio.get_running_loop().time()
-        observer = Observer(self.options.on_attempt, self.options.telemetry, span)
-        return _Call(self, operation, now, now + self.options.timeouts.call, None, observer)
+            return await _Call(self, operation, self.deadline(), span).confirm(value)
 
     def deadline(self, *, transfer: bool = False) -> float:
         """Return the deadline of a call that begins now, in loop time."""
@@ -78,11 +71,12 @@ class Transport:
         return asyncio.get_running_loop().time() + (timeouts.transfer if transfer else timeouts.call)
 
     def redacted(self, text: str) -> str:
-        return self.shared.redact(text)
+        """Return the text without tokens and secrets."""
+        return redact(text, self.shared.auth.secrets())
 
 
 class _Call(Generic[T]):
-    """The attempts of one call, and what they share."""
+    """The attempts of one call, and what they share. Without a ``budget``, its retries are free."""
 
     _retries: Retries | None = None
     """Made after the first attempt that failed."""
@@ -96,23 +90,23 @@ class _Call(Generic[T]):
         self,
         transport: Transport,
         operation: Operation[T],
-        began: float,
         deadline: float,
-        budget: RetryBudget | None,
-        observer: Observer,
+        span: telemetry.CallSpan,
+        budget: RetryBudget | None = None,
     ) -> None:
         self._transport = transport
         self._operation = operation
         self._deadline = deadline
         self._budget = budget
-        self._retry_at = began
-        reserved, reserve, policy = _RESPONSE_TIME, 0.0, transport.options.retry
+        self._span = span
+        self._retry_at = asyncio.get_running_loop().time()
+        options, reserved, reserve = transport.options, _RESPONSE_TIME, 0.0
         if operation.effect is not None:
             reserved += _READING_TIME
-            if policy.max_attempts > 1:
-                reserve = policy.settle + _READING_TIME
-        last_start = deadline - min(reserved, RESERVED_SHARE * (deadline - began))
-        self._context = Context(observer, deadline, last_start, reserve)
+            if options.retry.max_attempts > 1:
+                reserve = options.retry.settle + _READING_TIME
+        last_start = deadline - min(reserved, RESERVED_SHARE * (deadline - self._retry_at))
+        self._context = Context(Observer(options.on_attempt, options.telemetry, span), deadline, last_start, reserve)
 
     async def run(self) -> T:
         """Make attempts until one returns or raises."""
@@ -126,7 +120,7 @@ class _Call(Generic[T]):
 
     async def _step(self) -> T:
         """Make one attempt, after a reading if an earlier one was ambiguous; raise `RetryRequested` for another one."""
-        if self._reconciliation is not None and (found := await self._settle(self._retry_at)) is not None:
+        if self._reconciliation is not None and (found := await self._settle()) is not None:
             return self._succeed(found.value)
         operation, transport, context = self._operation, self._transport, self._context
         shared, options, loop = transport.shared, transport.options, asyncio.get_running_loop()
@@ -134,22 +128,36 @@ class _Call(Generic[T]):
         context.body = None if operation.body is None else operation.body()
         accepted, began = shared.accepted, loop.time()
         outcome: Outcome[T] = await transport.attempt(operation, shared, options, context)
-        seconds = loop.time() - began
+        self._retry_at = loop.time()
+        seconds = self._retry_at - began
         if outcome.kind is Kind.SUCCESS:
-            report(outcome, operation.name, context.number, seconds, shared, options)
+            report(outcome, operation, shared, options, context, seconds)
             value: Any = outcome.value
             return self._succeed(value if self._reconciliation is None else await self.confirm(value))
         decision = self._decide(outcome, others_accepted=shared.accepted > accepted)
         ambiguous = decision.step in (Step.RECONCILE, Step.UNKNOWN)
-        report(outcome, operation.name, context.number, seconds, shared, options, decision.delay, ambiguous=ambiguous)
-        return await self._follow(outcome, decision)
+        report(outcome, operation, shared, options, context, seconds, decision.delay, ambiguous=ambiguous)
+        self._note(outcome)
+        if decision.step is Step.UNKNOWN:
+            # Nothing was read; a reading may tell.
+            text = f"{outcome.error}; {decision.reason}"
+            late = isinstance(outcome.error, errors.RequestTimeout)
+            raise self._unknown(text, timed_out=late, may_clear=operation.effect is not None)
+        if decision.delay is None:
+            return await self._finish(outcome, decision)
+        self._retry_at += decision.delay
+        if outcome.kind is Kind.REJECTED_TOKEN:
+            context.may_refresh = False
+        elif outcome.error is not None:
+            self._span.retry(decision.delay, outcome.error)
+        # An ambiguous call spends the delay on readings.
+        raise RetryRequested(0.0 if decision.step is Step.RECONCILE else decision.delay)
 
     def _decide(self, outcome: Outcome[T], *, others_accepted: bool) -> Decision:
         """Decide what follows a failed attempt."""
         if self._retries is None:
             self._retries = Retries(self._transport.options.retry, self._operation.safety, self._budget)
         self._retries.attempts = self._context.number
-        self._retry_at = asyncio.get_running_loop().time()
         decision = self._retries.decide(
             outcome.kind,
             outcome.retry_after,
@@ -161,44 +169,36 @@ class _Call(Generic[T]):
             self._transport.shared.rate_limiter.pause(decision.pause)
         return decision
 
-    async def _follow(self, outcome: Outcome[T], decision: Decision) -> T:
-        """Do what follows a failed attempt: request another one, find its effect after all, or raise."""
-        kind, error, effect = outcome.kind, outcome.error, self._operation.effect
-        assert error is not None
+    def _note(self, outcome: Outcome[T]) -> None:
+        """Note how an attempt failed. Raise if the caller's own code did, after the request was sent."""
+        kind, error, body = outcome.kind, outcome.error, self._context.body
         if kind is Kind.RAISED:
-            if self._is_harmful and self._context.body is not None and self._context.body.may_have_taken_effect:
+            if self._is_harmful and body is not None and body.may_have_taken_effect:
                 raise self._failed(error) from error
-        else:
-            self._context.body = None  # from here on the ambiguity is the reconciliation's
-            if kind is not Kind.REFUSED and isinstance(error, errors.SigningError):
-                self._last_failure = error
+            return
+        self._context.body = None  # from here on the ambiguity is the reconciliation's
+        if kind is not Kind.REFUSED and isinstance(error, errors.SigningError):
+            self._last_failure = error
         if kind.is_ambiguous:
             self._was_ambiguous = True
-            if effect is not None:
+            if self._operation.effect is not None:
                 self._note_ambiguous(kind)
-        if decision.step is Step.UNKNOWN:
-            text, timed_out = f"{error}; {decision.reason}", isinstance(error, errors.RequestTimeout)
-            # Nothing was read; a reading may tell.
-            raise self._unknown(text, timed_out=timed_out, may_clear=effect is not None)
-        if decision.delay is not None:
-            self._retry_at += decision.delay
-            if kind is Kind.REJECTED_TOKEN:
-                self._context.may_refresh = False
-            else:
-                self._context.observer.span.retry(decision.delay, error)
-            # An ambiguous call spends the delay on readings.
-            raise RetryRequested(0.0 if decision.step is Step.RECONCILE else decision.delay)
+
+    async def _finish(self, outcome: Outcome[T], decision: Decision) -> T:
+        """Return the effect after all, or raise the error: no attempt follows."""
+        kind, error, effect = outcome.kind, outcome.error, self._operation.effect
+        assert error is not None
         if effect is not None and (self._reconciliation is not None or effect.may_cause(error)):
             if kind in (Kind.REFUSED, Kind.RAISED):
                 # The refusal may mean that an earlier attempt took effect late: give its effect time to show.
                 self._reconcile().wait(self._transport.options.retry.settle)
-            found = await self._settle(self._retry_at)
+            found = await self._settle()
             if found is not None:
                 return self._succeed(found.value)
         may_show_late = self._is_harmful and (self._was_ambiguous if effect is None else effect.may_show_late)
-        if may_show_late and not isinstance(error, errors.SigningError):
-            raise self._failed(error) from error
-        if isinstance(error, errors.SigningError) and (may_show_late or kind not in (Kind.REFUSED, Kind.RAISED)):
+        if not isinstance(error, errors.SigningError):
+            raise (self._failed(error) if may_show_late else error) from (error if may_show_late else error.__cause__)
+        if may_show_late or kind not in (Kind.REFUSED, Kind.RAISED):
             flags: errors.Flags = {"effect": "unknown"} if may_show_late else {}
             raise errors.amended(error, reason=decision.reason, attempts=self._context.number, **flags)
         raise error
@@ -230,14 +230,14 @@ class _Call(Generic[T]):
     async def find_effect(self) -> Found[T] | None:
         """Return the effect of an earlier process's request; None if it had none."""
         self._note_ambiguous(Kind.LOST)
-        return await self._settle(self._retry_at)
+        return await self._settle()
 
     async def confirm(self, value: T) -> T:
         """Return the effect of the attempt that succeeded; raise `OutcomeUnknown` unless it shows exactly once."""
         text = "the request succeeded, but could not be verified"
         confirming = self._reconcile().confirm(value, self._transport.options.retry.settle)
         confirmed = await self._decide_by(confirming, text, f"{text}: ", () if value is None else (value,))
-        self._context.observer.span.verdict("verified")
+        self._span.verdict("verified")
         return confirmed
 
     def _reconcile(self) -> Reconciliation[T]:
@@ -252,10 +252,11 @@ class _Call(Generic[T]):
         settle = retry.settle_time(self._transport.options.retry, kind)
         self._reconcile().note(settle, may_be_late=kind.may_be_late)
 
-    async def _settle(self, retry_at: float) -> Found[T] | None:
+    async def _settle(self) -> Found[T] | None:
         """Return the effect of an earlier attempt; None if a repeat is safe."""
-        found = await self._decide_by(self._reconcile().settle(retry_at), str(self._last_failure or "no response came"))
-        self._context.observer.span.verdict("no_effect" if found is None else "effect")
+        late = str(self._last_failure or "no response came")
+        found = await self._decide_by(self._reconcile().settle(self._retry_at), late)
+        self._span.verdict("no_effect" if found is None else "effect")
         return found
 
     async def _decide_by(self, reading: Awaitable[R], late: str, cause: str = "", known: Iterable[object] = ()) -> R:
@@ -272,29 +273,26 @@ class _Call(Generic[T]):
             # The readings share the time that is left: one that times out has used it up.
             is_late = isinstance(error, TimeoutError) and not error.client_wide
             text = f"{late}; {_LATE}" if is_late else f"{cause}the service could not be read: {error}"
-            reason = error
-            unknown = self._unknown(
-                text, known, timed_out=is_late, may_clear=error.transient, client_wide=error.client_wide
-            )
+            reason, flags = error, {"may_clear": error.transient, "client_wide": error.client_wide}
+            unknown = self._unknown(text, known, timed_out=is_late, **flags)
         except TimeoutError:
             unknown = self._unknown(f"{late}; {_LATE}", known, timed_out=True, may_clear=True)
         except Exception as error:
             # The caller's own rate limiter may raise anything.
             text = f"{cause}the service could not be read ({type(error).__name__})"
             unknown = self._unknown(text, known, may_clear=True)
-        self._context.observer.span.verdict("unknown")
+        self._span.verdict("unknown")
         raise unknown from reason
 
     async def _read(self, operation: Operation[Any]) -> Any:
         """Carry out a reading as a part of this call."""
         # A reading that hangs must leave time for others.
         now = asyncio.get_running_loop().time()
-        timeouts = self._transport.options.timeouts
-        deadline = now + min(RESERVED_SHARE * (self._deadline - now), timeouts.call)
-        self._context.observer.span.reading(operation.name)
-        return await _Call(self._transport, operation, now, deadline, None, self._context.observer).run()
+        seconds = min(RESERVED_SHARE * (self._deadline - now), self._transport.options.timeouts.call)
+        self._span.reading(operation.name)
+        return await _Call(self._transport, operation, now + seconds, self._span).run()
 
-    def _failed(self, error: Exception) -> errors.OutcomeUnknown:
+    def _failed(self, error: object) -> errors.OutcomeUnknown:
         """Return the error for an exception of the caller's own code while the effect may still show."""
         return self._unknown(f"the call failed ({type(error).__name__})", may_clear=self._operation.effect is not None)
 
@@ -305,7 +303,7 @@ class _Call(Generic[T]):
         *,
         timed_out: bool = False,
         may_clear: bool = False,
-        client_wide: bool = False,
+        **flags: Any,
     ) -> errors.OutcomeUnknown:
         timed_out |= asyncio.get_running_loop().time() >= self._deadline
         name = self._operation.name
@@ -315,8 +313,8 @@ class _Call(Generic[T]):
             attempts=self._context.number,
             known=known,
             may_clear=may_clear,
-            client_wide=client_wide,
             after_transient=self._last_failure is None or self._last_failure.transient,
+            **flags,
         )
         log.warning("%s", unknown)
         return unknown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -15,28 +14,14 @@ from ..models import Token
 from ..reconcile import Effect
 from ..telemetry import CallSpan
 from . import wire
-from .rate_limit import LocalRateLimiter, RateLimiter
-from .redaction import redact
+from .rate_limit import RateLimiter
 from .response import Response
 from .retry import RetryBudget, RetryPolicy, Safety
 
-__all__ = [
-    "Anonymous",
-    "Attempt",
-    "Auth",
-    "Bearer",
-    "Context",
-    "Observer",
-    "Operation",
-    "Options",
-    "Shared",
-    "Timeouts",
-    "log",
-]
+__all__ = ["Attempt", "Auth", "Observer", "Operation", "Options", "Shared", "Timeouts", "log"]
 
 T = TypeVar("T")
-
-log: logging.Logger = logging.getLogger("signing_async")
+log = wire.log
 
 _NO_SPAN = CallSpan()
 _check_seconds = _checks.field(_checks.number, "timeout.", above=0)
@@ -80,39 +65,13 @@ class Attempt:
     """The headers of the response, with case-insensitive names and without secrets; empty if there was no response."""
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class Observer:
     """What observes a call, and the token requests that the call causes."""
 
-    def __init__(
-        self,
-        on_attempt: Callable[[Attempt], None] | None = None,
-        telemetry: bool = True,
-        span: CallSpan = _NO_SPAN,
-    ) -> None:
-        self.on_attempt: Callable[[Attempt], None] | None = on_attempt
-        self.telemetry: bool = telemetry
-        self.span: CallSpan = span
-
-
-class Context:
-    """The circumstances of the attempts of one call; all times are in loop time."""
-
-    body: wire.Body | None = None
-    """The body of the attempt that is under way, or that ended in an exception."""
-    number: int = 0
-    """The number of attempts begun."""
-    may_refresh: bool = True
-    """Whether a rejected token may be replaced."""
-
-    def __init__(self, observer: Observer, deadline: float, last_start: float, reserve: float) -> None:
-        """``last_start`` is the latest time to send a request.
-
-        ``reserve`` seconds before the deadline, or a share of the remaining time, are kept for reconciliation.
-        """
-        self.observer: Observer = observer
-        self.deadline: float = deadline
-        self.last_start: float = last_start
-        self.reserve: float = reserve
+    on_attempt: Callable[[Attempt], None] | None = None
+    telemetry: bool = True
+    span: CallSpan = _NO_SPAN
 
 
 class Auth(Protocol):
@@ -126,35 +85,6 @@ class Auth(Protocol):
 
     def secrets(self) -> Iterable[str]:
         """Return the secrets to redact from every text."""
-
-
-class Bearer:
-    """A fixed access token."""
-
-    def __init__(self, access_token: str) -> None:
-        self._token = Token(access_token)
-
-    async def token(self, observer: Observer) -> Token:
-        return self._token
-
-    async def renewed(self, rejected: Token, observer: Observer) -> bool:
-        return False
-
-    def secrets(self) -> Iterable[str]:
-        return (self._token.access_token,)
-
-
-class Anonymous:
-    """No access token, for requests without one or with their own credentials, which ``secrets`` returns."""
-
-    def __init__(self, secrets: Callable[[], Iterable[str]]) -> None:
-        self.secrets: Callable[[], Iterable[str]] = secrets
-
-    async def token(self, observer: Observer) -> None:
-        return None
-
-    async def renewed(self, rejected: Token, observer: Observer) -> bool:
-        return False
 
 
 # Not frozen: making a frozen instance takes a fortieth of a small call's time.
@@ -196,20 +126,14 @@ class Options:
     telemetry: bool = True
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class Shared:
     """What all views of a client share."""
 
-    def __init__(
-        self, origin: str, auth: Auth, sessions: wire.Sessions, rate_limiter: RateLimiter | None = None
-    ) -> None:
-        self.origin = origin
-        self.auth = auth
-        self.sessions = sessions
-        self.rate_limiter: RateLimiter = LocalRateLimiter() if rate_limiter is None else rate_limiter
-        self.accepted: int = 0
-        """The number of requests with a response other than 429."""
-        self.budget: RetryBudget = RetryBudget()
-
-    def redact(self, text: str) -> str:
-        """Return the text without tokens and secrets."""
-        return redact(text, self.auth.secrets())
+    origin: str
+    auth: Auth
+    sessions: wire.Sessions
+    rate_limiter: RateLimiter
+    accepted: int = attrs.field(default=0, init=False)
+    """The number of requests with a response other than 429."""
+    budget: RetryBudget = attrs.field(factory=RetryBudget, init=False)

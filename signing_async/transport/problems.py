@@ -26,9 +26,12 @@ _BY_STATUS: dict[int, type[errors.APIError]] = {
     422: errors.DocumentRejected,
     429: errors.RateLimited,
 }
-# Names in common shapes of error bodies: RFC 9457, JSON:API, OAuth, Google, Laravel, Django REST framework, FastAPI.
-_INNER = ("error", "detail")
-_CODES = ("code", "error_code", "status", "type", "error")
+# Where common error bodies hold their parts: RFC 9457, JSON:API, OAuth, Google, Laravel, Django REST, FastAPI. A code
+# makes a 500 or 503 the service's own error, so it is searched for in few places.
+_CODES = (
+    *("code", "error.code", "error_code", "error.error_code", "error.status", "type", "error.type", "error"),
+    *("detail.code", "errors.0.code", "0.code"),
+)
 _MESSAGES = ("message", "detail", "error_description", "error_message", "title", "error")
 _LISTS = ("errors", "details", "messages", "fields", "violations", "invalid-params", "invalid_params")
 _FIELDS = ("field", "name", "property", "propertyPath", "param", "parameter", "pointer", "path", "loc", "source")
@@ -61,7 +64,7 @@ def error_from(
     given = {name: look_up(data, path) for name, path in assumptions.error_paths.items()}
     codes = [text for text in (*_texts(given.get("code")), *_codes(data)) if text != str(status)]
     details = list(itertools.islice(_field_messages(given.get("fields") or _details(data)), _MAX_MESSAGES))
-    texts = _texts(*(value for _, value in _members(data, _MESSAGES)), data if isinstance(data, str) else None)
+    texts = _texts(*_members(data, _MESSAGES), data if isinstance(data, str) else None)
     candidates = [text for text in texts if text not in codes or " " in text] + [text for _, text in details]
     candidates = [*_texts(given.get("message")), *candidates]
     message = next((text for text in candidates if not _is_cannot_be_sent(text)), "")
@@ -95,8 +98,7 @@ def decode_error(
     effect: Literal["none", "unknown"],
 ) -> errors.DecodeError:
     """Return the exception for a successful response that cannot be decoded; ``content`` is its body."""
-    secrets = tuple(secrets)
-    body = None
+    secrets, body = tuple(secrets), None
     with contextlib.suppress(Unreadable):
         body = redact_data(parse(content), secrets)
     suffix = f", request id {request_id}" if request_id else ""
@@ -109,7 +111,7 @@ def _pick_exception(status: int, data: Any, not_found: type[errors.NotFound]) ->
         return errors.ServerError
     if status == 404:
         return not_found
-    if status == 400 and any(_is_cannot_be_sent(text) for text in _strings(data)):
+    if status == 400 and any(map(_is_cannot_be_sent, _strings(data))):
         return errors.CannotBeSent
     return _BY_STATUS.get(status, errors.APIError)
 
@@ -148,14 +150,10 @@ def one_line(text: str) -> str:
 # The parts of an error body
 
 
-def _members(data: Any, names: Iterable[str], inner: Iterable[str] = _INNER) -> Iterator[tuple[str, Any]]:
+def _members(data: Any, names: Iterable[str]) -> Iterator[Any]:
     """Yield the members with these names of the body, and of the object in it that describes the error."""
-    heads = [data, *(look_up(data, name) for name in inner)]
-    for name in names:
-        for head in heads:
-            # The status of the whole body is that of the response, or a word such as "fail".
-            if isinstance(head, Mapping) and name in head and (name != "status" or head is not data):
-                yield name, head[name]
+    heads = (data, look_up(data, "error"), look_up(data, "detail"))
+    return (head[name] for name in names for head in heads if isinstance(head, Mapping) and name in head)
 
 
 def _texts(*values: Any) -> Iterator[str]:
@@ -165,17 +163,16 @@ def _texts(*values: Any) -> Iterator[str]:
 
 
 def _codes(data: Any) -> Iterator[str]:
-    # A code makes a 500 or 503 the service's own error: no further places are searched.
-    for name, value in _members(data, _CODES, ("error",)):
-        is_url = name == "type" and isinstance(value, str)  # RFC 9457
-        yield from _texts(_last_segment(value.removeprefix("about:blank")) if is_url else value)
-    yield from _texts(*(look_up(data, path) for path in ("detail.code", "errors.0.code", "0.code")))
+    for path in _CODES:
+        found = look_up(data, path)
+        is_url = path.endswith("type") and isinstance(found, str)  # RFC 9457
+        yield from _texts(_last_segment(found.removeprefix("about:blank")) if is_url else found)
 
 
 def _details(data: Any) -> Any:
     """Return the list or the object with the messages for fields."""
-    found = [data] if isinstance(data, list) else [value for _, value in _members(data, _LISTS)]
-    found += [value for _, value in _members(data, ("detail", "message")) if isinstance(value, list)]
+    found = [data] if isinstance(data, list) else list(_members(data, _LISTS))
+    found += [value for value in _members(data, ("detail", "message")) if isinstance(value, list)]
     if isinstance(data, Mapping):
         # Some frameworks put the fields at the top level, each with its messages.
         lists = {name: texts for name, texts in data.items() if isinstance(texts, list)}

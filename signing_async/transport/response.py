@@ -5,7 +5,10 @@ from __future__ import annotations
 import builtins
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any, TypeVar
+
+import attrs
 
 from ..assumptions import Assumptions
 from ..errors import DecodeError
@@ -21,30 +24,20 @@ T = TypeVar("T")
 _CHARSET = re.compile(r";\s*charset\s*=\s*\"?([\w.:-]+)", re.IGNORECASE)
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class Response:
     """A response of the service. ``str`` and ``repr`` show nothing of its headers and body."""
 
-    def __init__(
-        self,
-        operation: str,
-        status: int,
-        headers: Mapping[str, str],
-        content: builtins.bytes,
-        *,
-        secrets: Callable[[], Iterable[str]],
-        assumptions: Assumptions,
-        safety: Safety,
-    ) -> None:
-        self.operation: str = operation
-        """The name of the call, such as ``"signings.get"`` or ``"POST /api/1.0/signings/{id}/cancel"``."""
-        self.status: int = status
-        self.headers: Mapping[str, str] = headers
-        """The headers, with case-insensitive names."""
-        self.bytes: builtins.bytes = content
-        """The body; for an error, or a call for which only the status counts, at most its first 64 KiB."""
-        self._secrets = secrets
-        self._assumptions = assumptions
-        self._safety = safety
+    operation: str
+    """The name of the call, such as ``"signings.get"`` or ``"POST /api/1.0/signings/{id}/cancel"``."""
+    status: int
+    headers: Mapping[str, str]
+    """The headers, with case-insensitive names."""
+    bytes: builtins.bytes = b""
+    """The body; for an error, or a call for which only the status counts, at most its first 64 KiB."""
+    _secrets: Callable[[], Iterable[str]] = attrs.field(kw_only=True)
+    _assumptions: Assumptions = attrs.field(kw_only=True)
+    _safety: Safety = attrs.field(kw_only=True)
 
     @property
     def text(self) -> str:
@@ -58,10 +51,9 @@ class Response:
     @property
     def request_id(self) -> str | None:
         """The id by which the service's support finds the request, without secrets: a server may echo anything."""
-        try:
+        data = None
+        with suppress(Unreadable):
             data = parse(self.bytes)
-        except Unreadable:
-            data = None
         found = request_id(self.headers, data, self._assumptions)
         return None if found is None else redact(found, self._secrets())
 

@@ -213,7 +213,7 @@ class Retries:
         ``remaining`` is the seconds in which another attempt may start. ``others_accepted``: the service accepted
         other requests of the client since the attempt began. ``jitter`` is a random number from 0 to 1.
         """
-        step = step_after(kind, self._safety)
+        step, at_least = step_after(kind, self._safety), retry_after or 0.0
         if kind is Kind.REJECTED_TOKEN:
             self._uncounted += 1
             return Decision(step, 0.0)
@@ -227,56 +227,50 @@ class Retries:
             self._lost_responses += 1
             if self._lost_responses > 1:
                 return Decision(step, None, "the response was lost twice")
-        jitter = random.random() if jitter is None else jitter
-        if kind is Kind.THROTTLED:
-            self._uncounted += others_accepted
-            return self._decide_after_429(step, retry_after, remaining, jitter)
-        at_least = settle_time(self._policy, kind) if step is Step.RECONCILE else 0.0
-        delay, reason = self._delay(retry_after, remaining, jitter, at_least)
-        if delay is not None and not self._withdraw():
-            return Decision(step, None, "too many calls are failing: the retry budget is used up")
-        return Decision(step, delay, reason)
-
-    def _decide_after_429(self, step: Step, retry_after: float | None, remaining: float, jitter: float) -> Decision:
+        if step is Step.RECONCILE:
+            at_least = max(at_least, settle_time(self._policy, kind))
+        is_429, jitter = kind is Kind.THROTTLED, random.random() if jitter is None else jitter
+        self._uncounted += is_429 and others_accepted
         # A rate limiter spreads the calls that wait for it; the token endpoint has only a pause.
         has_limiter = self._safety is not Safety.TOKEN
-        if has_limiter and retry_after and self._counted_attempts == 1:
+        if is_429 and has_limiter and retry_after and self._counted == 1:
             jitter = 0.0
-        delay, reason = self._delay(retry_after, remaining, jitter)
-        pause, longest = (retry_after or 0.0) if delay is None else delay, self._policy.max_retry_after
-        if pause > longest:
-            # Such a long wait may concern only this endpoint: the limiter just slows down, as after any 429.
-            pause = 0.0 if has_limiter else longest
-        return Decision(step, delay, reason, pause)
+        policy = self._policy
+        # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
+        ceiling = min(policy.max_delay, policy.base_delay * 2.0 ** min(self._counted - 1, 60))
+        delay = max(jitter * ceiling, at_least)
+        reason = self._reason_to_stop(retry_after, delay, remaining)
+        if is_429:
+            pause = (retry_after or 0.0) if reason else delay
+            if pause > policy.max_retry_after:
+                # Such a long wait may concern only this endpoint: the limiter just slows down, as after any 429.
+                pause = 0.0 if has_limiter else policy.max_retry_after
+            return Decision(step, None if reason else delay, reason, pause)
+        if not reason and not self._withdraw():
+            reason = "too many calls are failing: the retry budget is used up"
+        return Decision(step, None if reason else delay, reason)
 
     @property
-    def _counted_attempts(self) -> int:
+    def _counted(self) -> int:
         return max(1, self.attempts - self._uncounted)
 
-    def _delay(
-        self, retry_after: float | None, remaining: float, jitter: float, at_least: float = 0.0
-    ) -> tuple[float | None, str]:
-        """Return the delay, or None and the reason."""
-        policy, attempts = self._policy, self._counted_attempts
+    def _reason_to_stop(self, retry_after: float | None, delay: float, remaining: float) -> str:
+        """Return why the policy or the deadline allows no further attempt; "" if they do."""
+        policy, attempts = self._policy, self._counted
         if attempts >= policy.max_attempts:
-            return None, f"{attempts} attempts were made" if attempts > 1 else "no retry is allowed"
+            return f"{attempts} attempts were made" if attempts > 1 else "no retry is allowed"
         if retry_after is not None and retry_after > policy.max_retry_after:
-            return None, f"the wait of {retry_after:g} s is longer than the policy's {policy.max_retry_after:g} s"
-        # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
-        ceiling = min(policy.max_delay, policy.base_delay * 2.0 ** min(attempts - 1, 60))
-        delay = max(jitter * ceiling, retry_after or 0.0, at_least)
-        return (delay, "") if delay < remaining else (None, "the deadline leaves no time to wait")
+            return f"the wait of {retry_after:g} s is longer than the policy's {policy.max_retry_after:g} s"
+        return "" if delay < remaining else "the deadline leaves no time to wait"
 
     def _withdraw(self) -> bool:
-        if self._budget is None:
-            return True
-        withdrawn = self._budget.withdraw()
+        withdrawn = self._budget is None or self._budget.withdraw()
         self._withdrawn += withdrawn
         return withdrawn
 
     def succeed(self) -> None:
         """Refund the budget: the call succeeded after all."""
-        if self._budget is not None and self._withdrawn:
+        if self._budget is not None:
             self._budget.refund(self._withdrawn)
 
 
@@ -322,20 +316,15 @@ def read_retry_after(value: str | None, *, date: str | None = None, now: Callabl
 
     A date is compared with the response's own ``Date`` if there is one, so a wrong local clock does no harm.
     """
-    if value is None:
-        return None
-    text = value.strip()
+    text = (value or "").strip()
     if re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII):
         return min(float(text), sys.float_info.max)
-    retry_at = _read_date(text)
-    if retry_at is None:
-        return None
-    responded_at = _read_date(date or "")
-    return max(0.0, retry_at - (now() if responded_at is None else responded_at))
+    retry_at, responded_at = _read_date(text), _read_date(date or "")
+    return None if retry_at is None else max(0.0, retry_at - (now() if responded_at is None else responded_at))
 
 
 def _read_date(text: str) -> float | None:
-    if len(text) > _MAX_DATE:
+    if not text or len(text) > _MAX_DATE:
         return None
     import email.utils  # a date is rare, and the import takes a while
     from datetime import UTC
@@ -375,7 +364,7 @@ def _runner() -> Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]:
         # backoff 2 calls this function while it decorates; Python 3.14 deprecates it.
         warnings.filterwarnings("ignore", "'asyncio.iscoroutinefunction' is deprecated", DeprecationWarning)
         # Without jitter, which would shorten the delay; without logger, which would log the exception.
-        retrying = backoff.on_exception(
+        on_request = backoff.on_exception(
             backoff.runtime, RetryRequested, value=attrgetter("delay"), jitter=None, logger=None
         )
-        return retrying(attempt_again)
+        return on_request(attempt_again)

@@ -242,8 +242,6 @@ class Sessions:
         self.proxy: Secret[URL] | None = proxy
         self._made: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._pool_key: Any = None
-        """The origin's key in aiohttp's pool, once it is known."""
         self.pool_is_hidden: bool = False
         """Whether the pool cannot be checked."""
         self.closed: bool = False
@@ -282,30 +280,20 @@ class Sessions:
         """Return whether the session that was made here belongs to another event loop."""
         return self._made is not None and self._loop is not asyncio.get_running_loop()
 
-    def drop_desynchronized(self, session: aiohttp.ClientSession, url: URL) -> None:
+    def drop_desynchronized(self, session: aiohttp.ClientSession) -> None:
         """Close idle connections on which foreign bytes arrived."""
         # aiohttp reuses such a connection although its protocol says `should_close`, and would take these bytes, which
         # may belong to another user, for the next response. Its pool is private: if a later release keeps it in another
         # way, the service is asked to close each connection after its response.
         try:
             pool: Any = session.connector._conns  # type: ignore[union-attr]
-            for key in (self._pool_key,) if self._pool_key else self._find_keys(pool, url):
-                for protocol, _ in pool.get(key, ()):
-                    if protocol.should_close:
-                        protocol.close()
+            for protocol in [protocol for idle in pool.values() for protocol, _ in idle if protocol.should_close]:
+                protocol.close()
         except Exception as error:
             if not self.pool_is_hidden:
                 self.pool_is_hidden = True
                 text = "cannot check the connection pool of aiohttp %s (%s): connections are not reused"
                 log.warning(text, aiohttp.__version__, type(error).__name__)
-
-    def _find_keys(self, pool: Any, url: URL) -> list[Any]:
-        """Return the keys of the URL's host, and remember the client's own."""
-        keys = [key for key in pool if (key.host, key.port) == (url.raw_host, url.port)]
-        # The caller's own requests to this host may have other keys, with a proxy or a server name.
-        own = (key for key in keys if key[2:4] == (url.scheme == "https", True) and not any(key[4:]))
-        self._pool_key = next(own, None)
-        return keys
 
     async def close(self) -> None:
         """Close the session, unless it is the caller's."""
@@ -335,7 +323,7 @@ async def send(
     `BrokenResponse` if there is no response.
     """
     url, body = request.url, request.body
-    sessions.drop_desynchronized(session, url)
+    sessions.drop_desynchronized(session)
     headers, middlewares = _headers(request, token, close=sessions.pool_is_hidden), None
     if session.trust_env:
         # aiohttp would add the host's credentials of a .netrc file, or fail because there are two.

@@ -49,8 +49,9 @@ from signing_async.reconcile import (
     Undecidable,
 )
 from signing_async.transport import wire
+from signing_async.transport.attempt import Bearer
 from signing_async.transport.call import Transport
-from signing_async.transport.operation import Bearer, Operation, Options, Shared, Timeouts
+from signing_async.transport.operation import Operation, Options, Shared, Timeouts
 from signing_async.transport.retry import Kind, RetryPolicy, Safety
 
 from .loop import VirtualLoop

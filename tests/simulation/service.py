@@ -23,8 +23,8 @@ import attrs
 from signing_async import errors
 from signing_async.models import Signing
 from signing_async.transport import attempt, retry, wire
-from signing_async.transport.attempt import Outcome
-from signing_async.transport.operation import Context, Operation, Options, Shared
+from signing_async.transport.attempt import Context, Outcome
+from signing_async.transport.operation import Operation, Options, Shared
 from signing_async.transport.retry import Kind, RetryPolicy
 
 T = TypeVar("T")

@@ -70,7 +70,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 
 
 def _repeat_without_reading(patch: pytest.MonkeyPatch) -> None:
-    async def settle(self: Any, retry_at: float) -> None:
+    async def settle(self: Any) -> None:
         return None
 
     patch.setattr(_Call, "_settle", settle)
@@ -79,8 +79,8 @@ def _repeat_without_reading(patch: pytest.MonkeyPatch) -> None:
 def _read_after_the_first_attempt_only(patch: pytest.MonkeyPatch) -> None:
     settle = _Call._settle
 
-    async def settle_once(self: Any, retry_at: float) -> Any:
-        return await settle(self, retry_at) if self._retries.attempts < 2 else None
+    async def settle_once(self: Any) -> Any:
+        return await settle(self) if self._retries.attempts < 2 else None
 
     patch.setattr(_Call, "_settle", settle_once)
 
