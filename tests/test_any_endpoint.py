@@ -25,12 +25,10 @@ from signing_async import (
     NotFound,
     OutcomeUnknown,
     Recipient,
-    RequestTimeout,
     Response,
     RetryPolicy,
     Signing,
     SigningClient,
-    Timeouts,
     TransportError,
     Unauthorized,
 )
@@ -40,7 +38,6 @@ from tests.transport.apps import authorized
 
 QUICK = RetryPolicy(max_attempts=3, base_delay=0.01, settle=0.1)
 WRITES = ["POST", "PUT", "PATCH", "DELETE"]
-READS = ["GET", "HEAD"]
 
 
 @attrs.frozen
@@ -161,17 +158,6 @@ async def test_text_is_decoded_in_the_charset_of_the_response(body: bytes, conte
     assert (response.text, response.bytes) == (text, body)
 
 
-@pytest.mark.parametrize("method", [*READS, *WRITES])
-async def test_empty_response_is_a_response(method: str) -> None:
-    """A 204, and a HEAD, whose length is that of the GET."""
-    handle = _responding(lambda: web.Response(status=204))
-    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
-        response = await client.request(method, "/x")
-        assert (response.status, response.bytes, response.text) == (204, b"", "")
-        with pytest.raises(DecodeError, match=f"{method} /x: the response cannot be read: empty"):
-            response.json()
-
-
 async def test_head_has_the_headers_of_a_get() -> None:
     async with serving(echo) as server, SigningClient(server.origin, "token") as client:
         response = await client.request("HEAD", "/x")
@@ -196,26 +182,6 @@ async def test_response_that_does_not_fit_is_a_decode_error(method: str, repeat:
         assert caught.value.effect == effect
         with pytest.raises(InvalidRequest, match="into: cannot decode JSON to"):
             response.decode(object)
-
-
-def _page() -> web.Response:
-    return web.Response(text="<html>Sign in</html>", content_type="text/html")
-
-
-async def test_page_of_html_is_no_response_unless_it_is_asked_for() -> None:
-    """A proxy responded."""
-    async with serving(_responding(_page)) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
-        with pytest.raises(DecodeError, match="an HTML page"):
-            await client.request("GET", "/x")
-        with pytest.raises(OutcomeUnknown, match="an HTML page"):
-            await client.request("POST", "/x")
-        with pytest.raises(DecodeError, match="an HTML page"):
-            async with client.stream("GET", "/x"):
-                raise AssertionError
-        for method in ("GET", "POST"):
-            assert "Sign in" in (await client.request(method, "/x", headers={"Accept": "text/html"})).text
-        async with client.stream("GET", "/x", headers={"Accept": "text/html"}) as response:
-            assert b"".join([chunk async for chunk in response]) == b"<html>Sign in</html>"
 
 
 # Errors
@@ -353,17 +319,6 @@ async def test_write_on_a_connection_that_was_closed_is_not_repeated_behind_the_
 # Lists
 
 
-async def test_paginate_lists_any_endpoint(sandbox: Sandbox, client: SigningClient) -> None:
-    created = [(await client.signings.create(name=f"{number}", language="EN")).id for number in range(7)]
-    listed = [each async for each in client.paginate("/api/1.0/signings", into=Template, limit=3)]
-    assert sorted(each.id for each in listed) == sorted(created)
-    assert len(sandbox.requests_of("signings.list")) == 3
-    page = await client.paginate("/api/1.0/signings", limit=3)
-    assert [each["id"] for each in page.items] == [each.id for each in listed[:3]]
-    rest = client.paginate("/api/1.0/signings", into=Signing, limit=3, cursor=page.next_cursor, prefetch=False)
-    assert [each.id async for each in rest] == [each.id for each in listed[3:]]
-
-
 async def test_paginate_keeps_path_and_params_on_every_page() -> None:
     async def handle(request: web.Request) -> web.Response:
         number = int(request.query.get("cursor", "0"))
@@ -418,14 +373,6 @@ async def test_stream_yields_the_body_in_chunks_with_status_and_headers() -> Non
         assert server.requests[0].headers["Accept"] == "*/*"
 
 
-async def test_stream_is_retried_until_it_begins() -> None:
-    async with serving(_failing("503")) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
-        async with client.stream("GET", "/x") as response:
-            assert [chunk async for chunk in response] == [b'{"id": "t1"}']
-        assert len(server.requests) == 2
-        assert response.request_id is None
-
-
 async def test_stream_that_is_left_early_closes_its_connection() -> None:
     async with serving(_sending(bytes(5_000_000))) as server, aiohttp.ClientSession() as session:
         client = SigningClient(server.origin, "token", session=session)
@@ -442,16 +389,6 @@ async def test_stream_that_is_left_early_closes_its_connection() -> None:
                 assert leave == "error"
             assert not session.connector._acquired
             assert not session.connector._conns
-
-
-async def test_stream_whose_chunks_do_not_come_ends_at_its_timeout() -> None:
-    async with (
-        serving(_sending(bytes(200_000), pause=asyncio.Event())) as server,
-        SigningClient(server.origin, "token", retry=QUICK) as client,
-        asyncio.timeout(10),
-    ):
-        with pytest.raises(RequestTimeout, match=r"GET /x: no complete response within its timeout of 0\.3 s"):
-            await _read_stream(client.with_options(timeout=Timeouts(transfer=0.3)))
 
 
 async def test_stream_that_breaks_off_is_a_transport_error() -> None:

@@ -398,16 +398,6 @@ async def test_one_page_is_prefetched_while_the_caller_works() -> None:
                 await anext(pages)
 
 
-async def test_page_is_fetched_when_needed_without_prefetch() -> None:
-    async with _slow() as (slow, client, _):
-        slow.open(0, 1, 2, 3)
-        async with aclosing(client.signings.list(prefetch=False).pages()) as pages:
-            for number in range(4):
-                await anext(pages)
-                await asyncio.sleep(0.02)
-                assert slow.requested == number + 1
-
-
 async def test_error_of_a_prefetched_page_is_raised_after_the_items_before_it() -> None:
     async with _slow() as (slow, client, _):
         slow.failing = {2}
@@ -460,29 +450,6 @@ async def test_leaving_a_list_early_cancels_the_prefetch(by: str) -> None:
         assert connector is not None
         assert not connector._acquired
     assert reports == []
-
-
-async def test_cancellation_while_waiting_for_a_prefetched_page_cancels_the_request() -> None:
-    """Also if the caller is cancelled twice."""
-    async with _slow() as (slow, client, _):
-        slow.open(0)
-
-        async def consume() -> None:
-            async for _signing in client.signings.list():
-                await asyncio.wait_for(slow.wait_for_requests(2), 5)
-
-        for times in (1, 2):
-            slow.requested = 0
-            task = asyncio.create_task(consume())
-            await asyncio.wait_for(slow.wait_for_requests(2), 5)
-            await asyncio.sleep(0.02)
-            for _time in range(times):
-                task.cancel()
-                await asyncio.sleep(0)
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            await _settled()
-            assert not _prefetches()
 
 
 async def test_pages_are_compared_by_content() -> None:

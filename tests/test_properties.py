@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-import pickle
 import tracemalloc
 from collections.abc import Callable
 from typing import Any
@@ -138,25 +136,6 @@ async def test_no_control_character_of_a_response_reaches_errors_or_logs(caplog:
     lines = [record.getMessage() for record in caplog.records if record.name == "signing_async"]
     assert len(lines) >= 4
     assert all(line.isprintable() for line in lines)
-
-
-def _nested(depth: int) -> bytes:
-    odd = depth % 2
-    return (
-        b'{"id": "s1", "x": ' + b"[" * odd + b'{"y": [' * (depth // 2) + b"1" + b"]}" * (depth // 2) + b"]" * odd + b"}"
-    )
-
-
-def test_record_can_be_printed_and_pickled_or_its_response_is_too_deep() -> None:
-    signing = decode_record(parse(_nested(64)), Signing)
-    assert repr(signing)
-    assert pickle.loads(pickle.dumps(signing)) == copy.deepcopy(signing) == signing
-    with_brackets = parse(b'{"id": "s1", "name": "%b", "x": %b}' % (b"[{" * 500, _nested(60)))
-    assert decode_record(with_brackets, Signing).name == "[{" * 500
-    for depth in (100, 101, 200, 900):
-        for body in (_nested(depth), b'{"id": "s1", "documents": [' + _nested(depth) + b"]}"):
-            with pytest.raises(Unreadable, match="nested too deeply"):
-                decode_record(parse(body), Signing)
 
 
 async def test_cursor_longer_than_16_kib_raises_decode_error() -> None:

@@ -28,11 +28,8 @@ from signing_async import (
 )
 from tests.reconcile.late_service import OK, Fate, LateService, script
 from tests.reconcile.test_late_effects import (
-    FIRST,
-    FOLLOWING,
     PATIENT,
     POLICY,
-    SETTLE,
     _judge,
     _outcome,
     fates,
@@ -77,34 +74,6 @@ def _call(client: SigningClient, write: str, number: int = 0) -> tuple[str, Awai
     return email, _add(client, email, **({"into": Person} if write == "add into" else {}))
 
 
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("first", FIRST)
-async def test_effect_within_the_settle_time_is_the_result(write: str, first: str) -> None:
-    """What the function returned is what the call returns; the request is made once."""
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=PATIENT) as client:
-        key, call = _call(client, write)
-        service.scripts[key] += script(Fate(first, 0.02 if first == "drop" else 0.25), "ok")
-        result = await call
-        assert (len(service.held[key].effects), service.held[key].requests) == (1, 1)
-        if write == "send":
-            assert isinstance(result, Response)
-            assert result.decode(Signing).is_draft is False
-        else:
-            assert result == Person(f"{key}-0", key)
-
-
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("following", FOLLOWING)
-@pytest.mark.parametrize("first", ["504", "html"])
-async def test_effect_after_the_settle_time_is_never_silent(write: str, first: str, following: str) -> None:
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        key, call = _call(client, write)
-        service.scripts[key] += script(Fate(first, SETTLE + 0.1), following)
-        error, ended_at = await _outcome(call)
-        await service.calm()
-        _judge(service, key, error, ended_at)
-
-
 @pytest.mark.parametrize("into", [None, Person, dict])
 async def test_record_other_than_the_requests_own_is_an_unknown_outcome(into: Any) -> None:
     """A function that takes the first match does not see two effects; their ids differ."""
@@ -132,37 +101,6 @@ def _make_another_of(service: LateService, *, first: bool = False) -> None:
         return respond(request, fate, record)
 
     service._respond = late_respond  # type: ignore[method-assign]  # the race is arranged here
-
-
-@pytest.mark.parametrize("write", WRITES)
-async def test_success_without_an_ambiguous_attempt_is_one_request(write: str) -> None:
-    """Nothing is read."""
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        key, call = _call(client, write)
-        result = await call
-        assert (service.held[key].requests, service.readings) == (1, 0)
-        assert isinstance(result, Person if write == "add into" else Response)
-
-
-@pytest.mark.parametrize("write", WRITES)
-async def test_success_after_an_ambiguous_attempt_is_verified(write: str) -> None:
-    """While the service does not show it, it is read again."""
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=PATIENT) as client:
-        key, call = _call(client, write)
-        service.scripts[key] += script("503", "ok")
-        service.lag = 0.3
-        await call
-        assert (len(service.held[key].effects), service.held[key].requests) == (1, 2)
-        if write == "send":
-            assert asyncio.get_running_loop().time() >= service.held[key].effects[0][0] + service.lag
-
-
-async def test_success_that_never_shows_is_an_unknown_outcome() -> None:
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        service.scripts["s0"] += script("503", "ok")
-        service.lag = 60.0
-        with pytest.raises(OutcomeUnknown, match="could not be verified: reconcile does not find the effect"):
-            await _send(client, "s0")
 
 
 async def test_success_that_does_not_fit_the_class_is_reconciled() -> None:
@@ -245,39 +183,6 @@ async def test_record_that_is_not_found_is_evidence() -> None:
         with pytest.raises(ServerError):
             await client.request("DELETE", "/api/1.0/templates/t1", reconcile=find)
     assert [request.method for request in server.requests].count("DELETE") == POLICY.max_attempts
-
-
-async def test_transient_failure_of_a_reading_is_read_again() -> None:
-    """The function need not do anything about it, nor about the retries of each reading."""
-    readings = 0
-
-    async def handle(request: web.Request) -> web.Response:
-        nonlocal readings
-        if request.method == "POST":
-            return web.Response(status=504)
-        readings += 1
-        return web.Response(status=503) if readings < 6 else web.json_response({"id": "t1"})
-
-    async def find(read: Reader) -> dict[str, Any] | None:
-        response = await read("/api/1.0/templates/t1")
-        return response.decode(dict)
-
-    policy = RetryPolicy(max_attempts=2, base_delay=0.02, settle=10.0)
-    async with serving(handle) as server, SigningClient(server.origin, "token", retry=policy) as client:
-        found = await client.request("POST", "/api/1.0/templates", reconcile=find, into=dict)
-    assert (found, readings) == ({"id": "t1"}, 6)
-
-
-async def test_ambiguous_failure_without_retries_is_an_unknown_outcome() -> None:
-    async with (
-        LateService().running() as service,
-        SigningClient(service.origin, "token", retry=RetryPolicy.none()) as client,
-    ):
-        for number, kind in enumerate(("503", "504", "drop")):
-            service.scripts[f"s{number}"] += script(kind)
-            with pytest.raises(OutcomeUnknown):
-                await _send(client, f"s{number}")
-        assert service.readings == 0
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,8 @@ import pytest
 from aiohttp import web
 
 from signing_async import (
-    LocalRateLimiter,
     OutcomeUnknown,
     OutcomeUnknownTimeout,
-    RequestTimeout,
     RetryPolicy,
     ServerError,
     Signing,
@@ -104,28 +102,6 @@ async def test_remind_is_repeated_after_5xx(sandbox: Sandbox, client: SigningCli
     sandbox.faults.add("recipients.remind", kind)
     await client.recipients.remind(signing, recipient.id)
     assert len(sandbox.requests_of("recipients.remind")) == 2
-
-
-async def test_reminder_after_whose_request_the_callers_rate_limiter_fails_is_an_unknown_outcome(
-    sandbox: Sandbox, client: SigningClient
-) -> None:
-    class Fickle(LocalRateLimiter):
-        def release(self, acquired_at: float, accepted: bool | None) -> None:
-            raise ConnectionError("the limiter is gone")
-
-    signing = await _sendable(client)
-    await client.signings.send(signing)
-    recipient = sandbox.recipients(signing.id)[0]
-    async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=Fickle()) as fickle:
-        with pytest.raises(OutcomeUnknown, match=r"the call failed \(ConnectionError\)$") as caught:
-            await fickle.recipients.remind(signing, recipient.id)
-        # Reads and the creation of drafts are safe to repeat, so the caller gets its own error.
-        with pytest.raises(ConnectionError):
-            await fickle.me()
-        with pytest.raises(ConnectionError):
-            await _draft(fickle)
-    assert isinstance(caught.value.__cause__, ConnectionError)
-    assert not caught.value.transient
 
 
 @pytest.mark.parametrize("kind", ["drop-after-commit", "drop-before-commit"])
@@ -235,19 +211,6 @@ async def test_renamed_document_is_an_unknown_outcome(sandbox: Sandbox, client: 
     assert len(sandbox.requests_of("documents.upload")) == 2
 
 
-async def test_unresolved_upload_makes_the_next_of_its_name_undecidable(
-    sandbox: Sandbox, client: SigningClient
-) -> None:
-    signing = await _draft(client)
-    sandbox.faults.add("documents.upload", "hang")
-    quick = client.with_options(timeout=0.4)
-    with pytest.raises(OutcomeUnknown):
-        await quick.documents.upload(signing, make_pdf(text="one"), "lease.pdf")
-    sandbox.faults.add("documents.upload", "500-after-commit")
-    with pytest.raises(OutcomeUnknown):
-        await client.documents.upload(signing, make_pdf(text="two"), "lease.pdf")
-
-
 async def test_reading_that_fails_is_an_unknown_outcome(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _sendable(client)
     sandbox.faults.add("signings.send", "500")
@@ -255,26 +218,6 @@ async def test_reading_that_fails_is_an_unknown_outcome(sandbox: Sandbox, client
     with pytest.raises(OutcomeUnknown, match=r"the outcome is unknown.*503"):
         await client.signings.send(signing)
     assert len(sandbox.requests_of("signings.send")) == 1
-
-
-async def test_server_that_keeps_failing_is_a_server_error_after_reconciliation(
-    sandbox: Sandbox, client: SigningClient
-) -> None:
-    signing = await _sendable(client)
-    sandbox.faults.add("signings.send", "503", times=None)
-    with pytest.raises(ServerError, match="5 attempts") as caught:
-        await client.signings.send(signing)
-    assert caught.value.status == 503
-    assert len(sandbox.requests_of("signings.send")) == 5
-    assert sandbox.signing(signing.id).state == "draft"
-
-
-async def test_last_attempt_is_reconciled_too(sandbox: Sandbox, client: SigningClient) -> None:
-    signing = await _sendable(client)
-    sandbox.faults.add("signings.send", "503", times=4)
-    sandbox.faults.add("signings.send", "500-after-commit")
-    await client.signings.send(signing)
-    assert _sends(sandbox, signing) == 1
 
 
 async def test_send_that_is_refused_as_already_sent_after_an_ambiguous_attempt_succeeds() -> None:
@@ -294,40 +237,12 @@ async def test_send_that_is_refused_as_already_sent_after_an_ambiguous_attempt_s
     assert len(posts) == 2
 
 
-async def test_deadline_during_a_send_is_an_unknown_outcome(sandbox: Sandbox, client: SigningClient) -> None:
-    signing = await _sendable(client)
-    sandbox.faults.add("signings.send", "hang")
-    with pytest.raises(OutcomeUnknownTimeout, match="the deadline passed before it could be reconciled") as caught:
-        await client.with_options(timeout=0.5).signings.send(signing)
-    assert isinstance(caught.value, RequestTimeout | TimeoutError)
-    assert len(sandbox.requests_of("signings.send")) == 1
-
-
 async def test_deadline_during_a_reminder_is_an_unknown_outcome(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _sendable(client)
     await client.signings.send(signing)
     sandbox.faults.add("recipients.remind", "hang")
     with pytest.raises(OutcomeUnknownTimeout):
         await client.with_options(timeout=0.3).recipients.remind(signing, sandbox.recipients(signing.id)[0].id)
-
-
-@pytest.mark.parametrize("lost", ["drop", "504"])
-async def test_effect_that_shows_shortly_after_the_failure_is_found(lost: str) -> None:
-    held: list[str] = []
-
-    async def handle(request: web.Request) -> web.Response:
-        if request.method == "GET":
-            return web.json_response({"id": "s1", "documents": [{"id": one, "name": "a.pdf"} for one in held]})
-        await request.read()
-        asyncio.get_running_loop().call_later(0.05, held.append, f"d{len(held)}")
-        if lost == "drop":
-            assert request.transport is not None
-            request.transport.close()
-        return web.Response(status=504)
-
-    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
-        assert (await client.documents.upload("s1", make_pdf(), "a.pdf")).id == "d0"
-    assert held == ["d0"]
 
 
 async def test_document_read_before_the_upload_is_known(sandbox: Sandbox, client: SigningClient) -> None:
@@ -341,20 +256,6 @@ async def test_document_read_before_the_upload_is_known(sandbox: Sandbox, client
     assert len(sandbox.documents(signing.id)) == 2
 
 
-async def test_reading_during_an_upload_does_not_mark_its_document_as_known(
-    sandbox: Sandbox, client: SigningClient
-) -> None:
-    signing = await _draft(client)
-    sandbox.faults.add("documents.upload", "500-after-commit")
-    slow = client.with_options(retry=RetryPolicy(base_delay=0.4, settle=0.1))
-    upload = asyncio.create_task(slow.documents.upload(signing, make_pdf(), "lease.pdf"))
-    while not sandbox.documents(signing.id):
-        await asyncio.sleep(0.005)
-    assert (await client.signings.get(signing)).documents
-    await upload
-    assert len(sandbox.documents(signing.id)) == 1
-
-
 async def test_unresolved_upload_is_resolved_once_its_document_is_read(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _draft(client)
     sandbox.faults.add("documents.upload", "500-after-commit", times=3)
@@ -365,12 +266,6 @@ async def test_unresolved_upload_is_resolved_once_its_document_is_read(sandbox: 
     await client.signings.get(signing)
     third = await client.documents.upload(signing, make_pdf(text="3"), "a.pdf")
     assert sandbox.document_bytes(third.id) == make_pdf(text="3")
-
-
-async def test_two_hundred_calls_survive_a_short_outage(sandbox: Sandbox, client: SigningClient) -> None:
-    sandbox.faults.add("me", "503", times=100)
-    calm = client.with_options(retry=RetryPolicy(base_delay=0.2))
-    assert len(await asyncio.gather(*(calm.me() for _ in range(200)))) == 200
 
 
 async def test_same_recipient_can_be_added_twice(sandbox: Sandbox, client: SigningClient) -> None:

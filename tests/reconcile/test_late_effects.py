@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,11 @@ from hypothesis import strategies as st
 from signing_async import (
     CannotBeSent,
     ClientClosed,
-    DecodeError,
     LocalRateLimiter,
     MemoryTokenStore,
     NewRecipient,
     OAuth,
     OutcomeUnknown,
-    OutcomeUnknownTimeout,
     PdfSource,
     RetryPolicy,
     Signing,
@@ -151,33 +148,6 @@ async def test_refresh_that_fails_after_an_ambiguous_attempt_leaves_the_outcome_
 
 
 @pytest.mark.parametrize("write", WRITES)
-async def test_token_store_that_fails_while_a_call_is_ambiguous_leaves_the_outcome_unknown(write: str) -> None:
-    """Whatever the store raises."""
-
-    class Fickle(MemoryTokenStore):
-        broken = False
-
-        async def load(self) -> Token | None:
-            if self.broken:
-                raise OSError(errno.EIO, "the disk is gone")
-            return await super().load()
-
-    async with LateService().running() as service:
-        store = Fickle(Token("old", "refresh"))
-        oauth = OAuth(service.origin, client_id="id", client_secret="x", redirect_uri="https://app/cb", store=store)
-        async with oauth, SigningClient(service.origin, oauth, retry=POLICY) as client:
-            await client.signings.get("s")
-            store.broken = service.rejects_after_a_write = True
-            key, call = _call(client, write)
-            service.scripts[key] += script("504")
-            error, _ = await _outcome(call)
-        assert isinstance(error, OutcomeUnknown)
-        # Other calls fail too until the store works again; this one is not to be repeated even then.
-        facts = error.effect, error.may_clear, error.client_wide, error.transient, error.fatal
-        assert facts == ("unknown", True, True, False, False)
-
-
-@pytest.mark.parametrize("write", WRITES)
 async def test_rate_limiter_that_fails_while_a_call_is_ambiguous_leaves_the_outcome_unknown(write: str) -> None:
     """Whatever it raises."""
 
@@ -254,94 +224,12 @@ async def test_two_effects_are_an_unknown_outcome_that_lists_both(write: str) ->
         assert error.effect == "unknown"
 
 
-@pytest.mark.parametrize("write", ["upload", "add"])
-async def test_two_effects_that_readings_show_late_are_an_unknown_outcome(write: str) -> None:
-    """A reading that does not show the repeat's record shows nothing of the first request either."""
-    policy = RetryPolicy(max_attempts=4, base_delay=0.02, settle=8.0)
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=policy) as client:
-        service.lag = 2.0
-        key, call = _call(client, write)
-        # The service's own error: the call reads for a tenth of the settle time.
-        service.scripts[key] += script(Fate("503", 0.0), "ok")
-        error, _ = await _outcome(call)
-        assert isinstance(error, OutcomeUnknown)
-        assert "holds 2 such records" in str(error)
-        assert {record.id for record in error.known} == {f"{key}-0", f"{key}-1"}  # type: ignore[attr-defined]  # records
-
-
-@pytest.mark.parametrize("write", ["upload", "add"])
-async def test_success_that_readings_never_show_is_an_unknown_outcome(write: str) -> None:
-    """The record that was created is in ``known``."""
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        service.lag = 600.0
-        key, call = _call(client, write)
-        service.scripts[key] += script("503", "ok")
-        error, _ = await _outcome(call)
-        assert isinstance(error, OutcomeUnknown)
-        assert "could not be verified: the service does not list it" in str(error)
-        assert [record.id for record in error.known] == [f"{key}-0"]  # type: ignore[attr-defined]  # a record
-
-
-@pytest.mark.parametrize("write", ["upload", "add"])
-@pytest.mark.parametrize("reading", ["rejected", "too slow", "odd"])
-async def test_success_that_cannot_be_verified_is_an_unknown_outcome(write: str, reading: str) -> None:
-    """The record of the request that succeeded is in ``known``."""
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        key, call = _call(client.with_options(timeout=3), write)
-        respond = service._respond
-
-        def respond_and_stop_reading(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
-            if fate is OK and reading == "rejected":
-                service.rejects_after_a_write = True
-            elif fate is OK and reading == "too slow":
-                service.response_seconds = 60.0
-            elif fate is OK:
-                # A file that the service renamed; a recipient without an address.
-                service.documents["s"].append({"id": "odd", "name": "0 (1).pdf"})
-                service.recipients["s"].append({"id": "odd"})
-            return respond(request, fate, record)
-
-        service._respond = respond_and_stop_reading  # type: ignore[method-assign]  # arranged at this very moment
-        service.scripts[key] += script("504", "ok")
-        error, _ = await _outcome(call)
-        assert isinstance(error, OutcomeUnknown)
-        assert "could not be verified" in str(error)
-        assert error.known[0].id == f"{key}-0"  # type: ignore[attr-defined]  # a record
-
-
 async def test_unambiguous_send_is_one_request() -> None:
     """Nothing is read, whatever a reading would show."""
     async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
         service.lag = 60.0
         await client.signings.send("s0")
         assert (service.held["s0"].requests, service.readings) == (1, 0)
-
-
-def _hang_after(service: LateService, kind: str) -> None:
-    """From the first response of this kind on, nothing else is answered."""
-    respond = service._respond
-
-    def respond_and_hang(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
-        if fate.kind == kind:
-            service.response_seconds = 60.0
-        return respond(request, fate, record)
-
-    service._respond = respond_and_hang  # type: ignore[method-assign]  # arranged at this very moment
-
-
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("kind", ["504", "ok"])
-async def test_reading_that_hangs_ends_at_the_deadline_as_an_unknown_outcome(write: str, kind: str) -> None:
-    """After the ambiguous attempt, and after the success that is to be verified."""
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        key, call = _call(client.with_options(timeout=2), write)
-        service.scripts[key] += script("504", "ok")
-        _hang_after(service, kind)
-        async with asyncio.timeout(20):
-            error, _ = await _outcome(call)
-        assert isinstance(error, OutcomeUnknownTimeout)
-        assert (error.effect, error.transient) == ("unknown", False)
-        assert service.held[key].requests == (1 if kind == "504" else 2)
 
 
 @pytest.mark.parametrize(("write", "kind"), [("send", "page"), ("upload", "garbled"), ("add", "garbled")])
@@ -353,36 +241,6 @@ async def test_success_that_cannot_be_read_is_reconciled(write: str, kind: str) 
         result = await call
         assert write == "send" or result.id == f"{key}-0"
         assert (len(service.held[key].effects), service.held[key].requests) == (1, 1)
-
-
-@pytest.mark.parametrize(("write", "kind"), [("send", "page"), ("upload", "garbled"), ("add", "garbled")])
-async def test_success_that_cannot_be_read_and_does_not_show_is_a_decode_error_of_unknown_effect(
-    write: str, kind: str
-) -> None:
-    """The service contradicts itself; what it does later must not pass for the next call's effect."""
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        key, call = _call(client, write)
-        service.scripts[key] += script(kind)
-        error, _ = await _outcome(call)
-        assert isinstance(error, DecodeError)
-        assert error.effect == "unknown"
-        assert service.held[key].requests == 1
-        tracked = client._ledger.signing("/api/1.0/signings/s")
-        unresolved = tracked.documents.unresolved.total() + tracked.recipients.unresolved.total()
-        assert unresolved == (0 if write == "send" else 1)
-
-
-@pytest.mark.parametrize(("write", "kind"), [("send", "page"), ("upload", "garbled"), ("add", "garbled")])
-async def test_success_that_cannot_be_read_is_an_unknown_outcome_without_retries(write: str, kind: str) -> None:
-    """`RetryPolicy.none()` reads nothing."""
-    async with (
-        LateService().running() as service,
-        SigningClient(service.origin, "token", retry=RetryPolicy.none()) as client,
-    ):
-        key, call = _call(client, write)
-        service.scripts[key] += [Fate(kind, 0.0)]
-        error, _ = await _outcome(call)
-        assert isinstance(error, OutcomeUnknown)
 
 
 @pytest.mark.parametrize("status", [408, 504])
@@ -447,35 +305,6 @@ async def test_dispatch_does_not_send_a_draft_that_a_lost_request_may_still_chan
         await service.calm()
         assert [recipient["email"] for recipient in service.recipients[signing.id]] == ["anna@example.com"]
         assert state_of(tmp_path / "journal")["abandoned"] == ["s1"]
-
-
-async def test_dispatch_that_is_refused_and_cannot_be_read_leaves_the_outcome_unknown(tmp_path: Path) -> None:
-    """The next run reads that the package was sent."""
-    package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [NewRecipient("anna@example.com")])
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        service.scripts["s1"] += [Fate("cannot-be-sent", 0.0)]
-        service.rejects_after_a_write = True
-        with pytest.raises(OutcomeUnknown, match="could not be read"):
-            await client.dispatch(package, tmp_path / "journal")
-        assert state_of(tmp_path / "journal")["status"] == "sending"
-        service.rejects_after_a_write = False
-        assert (await client.dispatch(package, tmp_path / "journal")).is_draft is False
-        assert (len(service.held["s1"].effects), service.held["s1"].requests) == (1, 1)
-
-
-@pytest.mark.parametrize("write", WRITES)
-async def test_twenty_five_calls_with_different_histories(write: str) -> None:
-    """Effects before and after the settle time, or none, each followed by another outcome."""
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        calls = [_call(client, write, number) for number in range(25)]
-        for number, (key, _) in enumerate(calls):
-            delay = [0.0, 0.1, 0.3, SETTLE + 0.1, SETTLE + 0.3, None][number % 6]
-            first = Fate(["504", "502", "html"][number % 3], delay)
-            service.scripts[key] += script(first, FOLLOWING[number % len(FOLLOWING)])
-        outcomes = await asyncio.gather(*(_outcome(call) for _, call in calls))
-        await service.calm()
-        for (key, _), (error, ended_at) in zip(calls, outcomes, strict=True):
-            _judge(service, key, error, ended_at)
 
 
 @pytest.mark.parametrize("write", WRITES)

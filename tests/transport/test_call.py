@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import aiohttp
@@ -17,7 +16,6 @@ from signing_async import (
     ConfigurationError,
     NotFound,
     OutcomeUnknown,
-    OutcomeUnknownTimeout,
     RateLimited,
     RequestTimeout,
     RetryPolicy,
@@ -28,7 +26,6 @@ from signing_async import (
     Unauthorized,
 )
 from signing_async.sandbox import Sandbox
-from tests.pdfs import make_pdf
 
 QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 
@@ -110,58 +107,6 @@ async def test_retry_after_past_the_deadline_is_raised_at_once(sandbox: Sandbox,
     with pytest.raises(RateLimited, match="deadline leaves no time") as caught:
         await client.with_options(timeout=1000, retry=RetryPolicy(max_retry_after=3000)).me()
     assert caught.value.retry_after == 2000
-
-
-async def _never_ending_source() -> AsyncIterator[bytes]:
-    yield b"%PDF-1.7\n"
-    await asyncio.sleep(3600)
-
-
-async def test_reading_a_source_counts_towards_the_deadline(sandbox: Sandbox, client: SigningClient) -> None:
-    signing = await client.signings.create(name="x", language="EN")
-    with pytest.raises(RequestTimeout, match="before anything was sent"):
-        await client.with_options(timeout=0.3).documents.upload(signing, _never_ending_source(), "a.pdf")
-    assert sandbox.requests_of("documents.upload") == []
-
-
-async def test_source_that_swallows_the_deadline_is_not_sent(sandbox: Sandbox, client: SigningClient) -> None:
-    signing = await client.signings.create(name="x", language="EN")
-
-    async def stubborn() -> AsyncIterator[bytes]:
-        with suppress(asyncio.CancelledError):
-            await asyncio.sleep(3600)
-        yield make_pdf()
-
-    with pytest.raises(RequestTimeout, match="before anything was sent") as caught:
-        await client.with_options(timeout=0.3).documents.upload(signing, stubborn(), "a.pdf")
-    assert not isinstance(caught.value, OutcomeUnknown)
-    assert sandbox.requests_of("documents.upload") == []
-    document = await client.documents.upload(signing, make_pdf(), "a.pdf")
-    assert document.name == "a.pdf"
-
-
-async def test_first_reading_of_an_upload_counts_towards_the_deadline(sandbox: Sandbox, client: SigningClient) -> None:
-    async with SigningClient(sandbox.base_url, sandbox.access_token()) as other:
-        signing = await other.signings.create(name="x", language="EN")
-    sandbox.faults.add("signings.get", "hang", times=None)
-    with pytest.raises(RequestTimeout):
-        await client.with_options(timeout=0.3).documents.upload(signing, make_pdf(), "a.pdf")
-    assert sandbox.requests_of("documents.upload") == []
-
-
-async def test_waiting_for_another_calls_reading_ends_at_the_deadline_as_outcome_unknown(
-    sandbox: Sandbox, client: SigningClient
-) -> None:
-    signing = await client.signings.create(name="x", language="EN")
-    sandbox.faults.add("documents.upload", "500-after-commit", times=2)
-    sandbox.faults.add("signings.get", "hang", times=None)
-    patient = asyncio.create_task(client.documents.upload(signing, make_pdf(), "a.pdf"))
-    while not sandbox.requests_of("signings.get"):
-        await asyncio.sleep(0.005)
-    with pytest.raises(OutcomeUnknownTimeout, match="the deadline passed before it could be reconciled"):
-        await client.with_options(timeout=0.5).documents.upload(signing, make_pdf(), "b.pdf")
-    patient.cancel()
-    await asyncio.gather(patient, return_exceptions=True)
 
 
 async def test_invalid_timeouts_are_refused_by_name() -> None:

@@ -114,34 +114,6 @@ async def test_waiter_proceeds_as_soon_as_another_request_ends() -> None:
     assert second.done()
 
 
-async def test_requests_are_sent_in_the_order_of_their_calls() -> None:
-    limiter, order = LocalRateLimiter(), list[int]()
-    await learn(limiter, 100)
-
-    async def send(number: int) -> None:
-        assert await limiter.acquire(FOREVER)
-        order.append(number)
-        limiter.release(now(), True)
-
-    await asyncio.gather(*(send(number) for number in range(20)))
-    assert order == list(range(20))
-
-
-async def test_request_behind_too_many_others_is_rejected_at_its_deadline() -> None:
-    """`next_at` says when a request made now could be sent."""
-    limiter = LocalRateLimiter()
-    await learn(limiter, 20)
-    began = now()
-    others = [asyncio.create_task(limiter.acquire(FOREVER)) for _ in range(50)]
-    await asyncio.sleep(0)
-    assert await limiter.acquire(began + 0.05) is False
-    assert limiter.next_at > began + 0.5
-    for other in others:
-        other.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
-    assert "0 waiting" in repr(limiter)
-
-
 @pytest.mark.usefixtures("patient")
 async def test_cancelled_waiter_leaves_its_place_to_another() -> None:
     """Whether it was cancelled before it may proceed, or after that and before it ran."""
@@ -324,16 +296,6 @@ async def test_429s_are_not_counted_as_attempts_while_other_requests_are_accepte
             await asyncio.wait([reading])
     assert rejections == 0
     assert [request.path for request in server.requests].count("/api/1.0/me") == 7
-
-
-async def test_429s_are_counted_as_attempts_if_no_request_is_accepted(sandbox: Sandbox) -> None:
-    sandbox.faults.add("me", "429", times=None, retry_after=0)
-    async with SigningClient(
-        sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=3, base_delay=0)
-    ) as client:
-        with pytest.raises(RateLimited, match="3 attempts were made"):
-            await client.me()
-    assert len(sandbox.requests_of("me")) == 3
 
 
 async def test_retry_after_is_not_extended_by_the_delays_of_the_policy(sandbox: Sandbox) -> None:

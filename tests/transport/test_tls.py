@@ -25,12 +25,10 @@ from signing_async import (
     OutcomeUnknown,
     RetryPolicy,
     SigningClient,
-    SigningError,
     Timeouts,
     Token,
     TransportError,
 )
-from signing_async.webhooks.check import check_receiver
 from tests.pdfs import make_pdf
 from tests.servers import serving, talking
 
@@ -152,19 +150,6 @@ async def test_unknown_authority_is_refused_before_any_request(authority: trustm
         assert caught.value.attempts == 1
         assert (caught.value.fatal, caught.value.effect) == (True, "none")
         assert server.requests == []
-
-
-async def test_unknown_authority_ends_a_bulk_operation(authority: trustme.CA) -> None:
-    """Every other call would meet the same certificate."""
-    async with (
-        serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server,
-        tapped(server.origin) as line,
-        SigningClient(line.origin, TOKEN, retry=QUICK) as client,
-    ):
-        uploads = client.documents.upload_many("s1", [make_pdf()] * 20, concurrency=1)
-        errors = [result.error async for result in uploads]
-        assert [type(error) for error in errors] == [TransportError] * 20
-        assert line.connections == 1
 
 
 async def test_custom_authority_of_the_callers_session_is_accepted(authority: trustme.CA) -> None:
@@ -319,17 +304,6 @@ async def test_untrusted_server_receives_no_secret(authority: trustme.CA, tmp_pa
         assert MARK.encode() not in line.raw
 
 
-@pytest.mark.parametrize("name", ["another authority", "self-signed", "another host", "expired", "no TLS"])
-async def test_webhook_check_sends_nothing_to_an_untrusted_endpoint(authority: trustme.CA, name: str) -> None:
-    make, _ = UNTRUSTED[name]
-    async with serving(_answer, ssl=make(authority, "127.0.0.1")) as server, tapped(server.origin) as line:
-        with pytest.raises(TransportError, match="could not connect to "):
-            await anext(check_receiver(f"{line.origin}/hooks", MARK))
-        assert server.requests == []
-        assert b"check_" not in line.raw
-        assert b"X-Signature" not in line.raw
-
-
 async def test_handshake_that_never_ends_is_given_up_after_the_connect_timeout() -> None:
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen.extend(await reader.read(65_536))
@@ -349,24 +323,3 @@ async def test_handshake_that_never_ends_is_given_up_after_the_connect_timeout()
     assert not isinstance(caught.value, OutcomeUnknown)
     assert seen[:1] == b"\x16"  # a handshake, and nothing else
     assert MARK.encode() not in seen
-
-
-async def test_redirect_and_next_page_over_plain_http_are_refused(authority: trustme.CA) -> None:
-    async def lure(request: web.Request) -> web.Response:
-        where = plain.origin + "/api/1.0/signings?cursor=2"
-        if "cursor" in request.query or request.path.endswith("me"):
-            return web.Response(status=302, headers={"Location": where})
-        return web.json_response({"data": [], "next": where})
-
-    async with (
-        serving(_answer) as plain,
-        serving(lure, ssl=_server_side(authority, "127.0.0.1")) as server,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_client_side(authority))) as session,
-    ):
-        client = SigningClient(server.origin, TOKEN, session=session)
-        with pytest.raises(SigningError, match="another origin"):
-            await client.me()
-        with pytest.raises(SigningError, match="origin"):
-            await client.signings.list()
-        assert plain.requests == []
-        assert len(server.requests) == 2
