@@ -6,17 +6,15 @@ import asyncio
 import hashlib
 import json
 import os
-import tempfile
 import unicodedata
 from collections.abc import AsyncIterable, Callable, Iterable, Mapping
 from contextlib import ExitStack
 from functools import partial
-from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import attrs
 
-from ..documents.source import OpenPdf, PdfSource, Source, buffer_errors
+from ..documents.source import PdfSource, Source, is_seekable
 from ..errors import InvalidRequest
 from ..models import Language, NewRecipient, SigningOrder
 from ..recipients import check_recipient
@@ -28,7 +26,6 @@ __all__ = ["CheckedPdf", "NewRecipient", "Prepared", "SigningPackage", "prepare"
 T = TypeVar("T")
 
 _BLOCK = 256 * 1024
-_FileStatus = tuple[int, ...]
 
 
 def _documents(value: Iterable[Source | PdfSource]) -> tuple[Source | PdfSource, ...]:
@@ -85,16 +82,6 @@ class CheckedPdf:
     source: PdfSource
     """The source with its sha256, which the upload verifies."""
     size: int
-    status: _FileStatus | None
-
-    async def check_unchanged(self) -> None:
-        """Raise `InvalidRequest` if the document changed after it was checked."""
-        if self.status is not None and _file_status(self.source.source) == self.status:
-            return
-        with await self.source.open() as pdf:
-            digest = await asyncio.to_thread(_hash, pdf, None)
-        if digest != self.source.sha256:
-            raise InvalidRequest(f"source: {self.source.filename} changed after it was checked (sha256 mismatch)")
 
 
 @attrs.frozen
@@ -108,7 +95,7 @@ class Prepared:
     documents: tuple[CheckedPdf, ...]
     recipients: tuple[Mapping[str, Any], ...]
     buffers: ExitStack
-    """Closes the unnamed files that hold the content of sources that can be read only once."""
+    """Closes the copies of sources that can be read only once."""
 
     @property
     def label(self) -> str:
@@ -228,55 +215,23 @@ async def _check_documents(
 
 
 async def _check_document(given: Source | PdfSource, max_pdf_bytes: int, buffers: ExitStack) -> CheckedPdf:
-    """Check one document and hash it. Its file isn't kept open: there may be many."""
-    pdf_source = PdfSource(given)
-    source, name = pdf_source.source, pdf_source.filename
-    status = _file_status(source)
-    with await pdf_source.open(max_pdf_bytes) as pdf:
-        if _is_single_use(source):
-            with buffer_errors(name):
-                source = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # `Prepared.close` closes it
-            buffers.callback(source.close)
-            digest = await asyncio.to_thread(_hash, pdf, source)
-        elif pdf.size <= _BLOCK:
-            digest = _hash(pdf, None)
-        else:
-            digest = await asyncio.to_thread(_hash, pdf, None)
-        if pdf_source.sha256 not in (None, digest):
-            raise InvalidRequest(f"{name}: sha256 mismatch: expected {pdf_source.sha256}, found {digest}")
-        return CheckedPdf(PdfSource(source, name, sha256=digest), pdf.size, status)
-
-
-def _hash(pdf: OpenPdf, buffer: IO[bytes] | None) -> str:
-    """Return the sha256 of the content, and write the content to the buffer if there is one."""
-    digest = hashlib.sha256()
-    for block in pdf.blocks():
-        digest.update(block)
-        if buffer is not None:
-            with buffer_errors(pdf.filename):
-                while block:
-                    block = block[buffer.write(block) :]
-    if buffer is not None:
-        buffer.seek(0)
-    return digest.hexdigest()
-
-
-def _file_status(source: Source) -> _FileStatus | None:
-    """Return a value that changes with the source's content; None if only reading the content shows a change."""
-    if isinstance(source, bytes):
-        return ()
-    if not isinstance(source, str | os.PathLike):
-        return None
-    try:
-        status = Path(os.fsdecode(source)).stat()
-    except (OSError, ValueError):
-        return None
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    """Check one document and hash it. Its file isn't kept open, unless its source can be read only once."""
+    source = PdfSource(given)
+    pdf = await source.open(max_pdf_bytes)
+    with ExitStack() as stack:
+        stack.callback(pdf.close)
+        digest = pdf.digest() if pdf.size <= _BLOCK else await asyncio.to_thread(pdf.digest)
+        if source.sha256 not in (None, digest):
+            raise InvalidRequest(f"{source.filename}: sha256 mismatch: expected {source.sha256}, found {digest}")
+        if not _is_single_use(source.source):
+            return CheckedPdf(source.pinned(digest), pdf.size)
+        buffers.push(stack.pop_all())
+        return CheckedPdf(source.pinned(digest, pdf), pdf.size)
 
 
 def _is_single_use(source: Any) -> bool:
     """Return whether the source can be read only once, such as a pipe."""
-    return isinstance(source, AsyncIterable) or (hasattr(source, "read") and not source.seekable())
+    return isinstance(source, AsyncIterable) or (hasattr(source, "read") and not is_seekable(source))
 
 
 def _hash_content(

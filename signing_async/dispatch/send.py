@@ -203,7 +203,6 @@ class _Draft:
             document = self._package.documents[number]
 
             async def call() -> Document:
-                await document.check_unchanged()
                 report = partial(self._on_progress, number)
                 return await self._api.documents.upload(self.id, document.source, on_progress=report, preflight=False)
 

@@ -130,26 +130,15 @@ class Documents:
     ) -> Document:
         """Upload a file, and report the progress to what ``begin`` returns for its size."""
         path = signing_path(signing_id)
-        max_bytes = self._transport.options.assumptions.max_pdf_bytes if preflight else None
         deadline = self._transport.deadline(transfer=True)
-        try:
-            async with asyncio.timeout_at(deadline) as preparing:
-                with await source.open(max_bytes) as pdf:
-                    if preparing.expired():
-                        raise TimeoutError  # the source swallowed its cancellation
-                    # From here on the calls enforce the deadline: their errors say whether anything was sent.
-                    preparing.reschedule(None)
-                    progress = begin(pdf.size)
-                    document = None if existing is None else await existing.take(path, pdf, deadline)
-                    if document is None:
-                        document = await self._send(path, pdf, progress, deadline)
-                    progress.finish(pdf.size)
-                    return document
-        except TimeoutError:
-            if not preparing.expired():
-                raise
-        # Raised outside the handler, so that the `TimeoutError` is not its context.
-        raise RequestTimeout(f"{_UPLOAD}: deadline passed before anything was sent", operation=_UPLOAD, attempts=0)
+        max_bytes = self._transport.options.assumptions.max_pdf_bytes if preflight else None
+        with source.open_at_once(max_bytes) or await _open(source, max_bytes, deadline) as pdf:
+            progress = begin(pdf.size)
+            document = None if existing is None else await existing.take(path, pdf, deadline)
+            if document is None:
+                document = await self._send(path, pdf, progress, deadline)
+            progress.finish(pdf.size)
+            return document
 
     @overload
     def upload_many(
@@ -387,6 +376,17 @@ class Documents:
             return decode_record(found, Signing).documents if has_list else None
 
         return reading(path, decode)
+
+
+async def _open(source: PdfSource, max_bytes: float | None, deadline: float) -> OpenPdf:
+    try:
+        async with asyncio.timeout_at(deadline) as opening:
+            return await source.open(max_bytes)
+    except TimeoutError:
+        if not opening.expired():
+            raise
+    # Raised outside the handler, so that the `TimeoutError` is not its context.
+    raise RequestTimeout(f"{_UPLOAD}: deadline passed before anything was sent", operation=_UPLOAD, attempts=0)
 
 
 class _Existing:

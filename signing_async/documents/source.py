@@ -9,27 +9,26 @@ import inspect
 import io
 import os
 import re
-import stat
 import tempfile
 import threading
 from collections.abc import AsyncIterable, Callable, Iterator
-from contextlib import AbstractContextManager
 from pathlib import PurePath
 from typing import IO, Any
 
 from .._files import open_regular, unusable
+from .._tasks import finish
 from ..errors import InvalidRequest, PdfRejected
 from ..transport import wire
 from .form import form_body
 from .preflight import BLOCK, preflight
 
-__all__ = ["OpenPdf", "PdfSource", "Source", "buffer_errors"]
+__all__ = ["OpenPdf", "PdfSource", "Source", "is_seekable"]
 
 # Missing on macOS and Windows.
 _NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None) if hasattr(os, "preadv") else None
-_HAS_PREAD = hasattr(os, "pread")
 # Up to this size the form is sent in a single write.
 _SINGLE_WRITE = 64 * 1024
+_PART = 256 * 1024
 # Reading an object moves its position, which other uploads of the object need.
 _position_lock = threading.Lock()
 _REASONS = {
@@ -49,8 +48,10 @@ class PdfSource:
     """
 
     def __init__(self, source: Source | PdfSource, filename: str | None = None, *, sha256: str | None = None) -> None:
+        self._is_checked = False
         if isinstance(source, PdfSource):
             filename = filename or source.filename
+            self._is_checked = source._is_checked
             sha256 = sha256 or source.sha256
             source = source.source
         _check_kind(source)
@@ -66,54 +67,70 @@ class PdfSource:
     def __repr__(self) -> str:
         return f"PdfSource({self.filename!r})"
 
+    def pinned(self, sha256: str, content: OpenPdf | None = None) -> PdfSource:
+        """Return this source with the sha256 of its content; with ``content`` if the source can be read only once."""
+        source = PdfSource(self, sha256=sha256)
+        source._is_checked = True
+        if content is not None:
+            source.source = content  # type: ignore[assignment]  # callers have no such source
+        return source
+
     async def open(self, max_bytes: float | None = None) -> OpenPdf:
         """Return the open file; the caller closes it.
 
-        With ``max_bytes``, raise `PdfRejected` if the file is larger or the service is sure to refuse it. A path is
-        opened on the event loop, and up to 1 MiB are read there if the system has them in memory, at a fifth of the
-        cost of a thread. Reads that may wait for a disk, and checks of larger files, run in a thread.
+        With ``max_bytes``, raise `PdfRejected` if the file is larger or the service is sure to refuse it. Reads that
+        may wait for a disk, and checks of large files, run in a thread.
         """
-        source, sha256 = self.source, self.sha256
-        if isinstance(source, str | os.PathLike):
-            pdf = _open_path(source, self.filename)
-            is_ready = pdf.load_cached() or (pdf.size > BLOCK and max_bytes is None)
-        elif isinstance(source, bytes | bytearray | memoryview):
-            pdf = _open_memory(source, self.filename)
-            is_ready = pdf.size <= BLOCK
-        elif isinstance(source, AsyncIterable):
-            with contextlib.closing(_Spool(self.filename, max_bytes)) as spool:
-                async for chunk in source:
-                    if spool.add(chunk):
-                        await asyncio.to_thread(spool.flush)
-                return await asyncio.to_thread(lambda: spool.open().prepared(max_bytes, sha256))
-        else:
+        opened = self.open_at_once(max_bytes)
+        if opened is not None:
+            return opened
+        source = self.source
+        if not isinstance(source, AsyncIterable):
             # If the call is cancelled, a file that the thread opens later is closed when its result is dropped.
-            return await asyncio.to_thread(
-                lambda: _open_file(source, self.filename, max_bytes).prepared(max_bytes, sha256)
-            )
-        try:
-            if is_ready:
-                return pdf.prepared(max_bytes, sha256)
-            return await asyncio.to_thread(pdf.prepared, max_bytes, sha256)
-        except BaseException:
-            pdf.close()  # if its thread never starts
-            raise
+            return await asyncio.to_thread(lambda: self._open(max_bytes).checked(max_bytes))
+        with contextlib.closing(_Spool(self.filename, max_bytes)) as spool:
+            async for chunk in source:
+                if spool.add(chunk):
+                    await finish(asyncio.to_thread(spool.flush))
+            content = await finish(asyncio.to_thread(spool.content))
+        return await asyncio.to_thread(OpenPdf(self, content).checked, max_bytes)
+
+    def open_at_once(self, max_bytes: float | None = None) -> OpenPdf | None:
+        """Return the open file if it is small and the system has it in memory, otherwise None."""
+        content: bytes | bytearray | None = None
+        if isinstance(self.source, bytes):
+            content = self.source if len(self.source) <= BLOCK else None
+        elif isinstance(self.source, str | os.PathLike):
+            content = _read_cached(self.source)
+        return None if content is None else OpenPdf(self, content).checked(max_bytes)
+
+    def _open(self, max_bytes: float | None) -> OpenPdf:
+        source: Any = self.source
+        if isinstance(source, OpenPdf):
+            return OpenPdf(self, source.share())
+        if isinstance(source, str | os.PathLike):
+            return OpenPdf(self, _open_path(source, self.filename))
+        if isinstance(source, bytes | bytearray | memoryview):
+            with _source_errors(f"cannot read {self.filename}"):
+                return OpenPdf(self, bytes(source))
+        with contextlib.closing(_Spool(self.filename, max_bytes)) as spool:
+            position = _copy(source, spool, self.filename)
+            return OpenPdf(self, spool.content(), position)
 
 
 class OpenPdf:
     """A PDF that can be sent repeatedly: bytes in memory, or an open file of its own.
 
-    The first ``start`` bytes of the content do not belong to it.
+    ``position`` is where the caller's file object was read from.
     """
 
-    def __init__(self, filename: str, content: bytes | bytearray | memoryview | _File, start: int = 0) -> None:
-        self.filename = filename
+    def __init__(self, source: PdfSource, content: bytes | bytearray | _File, position: int = 0) -> None:
+        self.filename: str = source.filename
         self._content = content
-        self._start = start
-        self._is_moved = start > 0
-        self._sha256: str | None = None
-        total = content.status.st_size if isinstance(content, _File) else len(content)
-        self.size: int = max(0, total - start)
+        self._position = position
+        self._sha256 = source.sha256
+        self._is_checked = source._is_checked
+        self.size: int = content.status.st_size if isinstance(content, _File) else len(content)
 
     def __enter__(self) -> OpenPdf:
         return self
@@ -126,70 +143,51 @@ class OpenPdf:
         if isinstance(content, _File):
             content.close()
 
-    def load_cached(self) -> bool:
-        """Read a small file into memory if that does not wait for a disk; return whether it did."""
-        assert isinstance(self._content, _File)
-        block = self._content.read_cached(0, self.size) if self.size <= BLOCK else None
-        if block is None or self._content.has_changed():
-            return False
-        self._content.close()
-        self._content = block
-        return True
+    def share(self) -> bytes | bytearray | _File:
+        """Return the content for another `OpenPdf`, which may be closed before this one, or after."""
+        content = self._content
+        return _File(os.dup(content.descriptor)) if isinstance(content, _File) else content
 
-    def prepared(self, max_bytes: float | None, sha256: str | None) -> OpenPdf:
-        """Read a small file into memory, check the content, and return this object. Call it in a thread."""
+    def checked(self, max_bytes: float | None) -> OpenPdf:
+        """Check the content, and return this object. Call it in a thread if the file is large."""
         try:
-            if isinstance(self._content, _File) and self.size <= BLOCK:
-                block = self.read(0, self.size)
-                self._check_unchanged()
-                self._content.close()
-                self._content, self._start = block, 0
             if max_bytes is not None:
-                self._check(max_bytes)
-            self._sha256 = sha256
+                self._preflight(max_bytes)
+            if self._sha256 is not None and not isinstance(self._content, _File):
+                self._check_hash(self.digest())
         except BaseException:
             self.close()
             raise
         return self
 
-    def _check(self, max_bytes: float) -> None:
+    def _preflight(self, max_bytes: float) -> None:
         if self.size > max_bytes:
             raise _too_large(self.filename, max_bytes, f"{self.size} bytes")
+        reason = preflight(self.read, self.size) if self.size else "not_pdf"
+        if reason is None:
+            return
+        problem = _REASONS[reason]
         if not self.size:
-            problem = "the file is at its end: seek(0)?" if self._is_moved else "the file is empty"
-            raise PdfRejected(f"{self.filename}: {problem}", reason="not_pdf", filename=self.filename)
-        content = self._content
-        if isinstance(content, (bytes, bytearray)):
-            # Without the checks that `read` makes for files.
-            reason = preflight(lambda at, size: content[at : at + size], self.size)
-        else:
-            reason = preflight(self.read, self.size)
-        if reason is not None:
-            raise PdfRejected(f"{self.filename}: {_REASONS[reason]}", reason=reason, filename=self.filename)
+            problem = "the file is at its end: seek(0)?" if self._position else "the file is empty"
+        raise PdfRejected(f"{self.filename}: {problem}", reason=reason, filename=self.filename)
 
     def read(self, at: int, size: int) -> bytes | bytearray:
         """Return a part of the content; less only if it ends before. Call it in a thread if the file is large."""
-        content, size, at = self._content, max(0, min(size, self.size - at)), self._start + at
-        if isinstance(content, bytes | bytearray):
-            return content if size == len(content) else content[at : at + size]
-        if isinstance(content, memoryview):
-            return bytes(content[at : at + size])
+        content = self._content
+        if not isinstance(content, _File):
+            return content if not at and size >= len(content) else content[at : at + size]
+        size = min(size, self.size - at)
         with _source_errors(f"cannot read {self.filename}"):
             block = content.read(at, size)
         if len(block) < size:
-            raise self._changed()
+            raise _changed(self.filename)
         return block
 
-    def blocks(self) -> Iterator[memoryview]:
-        """Yield the content in blocks. Call it in a thread if the file is large."""
-        for at in range(0, self.size, BLOCK):
-            yield memoryview(self.read(at, BLOCK))
-
     def digest(self) -> str:
-        """Read the file and return its sha256."""
+        """Read the file and return its sha256. Call it in a thread if the file is large."""
         digest = hashlib.sha256()
-        for block in self.blocks():
-            digest.update(block)
+        for at in range(0, self.size, BLOCK):
+            digest.update(self.read(at, BLOCK))
         return digest.hexdigest()
 
     def body(self, sent: Callable[[int], None]) -> wire.Body:
@@ -201,120 +199,154 @@ class OpenPdf:
     ) -> None:
         """Write the content between the other bytes of a form, at most ``most`` bytes at once."""
         content = self._content
-        if not isinstance(content, _File):
-            if self._sha256 is not None:
-                self._check_hash(self.digest())
-            view = memoryview(content)[self._start :]
-            if self.size <= _SINGLE_WRITE:
-                await write(b"".join((before, view, after)))
-                sent(self.size)
-                return
-            await write(before)
-            await _write_block(view, write, most, sent)
+        if self.size <= _SINGLE_WRITE and not isinstance(content, _File):
+            await write(b"".join((before, content, after)))
+            sent(self.size)
+            return
+        await write(before)
+        if isinstance(content, _File):
+            await self._write_file(content, write, most, sent)
         else:
-            await write(before)
-            digest = None if self._sha256 is None else hashlib.sha256()
-            for at in range(0, self.size, BLOCK):
-                size = min(BLOCK, self.size - at)
-                block: bytes | bytearray | None = content.read_cached(self._start + at, size)
-                if block is None:
-                    block = await asyncio.to_thread(self.read, at, size)
-                if digest is not None:
-                    digest.update(block)
-                if at + size == self.size:
-                    # Checked before the last block is written: without that block the upload is incomplete.
-                    self._check_unchanged()
-                    self._check_hash(digest.hexdigest() if digest is not None else None)
-                await _write_block(memoryview(block), write, most, sent)
+            await _write_block(content, write, most, sent)
         await write(after)
 
+    async def _write_file(self, file: _File, write: wire.Write, most: int, sent: Callable[[int], None]) -> None:
+        digest = None if self._sha256 is None else hashlib.sha256()
+        for at in range(0, self.size, BLOCK):
+            block = await asyncio.to_thread(self.read, at, BLOCK)
+            if digest is not None:
+                digest.update(block)
+            if at + BLOCK >= self.size:
+                # Checked before the last block is written: without that block the upload is incomplete.
+                if file.has_changed():
+                    raise _changed(self.filename)
+                self._check_hash(digest.hexdigest() if digest is not None else None)
+            await _write_block(block, write, most, sent)
+
     def _check_hash(self, found: str | None) -> None:
-        if found != self._sha256:
-            raise InvalidRequest(f"source: {self.filename}: sha256 mismatch: expected {self._sha256}, found {found}")
+        if found == self._sha256:
+            return
+        if self._is_checked:
+            raise InvalidRequest(f"source: {self.filename} changed after it was checked (sha256 mismatch)")
+        raise InvalidRequest(f"source: {self.filename}: sha256 mismatch: expected {self._sha256}, found {found}")
 
-    def _check_unchanged(self) -> None:
-        if isinstance(self._content, _File) and self._content.has_changed():
-            raise self._changed()
 
-    def _changed(self) -> InvalidRequest:
-        return InvalidRequest(f"source: {self.filename} changed while it was read")
+async def _write_block(block: bytes | bytearray, write: wire.Write, most: int, sent: Callable[[int], None]) -> None:
+    view = memoryview(block)
+    for at in range(0, len(view), most):
+        part = view[at : at + most]
+        await write(part)
+        sent(len(part))
+
+
+# Files
 
 
 class _File:
-    """An open file. If it is closed while a thread uses it, its descriptor stays open until the thread is done.
+    """An open file, read in threads. If it is closed during a read, it stays open until the read ends.
 
-    Otherwise the system could give the descriptor's number to another file, which the thread would read or write.
+    Otherwise the thread could read another file, which has the same descriptor by then.
     """
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+        self.descriptor = descriptor
+        self._file = io.FileIO(descriptor)
+        self.status: os.stat_result = os.fstat(descriptor)
         self._lock = threading.Lock()
         self._closed = False
-        self._is_open = True
-        self.status: os.stat_result = os.fstat(descriptor)
 
-    @contextlib.contextmanager
-    def _use(self) -> Iterator[int]:
+    def read(self, at: int, size: int) -> bytes:
+        """Return bytes from an offset; less only if the file ends before."""
         try:
             with self._lock:
-                if not self._is_open:
-                    raise ValueError("the file is closed")
-                yield self._descriptor
+                self._file.seek(at)
+                return self._file.read(size)
         finally:
             if self._closed:
                 self.close()
 
-    def read(self, at: int, size: int) -> bytes:
-        """Return bytes from an offset; less only if the file ends before. Call it in a thread."""
-        data = b""
-        with self._use() as descriptor:
-            while len(data) < size:
-                if _HAS_PREAD:
-                    part = os.pread(descriptor, size - len(data), at + len(data))
-                else:  # Windows
-                    os.lseek(descriptor, at + len(data), os.SEEK_SET)
-                    part = os.read(descriptor, size - len(data))
-                data = data + part if data else part
-                if not part:
-                    break
-        return data
-
-    def read_cached(self, at: int, size: int) -> bytearray | None:
-        """Return bytes from an offset if the system has them in memory, otherwise None. Never waits for a disk."""
-        if _NO_WAIT is None:
-            return None
-        block = bytearray(size)
-        try:
-            return block if os.preadv(self._descriptor, [block], at, _NO_WAIT) == size else None
-        except OSError:  # not in memory, or the file system cannot tell
-            return None
-
-    def append(self, data: bytearray) -> None:
-        with self._use() as descriptor:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(descriptor, view) :]
-            self.status = os.fstat(descriptor)
-
     def has_changed(self) -> bool:
         """Return whether the file differs from when it was opened, or can no longer be examined."""
         try:
-            now = os.fstat(self._descriptor)
+            return _version(os.fstat(self.descriptor)) != _version(self.status)
         except OSError:
             return True
-        return now.st_mtime_ns != self.status.st_mtime_ns or now.st_size != self.status.st_size
 
     def close(self) -> None:
         self._closed = True
         if self._lock.acquire(blocking=False):
-            if self._is_open:
-                self._is_open = False
-                os.close(self._descriptor)
+            self._file.close()
             self._lock.release()
 
     def __del__(self) -> None:
-        # For files that a thread opens after its caller was cancelled, and if `fstat` fails in `__init__`.
+        # For files that a thread opens after its caller was cancelled.
         self.close()
+
+
+def _version(status: os.stat_result) -> tuple[int, int]:
+    return status.st_mtime_ns, status.st_size
+
+
+def _read_cached(path: str | os.PathLike[str]) -> bytearray | None:
+    """Return a small file's content if the system has it in memory, otherwise None. Never waits for a disk's content.
+
+    This takes a fifth of the time that a thread takes.
+    """
+    try:
+        if _NO_WAIT is None or (descriptor := open_regular(path)) is None:
+            return None
+        try:
+            status = os.fstat(descriptor)
+            if status.st_size <= BLOCK:
+                block = bytearray(status.st_size)
+                is_whole = os.preadv(descriptor, [block], 0, _NO_WAIT) == status.st_size
+                if is_whole and _version(os.fstat(descriptor)) == _version(status):
+                    return block
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError):
+        pass  # The thread raises it, or succeeds: not every file system can tell what is in memory.
+    return None
+
+
+def _open_path(path: str | os.PathLike[str], filename: str) -> bytes | _File:
+    """Open a file; return its content if it is small."""
+    with _source_errors(f"cannot open {os.fspath(path)!r}"):
+        descriptor = open_regular(path)
+        file = None if descriptor is None else _File(descriptor)
+    if file is None:
+        raise InvalidRequest(f"source: {os.fspath(path)!r} is not a regular file")
+    if file.status.st_size > BLOCK:
+        return file
+    with contextlib.closing(file):
+        with _source_errors(f"cannot read {filename}"):
+            content = file.read(0, BLOCK + 1)
+        if len(content) != file.status.st_size or file.has_changed():
+            raise _changed(filename)
+        return content
+
+
+def is_seekable(source: Any) -> bool:
+    # A `mmap` has no `seekable` before Python 3.13.
+    return bool(source.seekable()) if hasattr(source, "seekable") else hasattr(source, "seek")
+
+
+def _copy(source: IO[bytes], spool: _Spool, filename: str) -> int:
+    """Copy a file object from its current position, restore that position if it can be, and return it."""
+    with _position_lock:
+        with _source_errors(f"cannot read {filename}"):
+            position = source.tell() if is_seekable(source) else None
+        try:
+            while True:
+                with _source_errors(f"cannot read {filename}"):
+                    chunk = source.read(_PART)
+                if spool.add(chunk):
+                    spool.flush()
+                if not chunk:
+                    return position or 0
+        finally:
+            if position is not None:
+                source.seek(position)
 
 
 class _Spool:
@@ -324,11 +356,11 @@ class _Spool:
         self._filename = filename
         self._max_bytes = max_bytes
         self._buffer = bytearray()
-        self._file: _File | None = None
+        self._file: IO[bytes] | None = None
         self._size = 0
 
     def add(self, chunk: object) -> bool:
-        """Add a chunk; return whether to call `flush`."""
+        """Add a chunk; return whether to call `flush`, in a thread."""
         if not isinstance(chunk, bytes | bytearray | memoryview):
             raise InvalidRequest(f"source: must yield bytes, got {type(chunk).__name__}")
         self._buffer += chunk
@@ -339,23 +371,26 @@ class _Spool:
 
     def flush(self) -> None:
         """Move the buffer to the file."""
-        with buffer_errors(self._filename):
+        with _source_errors(f"cannot buffer {self._filename} in a temporary file (TMPDIR sets its folder)"):
             if self._file is None:
-                with tempfile.TemporaryFile(buffering=0) as made:
-                    self._file = _File(os.dup(made.fileno()))
-            self._file.append(self._buffer)
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
+            self._file.write(self._buffer)
+            self._file.flush()
             self._buffer = bytearray()
 
-    def open(self) -> OpenPdf:
+    def content(self) -> bytearray | _File:
+        """Return what was added. Call it in a thread."""
         if self._file is None:
-            return OpenPdf(self._filename, self._buffer)
+            return self._buffer
         self.flush()
-        file, self._file = self._file, None
-        return OpenPdf(self._filename, file)
+        return _File(os.dup(self._file.fileno()))
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+# Arguments and errors
 
 
 @contextlib.contextmanager
@@ -364,28 +399,24 @@ def _source_errors(problem: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError) as error:
-        raise _unusable_source(problem, error) from None
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise unusable(f"source: {problem}: {reason}", error) from None
 
 
-def _unusable_source(problem: str, error: OSError | ValueError) -> InvalidRequest:
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return unusable(f"source: {problem}: {reason}", error)
+def _changed(filename: str) -> InvalidRequest:
+    return InvalidRequest(f"source: {filename} changed while it was read")
 
 
-def buffer_errors(filename: str) -> AbstractContextManager[None]:
-    """Turn an error of the temporary file that holds a stream into `InvalidRequest`."""
-    return _source_errors(f"cannot buffer {filename} in a temporary file (TMPDIR sets its folder)")
-
-
-async def _write_block(view: memoryview, write: wire.Write, most: int, sent: Callable[[int], None]) -> None:
-    for at in range(0, len(view), most):
-        part = view[at : at + most]
-        await write(part)
-        sent(len(part))
+def _too_large(filename: str, max_bytes: float, size: str) -> PdfRejected:
+    return PdfRejected(
+        f"{filename}: too large: at most {max_bytes} bytes may be uploaded, this file has {size}",
+        reason="too_large",
+        filename=filename,
+    )
 
 
 def _check_kind(source: Any) -> None:
-    if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | AsyncIterable):
+    if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | AsyncIterable | OpenPdf):
         return
     if not hasattr(source, "read"):
         kind = type(source).__name__
@@ -394,64 +425,6 @@ def _check_kind(source: Any) -> None:
         raise InvalidRequest("source: the file is open as text; open it with mode 'rb'")
     if inspect.iscoroutinefunction(source.read):
         raise InvalidRequest("source: its read() is asynchronous; pass a binary file or an async iterable of bytes")
-
-
-def _open_path(path: str | os.PathLike[str], filename: str) -> OpenPdf:
-    try:
-        descriptor = open_regular(path)
-        if descriptor is not None:
-            return OpenPdf(filename, _File(descriptor))
-    except (OSError, ValueError) as error:
-        raise _unusable_source(f"cannot open {os.fspath(path)!r}", error) from None
-    raise InvalidRequest(f"source: {os.fspath(path)!r} is not a regular file")
-
-
-def _open_memory(source: bytes | bytearray | memoryview, filename: str) -> OpenPdf:
-    if isinstance(source, bytes):
-        return OpenPdf(filename, source)
-    with _source_errors(f"cannot read {filename}"):
-        view = memoryview(source)
-        return OpenPdf(filename, view.cast("B") if view.c_contiguous else view.tobytes())
-
-
-def _open_file(source: IO[bytes], filename: str, max_bytes: float | None) -> OpenPdf:
-    """Open a file object from its current position, and restore that position if the object was read."""
-    with _source_errors(f"cannot read {filename}"):
-        if type(source) is io.BytesIO:
-            return OpenPdf(filename, memoryview(source.getvalue()), source.tell())
-        if _is_plain(source):
-            source.flush()
-            start = source.tell()
-            return OpenPdf(filename, _File(os.dup(source.fileno())), start)
-        is_seekable = source.seekable() if hasattr(source, "seekable") else hasattr(source, "seek")
-    with _position_lock if is_seekable else contextlib.nullcontext():
-        return _copy_file(source, filename, max_bytes, is_seekable)
-
-
-def _copy_file(source: IO[bytes], filename: str, max_bytes: float | None, is_seekable: bool) -> OpenPdf:
-    with _source_errors(f"cannot read {filename}"):
-        position = source.tell() if is_seekable else 0
-    try:
-        with contextlib.closing(_Spool(filename, max_bytes)) as spool:
-            while True:
-                with _source_errors(f"cannot read {filename}"):
-                    chunk = source.read(BLOCK)
-                if spool.add(chunk):
-                    spool.flush()
-                if not chunk:
-                    pdf = spool.open()
-                    return pdf if pdf.size else OpenPdf(filename, b"", position)
-    finally:
-        if is_seekable:
-            source.seek(position)
-
-
-def _is_plain(source: Any) -> bool:
-    """Return whether the file's descriptor has the same bytes; that of a `GzipFile` has the compressed ones."""
-    if not _HAS_PREAD:
-        return False  # reading a duplicate of the descriptor would move the caller's file
-    raw = source.raw if type(source) in (io.BufferedReader, io.BufferedRandom) else source
-    return type(raw) is io.FileIO and stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
 
 
 def _name_of(source: object) -> str:
@@ -464,11 +437,3 @@ def _name_of(source: object) -> str:
         if isinstance(name, str) and PurePath(name).name:
             return "" if name[0] + name[-1] == "<>" else PurePath(name).name  # "<stdin>"
     return ""
-
-
-def _too_large(filename: str, max_bytes: float, size: str) -> PdfRejected:
-    return PdfRejected(
-        f"{filename}: too large: at most {max_bytes} bytes may be uploaded, this file has {size}",
-        reason="too_large",
-        filename=filename,
-    )

@@ -7,10 +7,9 @@ import contextlib
 import itertools
 import json
 import logging
-import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 
@@ -33,6 +32,7 @@ from tests.dispatch.observing import (
     sent_well,
 )
 from tests.dispatch.parcels import make_parcel
+from tests.documents.test_source import open_files
 from tests.pdfs import make_pdf
 
 
@@ -201,21 +201,17 @@ async def test_stream_of_a_postponed_package_is_read_and_counted_once(
 
 @pytest.mark.parametrize("end", ["sent", "no claim", "left", "taken by another run"])
 async def test_buffer_of_a_package_is_closed_however_the_package_ends(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, end: str
 ) -> None:
-    files: list[IO[bytes]] = []
-    make = tempfile.TemporaryFile
+    def buffers() -> list[str]:
+        return [name for name in open_files() if "(deleted)" in name]
 
-    def made(**named: Any) -> IO[bytes]:
-        files.append(make(**named))
-        return files[-1]
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", made)
+    before = buffers()
     async with SqliteJournal(tmp_path / "journal") as journal, SqliteJournal(tmp_path / "journal") as other:
         failing = Failing(journal, 1 if end == "no claim" else 1_000, JournalError("gone"), only="claim")
         if end == "taken by another run":
             assert await other.claim("lease") is not None
-        many = client.dispatch_many([streamed(make_pdf(), "lease")], failing)
+        many = client.dispatch_many([streamed(make_pdf(1_200_000), "lease")], failing)
         if end == "sent":
             assert [result.error for result in await all_of(many)] == [None]
         elif end == "no claim":
@@ -232,7 +228,7 @@ async def test_buffer_of_a_package_is_closed_however_the_package_ends(
             with pytest.raises(asyncio.CancelledError):
                 await run
             await many.aclose()
-    assert [file.closed for file in files] == [True]
+    assert buffers() == before
 
 
 async def test_postponed_package_has_a_result_if_the_iterable_fails(

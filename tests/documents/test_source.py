@@ -11,10 +11,8 @@ import hashlib
 import io
 import mmap
 import os
-import socket
 import tempfile
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
@@ -109,15 +107,6 @@ def test_filename_of_an_open_file_is_that_of_its_path(tmp_path: Path) -> None:
         assert PdfSource(file).filename == "document.pdf"
 
 
-async def test_path_object_with_bytes_is_accepted(tmp_path: Path) -> None:
-    """`os.scandir` returns such objects for a folder given as bytes."""
-    (tmp_path / "lease.pdf").write_bytes(make_pdf())
-    (entry,) = os.scandir(os.fsencode(tmp_path))
-    source = PdfSource(entry)  # type: ignore[arg-type]  # paths are text in the annotation
-    assert source.filename == "lease.pdf"
-    assert await content(source) == make_pdf()
-
-
 @pytest.mark.parametrize("filename", ["", " ", "\t", 5, b"a.pdf"])
 def test_filename_must_be_a_non_empty_string(filename: Any) -> None:
     if filename == "":
@@ -208,15 +197,6 @@ async def test_map_of_a_file_and_objects_without_seekable_are_read_from_their_po
         assert mapped.tell() == 6
 
 
-async def test_unflushed_writes_of_a_file_object_are_sent(tmp_path: Path) -> None:
-    with (tmp_path / "a.pdf").open("w+b") as file:
-        file.write(make_pdf())
-        file.seek(0)
-        file.write(b"%PDF-1.6")
-        file.seek(0)
-        assert await content(PdfSource(file)) == b"%PDF-1.6" + make_pdf()[8:]
-
-
 @pytest.mark.parametrize("size", [1500, LARGE])
 async def test_pipes_are_spooled(size: int) -> None:
     data = make_pdf(size)
@@ -267,103 +247,93 @@ async def test_memoryviews_with_wider_items_are_sent_as_bytes() -> None:
         await PdfSource(give()).open(1503)
 
 
+async def test_path_object_with_bytes_is_accepted(tmp_path: Path) -> None:
+    """`os.scandir` returns such objects for a folder given as bytes."""
+    (tmp_path / "lease.pdf").write_bytes(make_pdf())
+    (entry,) = os.scandir(os.fsencode(tmp_path))
+    source = PdfSource(entry)  # type: ignore[arg-type]  # paths are text in the annotation
+    assert source.filename == "lease.pdf"
+    assert await content(source) == make_pdf()
+
+
 # Sources that cannot be opened
 
 
-async def test_error_of_a_path_names_it_and_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A named pipe does not block."""
+def refusing(number: int) -> Callable[..., Any]:
+    """Return a function that raises this `OSError`."""
+
+    def fail(*_: object, **__: object) -> Any:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+async def test_error_of_a_path_names_it_and_the_reason(tmp_path: Path) -> None:
+    """A named pipe does not block, and nothing stays open."""
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(ValueError, match="null") as null_in_path:  # the text depends on the Python version
-        os.open("a\0b", os.O_RDONLY)
     paths: list[tuple[str | Path, str]] = [
         (tmp_path / "none.pdf", "cannot open {}: No such file or directory"),
-        (tmp_path / "none.pdf" / "x", "cannot open {}: No such file or directory"),
-        ("a\0b", f"cannot open {{}}: {null_in_path.value}"),
+        ("a\0b", "cannot open {}: embedded null "),
         ("", "cannot open {}: No such file or directory"),
         (tmp_path, "{} is not a regular file"),
         (tmp_path / "pipe", "{} is not a regular file"),
-        (Path("/dev/null"), "{} is not a regular file"),
     ]
     before = open_files()
     for path, expected in paths:
         with pytest.raises(InvalidRequest) as caught:
             await PdfSource(path).open()
-        assert str(caught.value) == f"source: {expected.format(repr(os.fspath(path)))}"
+        assert str(caught.value).startswith(f"source: {expected.format(repr(os.fspath(path)))}")
+        assert (caught.value.transient, caught.value.exit_code) == (False, 2)
         assert open_files() == before
 
-    def refuse(*_: object) -> int:
-        raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(InvalidRequest, match=r"^source: cannot open 'a.pdf': Permission denied$"):
-        await PdfSource("a.pdf").open()
-
-
-@pytest.mark.parametrize("code", ["EMFILE", "ENFILE", "EIO", "ESTALE", "ENOMEM"])
-@pytest.mark.parametrize("where", ["open", "fstat", "pread"])
-async def test_failing_system_is_a_transient_error_of_a_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, where: str
+@pytest.mark.parametrize(
+    ("where", "number", "is_transient"),
+    [
+        ("open", errno.EMFILE, True),
+        ("open", errno.EACCES, False),
+        ("fstat", errno.EIO, True),
+        ("read", errno.ESTALE, True),
+    ],
+)
+async def test_failing_system_is_a_transient_error_unless_a_repeat_would_fail_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, number: int, is_transient: bool
 ) -> None:
-    number = getattr(errno, code)
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf())
-
-    def fail(*_: object) -> int:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(os, where, fail)
-    if where == "pread":
-        monkeypatch.setattr(module, "_NO_WAIT", None)
-    with pytest.raises(InvalidRequest, match=f": {os.strerror(number)}$") as caught:
-        await PdfSource(path).open()
-    monkeypatch.undo()
-    assert (caught.value.transient, caught.value.exit_code) == (True, 1)
+    before = open_files()
+    with monkeypatch.context() as patch:
+        if where == "read":
+            patch.setattr(module, "_NO_WAIT", None)
+            patch.setattr(io, "FileIO", type("Failing", (io.FileIO,), {"read": refusing(number)}))
+        else:
+            patch.setattr(os, where, refusing(number))
+        with pytest.raises(InvalidRequest, match=f"^source: cannot .*: {os.strerror(number)}$") as caught:
+            await PdfSource(path).open()
+    assert (caught.value.transient, caught.value.exit_code) == ((True, 1) if is_transient else (False, 2))
+    assert open_files() == before
     assert await content(PdfSource(path)) == make_pdf()
 
 
-@pytest.mark.parametrize("error", [TimeoutError("timed out"), ConnectionResetError("closed")])
-async def test_lost_connection_of_a_file_object_is_transient(error: OSError) -> None:
-    """A socket's file raises them without a number."""
-
-    class Remote(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            raise error
-
-    with pytest.raises(InvalidRequest, match=f"^source: cannot read document.pdf: {error}$") as caught:
-        await PdfSource(Remote()).open()
-    assert caught.value.transient
-
-
-@pytest.mark.parametrize("kind", ["no file", "denied", "write-only", "not readable", "closed", "corrupt", "socket"])
-async def test_source_that_no_repeat_can_read_is_a_permanent_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    def refuse(*_: object) -> int:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
+@pytest.mark.parametrize("kind", ["write-only", "closed", "corrupt", "lost connection"])
+async def test_file_object_that_cannot_be_read_is_an_error(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(gzip.compress(make_pdf())[:-8] + bytes(8))
-    with contextlib.ExitStack() as stack:
-        source: Any = path
-        if kind == "no file":
-            path.unlink()
-        elif kind == "denied":
-            monkeypatch.setattr(os, "open", refuse)
-        elif kind == "write-only":
-            source = stack.enter_context(io.FileIO(os.open(path, os.O_WRONLY), "w"))
-        elif kind == "not readable":
-            source = stack.enter_context(path.open("ab"))
-        elif kind == "closed":
-            with path.open("rb") as source:
-                pass
-        elif kind == "corrupt":
-            source = stack.enter_context(gzip.open(path))
-        else:
-            path.unlink()
-            stack.enter_context(socket.socket(socket.AF_UNIX)).bind(str(path))
-        with pytest.raises(InvalidRequest, match=r"^source: cannot (open|read) ") as caught:
+    opens: dict[str, Callable[[], Any]] = {
+        "write-only": lambda: path.open("ab"),
+        "closed": lambda: path.open("rb"),
+        "corrupt": lambda: gzip.GzipFile(path),
+        "lost connection": lambda: path.open("rb"),
+    }
+    with opens[kind]() as file:
+        source: Any = file
+        if kind == "closed":
+            file.close()
+        elif kind == "lost connection":
+            source = SimpleNamespace(read=refusing(errno.ECONNRESET))
+        with pytest.raises(InvalidRequest, match=r"^source: cannot read (a|document)\.pdf: ") as caught:
             await PdfSource(source).open()
-    assert (caught.value.transient, caught.value.exit_code) == (False, 2)
+    assert caught.value.transient == (kind == "lost connection")
 
 
 async def test_error_raised_by_an_iterator_or_foreign_file_is_unchanged() -> None:
@@ -413,11 +383,7 @@ async def test_file_at_its_end_is_empty_and_the_error_says_so(
         (lambda: encrypted(make_pdf(), user="secret"), "protected", "a.pdf: password protected"),
         (lambda: encrypted(make_pdf(LARGE)), "protected", "a.pdf: password protected"),
         (lambda: with_signature_field(b"/V 7 0 R"), "already_signed", "a.pdf: already signed"),
-        (
-            lambda: make_pdf(3 * 2**20 + 1),
-            "too_large",
-            "a.pdf: too large: at most 3145728 bytes may be uploaded, this file has 3145729 bytes",
-        ),
+        (lambda: make_pdf(3 * 2**20 + 1), "too_large", "a.pdf: too large: at most 3145728 bytes may be uploaded"),
     ],
 )
 @pytest.mark.parametrize("kind", ["bytes", "path", "file"])
@@ -433,28 +399,9 @@ async def test_preflight_refuses_with_a_reason_for_every_kind_of_source(
         source = PdfSource(sources[kind], "a.pdf")
         with pytest.raises(PdfRejected) as caught:
             await source.open(3 * 2**20)
-        assert (str(caught.value), caught.value.reason, caught.value.filename) == (expected, reason, "a.pdf")
-        assert isinstance(caught.value, InvalidRequest)
+        assert str(caught.value).startswith(expected)
+        assert (caught.value.reason, caught.value.filename) == (reason, "a.pdf")
         assert await content(source) == data
-
-
-async def test_bytes_before_the_position_of_a_file_are_not_checked(tmp_path: Path) -> None:
-    path = tmp_path / "a.pdf"
-    path.write_bytes(with_signature_field(b"/V 7 0 R") + make_pdf(LARGE))
-    with path.open("rb") as file:
-        file.seek(len(with_signature_field(b"/V 7 0 R")))
-        assert await content(PdfSource(file), MOST) == make_pdf(LARGE)
-    path.write_bytes(make_pdf(LARGE) + encrypted(make_pdf(LARGE)))
-    with path.open("rb") as file:
-        file.seek(LARGE)
-        with pytest.raises(PdfRejected, match="password protected"):
-            await PdfSource(file).open(MOST)
-    path.write_bytes(b"x" * 2000 + make_pdf(LARGE))
-    with path.open("rb") as file:
-        with pytest.raises(PdfRejected, match="not a PDF"):
-            await PdfSource(file).open(MOST)
-        file.seek(2000)
-        assert await content(PdfSource(file), MOST) == make_pdf(LARGE)
 
 
 @pytest.mark.parametrize("size", [2000, LARGE])
@@ -498,83 +445,115 @@ async def test_endless_stream_is_read_up_to_the_limit() -> None:
 # Disks
 
 
-@pytest.mark.parametrize("kind", ["path", "file", "pipe", "bytes", "stream"])
+@pytest.mark.parametrize("size", [1500, BLOCK, LARGE])
 @pytest.mark.parametrize("how", ["in memory", "not in memory", "in part", "no such flag"])
-async def test_event_loop_never_waits_for_a_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, how: str
+async def test_path_is_read_in_the_event_loop_only_if_it_is_small_and_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, how: str
 ) -> None:
-    """It opens paths and reads what the system has in memory. Large files are checked in threads."""
-    data = make_pdf(LARGE)
-    path = tmp_path / "a.pdf"
-    path.write_bytes(data)
-    mine, seen = threading.get_ident(), []
-
-    def watched(name: str, owner: Any) -> None:
-        real = getattr(owner, name)
-
-        def call(*arguments: Any, **options: Any) -> Any:
-            if threading.get_ident() == mine:
-                seen.append(name)
-            return real(*arguments, **options)
-
-        monkeypatch.setattr(owner, name, call)
-
-    real = os.preadv
+    data, threads, real = make_pdf(size), set(), os.preadv
+    (tmp_path / "a.pdf").write_bytes(data)
 
     def preadv(handle: int, buffers: list[Any], at: int, flags: int) -> int:
         assert flags == module._NO_WAIT
         if how == "not in memory":
             raise BlockingIOError
-        if how == "in part":
-            return real(handle, [memoryview(buffers[0])[: 1 + len(buffers[0]) // 3]], at, flags)
-        return real(handle, buffers, at, flags)
+        return real(handle, [memoryview(buffers[0])[: None if how == "in memory" else 1000]], at, flags)
+
+    class Watched(io.FileIO):
+        def read(self, size: int | None = -1, /) -> Any:
+            threads.add(threading.get_ident())
+            return super().read(size)
 
     monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(io, "FileIO", Watched)
     if how == "no such flag":
         monkeypatch.setattr(module, "_NO_WAIT", None)
-    with path.open("rb") as file:
-        for name in ("sendfile", "pread", "write", "dup", *([] if kind == "path" else ["open"])):
-            watched(name, os)
-        watched("preflight", module)
-        source: Any = {
-            "path": path,
-            "file": file,
-            "pipe": io.BufferedReader(io.BytesIO(data)),
-            "bytes": data,
-            "stream": in_chunks(data),
-        }[kind]
-        assert await content(PdfSource(source), MOST) == data
-    assert seen == []
+    assert await content(PdfSource(tmp_path / "a.pdf"), MOST) == data
+    assert threading.get_ident() not in threads
+    assert bool(threads) == (how != "in memory" or size > BLOCK)
 
 
-async def test_file_is_read_where_the_system_reads_only_from_the_current_position(
+@pytest.mark.parametrize("kind", ["path", "file", "pipe", "bytes", "stream"])
+async def test_large_file_is_checked_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    data, threads = make_pdf(LARGE), []
+    (tmp_path / "a.pdf").write_bytes(data)
+
+    def check(*arguments: Any) -> None:
+        threads.append(threading.get_ident())
+
+    monkeypatch.setattr(module, "preflight", check)
+    with (tmp_path / "a.pdf").open("rb") as file:
+        assert await content(PdfSource(sources_of(tmp_path / "a.pdf", file)[kind]()), MOST) == data
+    assert len(threads) == 1
+    assert threads[0] != threading.get_ident()
+
+
+def sources_of(path: Path, file: Any) -> dict[str, Callable[[], Any]]:
+    """Return functions that make a source of each kind with the content of a file, which is also open."""
+    data = path.read_bytes()
+    return {
+        "path": lambda: path,
+        "file": lambda: file,
+        "pipe": lambda: gzip.GzipFile(fileobj=io.BytesIO(gzip.compress(data, 1))),
+        "bytes": lambda: data,
+        "stream": lambda: in_chunks(data),
+    }
+
+
+@pytest.mark.parametrize("kind", ["path", "file", "stream", "pipe"])
+@pytest.mark.parametrize("data", [make_pdf(LARGE), b"x" * LARGE], ids=["pdf", "no pdf"])
+async def test_no_file_stays_open_after_opening_refusal_or_cancellation(tmp_path: Path, kind: str, data: bytes) -> None:
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+
+    async def once() -> None:
+        with path.open("rb") as file, await PdfSource(sources_of(path, file)[kind]()).open(MOST) as opened:
+            assert await sent(opened) == data
+
+    before = open_files()
+    try:
+        await once()
+    except PdfRejected as error:
+        kept = error  # as a caller may, with its traceback
+        assert kept.reason == "not_pdf"
+    assert open_files() == before
+    for moment in range(0, 30, 2):
+        task = asyncio.create_task(once())
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, PdfRejected):
+            await task
+    await asyncio.get_running_loop().shutdown_default_executor()  # wait for threads of cancelled uploads
+    assert open_files() == before
+
+
+async def test_file_of_a_cancelled_upload_is_closed_after_the_read_in_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on Windows."""
-    lseek = os.lseek
+    """Otherwise the thread could read another file, which has the same descriptor by then."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    before, begun, go_on = open_files(), threading.Event(), threading.Event()
 
-    def slow(*arguments: int) -> int:
-        position = lseek(*arguments)
-        time.sleep(0.01)  # for another thread to move the position, if it may
-        return position
+    class Slow(io.FileIO):
+        def read(self, size: int | None = -1, /) -> Any:
+            begun.set()
+            assert go_on.wait(60)
+            return super().read(size)
 
-    monkeypatch.setattr(module, "_HAS_PREAD", False)
-    monkeypatch.setattr(os, "lseek", slow)
-    monkeypatch.setattr(module, "_NO_WAIT", None)
-    data = make_pdf(LARGE)
-    path = tmp_path / "a.pdf"
-    path.write_bytes(b"%" + data)
-    with path.open("rb") as file:
-        file.seek(1)
-        sources = [PdfSource(file), PdfSource(file), PdfSource(path, sha256=hashlib.sha256(b"%" + data).hexdigest())]
-        opened = [await source.open() for source in sources]
-        assert file.tell() == 1
-        # The last one is sent twice at the same time.
-        contents = await asyncio.gather(*map(sent, [*opened, opened[-1]]))
-        assert contents == [data, data, b"%" + data, b"%" + data]
-        assert file.tell() == 1
-        for pdf in opened:
-            pdf.close()
+    monkeypatch.setattr(io, "FileIO", Slow)
+    opened = await PdfSource(path).open()
+    reading = asyncio.create_task(sent(opened))
+    assert await asyncio.to_thread(begun.wait, 60)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    opened.close()
+    assert str(path) in open_files()
+    go_on.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert open_files() == before
 
 
 async def test_error_of_the_connection_is_no_failure_of_the_source(tmp_path: Path) -> None:
@@ -602,12 +581,6 @@ async def test_large_streams_are_spooled_to_an_unnamed_file(tmp_path: Path, monk
     assert open_files() == before
 
 
-async def test_stream_is_spooled_completely_by_short_writes(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = os.write
-    monkeypatch.setattr(os, "write", lambda handle, data: real(handle, data[:10_000]))
-    assert await content(PdfSource(in_chunks(make_pdf(LARGE)))) == make_pdf(LARGE)
-
-
 @pytest.mark.parametrize("kind", ["stream", "file"])
 async def test_full_disk_is_a_transient_error_that_names_the_file_and_leaves_nothing_open(
     monkeypatch: pytest.MonkeyPatch, kind: str
@@ -625,90 +598,27 @@ async def test_full_disk_is_a_transient_error_that_names_the_file_and_leaves_not
     assert open_files() == before
 
 
-@pytest.mark.parametrize("kind", ["path", "file", "stream", "pipe"])
-@pytest.mark.parametrize("data", [make_pdf(LARGE), b"x" * LARGE], ids=["pdf", "no pdf"])
-@pytest.mark.parametrize("in_memory", [True, False])
-async def test_no_file_stays_open_after_opening_refusal_or_cancellation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, data: bytes, in_memory: bool
-) -> None:
-    if not in_memory:
-        monkeypatch.setattr(module, "_NO_WAIT", None)
-    path = tmp_path / "a.pdf"
-    path.write_bytes(data)
-    packed = gzip.compress(data, 1)
-
-    async def once() -> None:
-        with path.open("rb") as file:
-            source: dict[str, Callable[[], Any]] = {
-                "path": lambda: path,
-                "file": lambda: file,
-                "stream": lambda: in_chunks(data),
-                "pipe": lambda: gzip.GzipFile(fileobj=io.BytesIO(packed)),
-            }
-            with await PdfSource(source[kind]()).open(MOST) as opened:
-                assert await sent(opened) == data
-
-    before = open_files()
-    try:
-        await once()
-    except PdfRejected as error:
-        kept = error  # as a caller may, with its traceback
-        assert kept.reason == "not_pdf"
-    assert open_files() == before
-    for moment in range(30):
-        task = asyncio.create_task(once())
-        for _ in range(moment):
-            await asyncio.sleep(0)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, PdfRejected):
-            await task
-    await asyncio.get_running_loop().shutdown_default_executor()  # wait for threads of cancelled uploads
-    assert open_files() == before
-
-
-def test_closed_file_is_not_read_by_a_thread_that_comes_late(tmp_path: Path) -> None:
-    """Its descriptor may be that of another file by then."""
-    file = module._File(os.open(tmp_path / "a", os.O_RDWR | os.O_CREAT))
-    file.close()
-    with pytest.raises(ValueError, match="the file is closed"):
-        file.read(0, 1)
-
-
 # Changing files
 
 
-def rewrite(path: Path, how: str) -> None:
-    """Write another version of the file with a later modification time."""
-    data = path.read_bytes()
-    if how.startswith("grows"):
-        with path.open("ab") as file:
-            file.write(b"more")
-        if how == "grows before the clock goes on":
-            os.utime(path, ns=(0, 0))
-    elif how == "shrinks":
-        os.truncate(path, len(data) - 1)
-    elif how == "vanishes":
-        os.truncate(path, 0)
-    elif how == "is written again":
-        with path.open("r+b") as file:
-            file.write(data[:9] + bytes(len(data) - 9))
-    elif how == "ends otherwise":
-        with path.open("r+b") as file:
-            file.seek(len(data) - 2)
-            file.write(b"F")
-    elif how == "is newer":
-        os.utime(path, ns=(0, 1))
+def appends(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"more")
 
 
-CHANGES = [
-    "grows",
-    "grows before the clock goes on",
-    "shrinks",
-    "vanishes",
-    "is written again",
-    "ends otherwise",
-    "is newer",
-]
+def shrinks(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 1)
+
+
+def is_written_again(path: Path) -> None:
+    """Write another version of the same size."""
+    with path.open("r+b") as file:
+        file.seek(9)
+        file.write(bytes(path.stat().st_size - 9))
+    os.utime(path, ns=(0, 1))
+
+
+CHANGES = [appends, shrinks, is_written_again]
 
 
 def digest(data: bytes) -> str:
@@ -716,23 +626,79 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-@pytest.mark.parametrize("how", CHANGES)
-@pytest.mark.parametrize("size", [1500, 64 * 1024 + 1, BLOCK])
+@pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("in_memory", [True, False])
 async def test_small_file_is_sent_as_it_was_when_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, size: int, in_memory: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Path], None], in_memory: bool
 ) -> None:
     """In each attempt, even if it changes afterwards."""
     if not in_memory:
         monkeypatch.setattr(module, "_NO_WAIT", None)
     path = tmp_path / "lease.pdf"
-    path.write_bytes(make_pdf(size))
-    os.utime(path, ns=(0, 0))
-    for sha256 in (None, digest(make_pdf(size)).upper()):
-        path.write_bytes(make_pdf(size))
+    for size in (1500, BLOCK):
+        for sha256 in (None, digest(make_pdf(size)).upper()):
+            path.write_bytes(make_pdf(size))
+            with await PdfSource(path, sha256=sha256).open(MOST) as opened:
+                change(path)
+                assert await sent(opened) == await sent(opened) == make_pdf(size)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_small_file_written_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: bool
+) -> None:
+    """All of its bytes arrived, but maybe from two versions."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf())
+    real, changes = os.preadv, iter([1, 2])
+
+    def preadv(*arguments: Any) -> int:
+        count = real(*arguments)
+        os.utime(path, ns=(0, next(changes)))
+        return count
+
+    class Changing(io.FileIO):
+        def read(self, size: int | None = -1, /) -> Any:
+            os.utime(path, ns=(0, 3))
+            return super().read(size)
+
+    monkeypatch.setattr(os, "preadv", preadv)
+    if not in_memory:
+        monkeypatch.setattr(module, "_NO_WAIT", None)
+    monkeypatch.setattr(io, "FileIO", Changing)
+    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$"):
+        await PdfSource(path).open(MOST)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("moment", [0, 1, 2])
+async def test_large_file_that_changes_lacks_its_last_block_in_each_attempt(
+    tmp_path: Path, change: Callable[[Path], None], moment: int
+) -> None:
+    """A mix of two versions is no document."""
+    path = tmp_path / "lease.pdf"
+    blocks = -(-LARGE // BLOCK)
+    for sha256 in (None, digest(make_pdf(LARGE))):
+        path.write_bytes(make_pdf(LARGE))
+        out, calls = bytearray(), 0
+
+        def count(size: int) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == moment:
+                change(path)
+
         with await PdfSource(path, sha256=sha256).open(MOST) as opened:
-            rewrite(path, how)
-            assert await sent(opened) == await sent(opened) == make_pdf(size)
+            if moment == 0:
+                change(path)
+            body = opened.body(count)
+            with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$") as caught:
+                await body.write(writer(out))
+            assert body.failure is caught.value
+            with pytest.raises(InvalidRequest, match=r"changed while it was read$"):
+                await sent(opened)
+        assert len(out) < (blocks - 1) * BLOCK + 500
+        assert calls < blocks
 
 
 async def test_replaced_file_is_sent_as_it_was_when_opened(tmp_path: Path) -> None:
@@ -744,39 +710,23 @@ async def test_replaced_file_is_sent_as_it_was_when_opened(tmp_path: Path) -> No
         assert await sent(opened) == make_pdf(LARGE)
 
 
-@pytest.mark.parametrize("how", CHANGES)
-@pytest.mark.parametrize("moment", ["opened", "first block", "last block but one"])
-@pytest.mark.parametrize("in_memory", [True, False])
-async def test_large_file_that_changes_lacks_its_last_block_in_each_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, moment: str, in_memory: bool
+async def test_file_that_can_no_longer_be_examined_counts_as_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mix of two versions is no document."""
-    if not in_memory:
-        monkeypatch.setattr(module, "_NO_WAIT", None)
     path = tmp_path / "lease.pdf"
-    blocks = -(-LARGE // BLOCK)
-    for sha256 in (None, digest(make_pdf(LARGE))):
-        path.write_bytes(make_pdf(LARGE))
-        os.utime(path, ns=(0, 0))
-        out, calls = bytearray(), 0
+    path.write_bytes(make_pdf(LARGE))
+    with await PdfSource(path).open(MOST) as opened:
+        real = os.fstat
 
-        def change(size: int) -> None:
-            nonlocal calls
-            calls += 1
-            if calls == {"opened": 0, "first block": 1, "last block but one": blocks - 1}[moment]:
-                rewrite(path, how)
+        def fstat(number: int) -> os.stat_result:
+            status = real(number)
+            if status.st_size == LARGE:
+                raise OSError(errno.ESTALE, "Stale file handle")
+            return status
 
-        with await PdfSource(path, sha256=sha256).open(MOST) as opened:
-            if moment == "opened":
-                rewrite(path, how)
-            body = opened.body(change)
-            with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$") as caught:
-                await body.write(writer(out))
-            assert body.failure is caught.value
-            with pytest.raises(InvalidRequest, match=r"changed while it was read$"):
-                await sent(opened)
-        assert len(out) < (blocks - 1) * BLOCK + 500
-        assert calls < blocks
+        monkeypatch.setattr(os, "fstat", fstat)
+        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$"):
+            await sent(opened)
 
 
 @pytest.mark.parametrize("size", [1500, BLOCK, BLOCK + 1, LARGE])
@@ -785,21 +735,16 @@ async def test_content_with_another_hash_is_not_sent_or_lacks_its_last_block(
     tmp_path: Path, size: int, kind: str
 ) -> None:
     """A source made from another keeps its hash."""
-    data = make_pdf(size)
-    (tmp_path / "a.pdf").write_bytes(data)
-    kinds: dict[str, Callable[[], Any]] = {
-        "bytes": lambda: data,
-        "path": lambda: tmp_path / "a.pdf",
-        "stream": lambda: in_chunks(data),
-    }
-    with await PdfSource(PdfSource(kinds[kind](), sha256=digest(data).upper()), "a.pdf").open(MOST) as opened:
-        assert await sent(opened) == await sent(opened) == data
-    other = digest(b"another")
-    inherited = PdfSource(PdfSource(kinds[kind](), sha256=other), "a.pdf")
-    given = PdfSource(PdfSource(kinds[kind](), sha256=digest(data)), "a.pdf", sha256=other)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(make_pdf(size))
+    make, right, other = sources_of(path, None)[kind], digest(make_pdf(size)), digest(b"another")
+    with await PdfSource(PdfSource(make(), sha256=right.upper()), "a.pdf").open(MOST) as opened:
+        assert await sent(opened) == await sent(opened) == make_pdf(size)
+    inherited = PdfSource(PdfSource(make(), sha256=other), "a.pdf")
+    given = PdfSource(PdfSource(make(), sha256=right), "a.pdf", sha256=other)
     for wrong in (inherited, given):
         out = bytearray()
-        expected = f"^source: a.pdf: sha256 mismatch: expected {other}, found {digest(data)}$"
+        expected = f"^source: a.pdf: sha256 mismatch: expected {other}, found {right}$"
         with pytest.raises(InvalidRequest, match=expected), await wrong.open(MOST) as opened:
             await opened.body(lambda size: None).write(writer(out))
         assert len(out) < (-(-size // BLOCK) - 1) * BLOCK + 500
@@ -809,99 +754,3 @@ async def test_content_with_another_hash_is_not_sent_or_lacks_its_last_block(
 def test_sha256_must_be_hexadecimal(sha256: Any) -> None:
     with pytest.raises(InvalidRequest, match=rf"^sha256: must be 64 hexadecimal digits, got {sha256!r}$"):
         PdfSource(b"", sha256=sha256)
-
-
-@pytest.mark.parametrize("size", [1500, BLOCK])
-@pytest.mark.parametrize("in_memory", [True, False])
-async def test_small_file_written_while_it_is_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, in_memory: bool
-) -> None:
-    """All of its bytes arrived, but maybe from two versions."""
-    path = tmp_path / "lease.pdf"
-    path.write_bytes(make_pdf(size))
-    os.utime(path, ns=(0, 0))
-    if not in_memory:
-        monkeypatch.setattr(module, "_NO_WAIT", None)
-    reals, before = {name: getattr(os, name) for name in ("pread", "preadv")}, open_files()
-
-    def read(name: str, *arguments: Any) -> Any:
-        got = reals[name](*arguments)
-        rewrite(path, "is written again")
-        return got
-
-    for name in reals:
-        monkeypatch.setattr(os, name, partial(read, name))
-    for most in (MOST, None):
-        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$"):
-            await PdfSource(path).open(most)
-    assert open_files() == before
-
-
-@pytest.mark.parametrize("size", [1500, LARGE])
-async def test_error_of_fstat_is_an_invalid_request_and_leaves_nothing_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    path = tmp_path / "lease.pdf"
-    path.write_bytes(make_pdf(size))
-    before = open_files()
-    with path.open("rb", buffering=0) as file:
-        stale(monkeypatch, size)
-        with pytest.raises(InvalidRequest, match=r"^source: cannot open '.*lease.pdf': Stale file handle$"):
-            await PdfSource(path).open(MOST)
-        with pytest.raises(InvalidRequest, match=r"^source: cannot read lease.pdf: Stale file handle$"):
-            await PdfSource(file).open(MOST)
-    assert open_files() == before
-
-
-async def test_file_whose_state_becomes_unknown_is_not_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "lease.pdf"
-    path.write_bytes(make_pdf(LARGE))
-    with await PdfSource(path).open(MOST) as opened:
-        stale(monkeypatch, LARGE)
-        body = opened.body(lambda size: None)
-        with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$") as caught:
-            await body.write(writer(bytearray()))
-        assert body.failure is caught.value
-
-
-def stale(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Make `fstat` fail for open files of this size."""
-    real = os.fstat
-
-    def fstat(number: int) -> os.stat_result:
-        if real(number).st_size == size:
-            raise OSError(116, "Stale file handle")
-        return real(number)
-
-    monkeypatch.setattr(os, "fstat", fstat)
-
-
-@pytest.mark.parametrize("size", [1500, LARGE])
-async def test_file_is_closed_after_the_thread_of_a_cancelled_upload(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    path = tmp_path / "lease.pdf"
-    path.write_bytes(make_pdf(size))
-    real, before = os.pread, open_files()
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(*arguments: Any) -> bytes:
-        begun.set()
-        assert go_on.wait(20)
-        return real(*arguments)
-
-    async def once() -> None:
-        with await PdfSource(path).open() as opened:
-            await sent(opened)
-
-    monkeypatch.setattr(module, "_NO_WAIT", None)
-    monkeypatch.setattr(os, "pread", slow)
-    task = asyncio.create_task(once())
-    assert await asyncio.to_thread(begun.wait, 20)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert str(path) in open_files()
-    go_on.set()
-    await asyncio.get_running_loop().shutdown_default_executor()
-    assert open_files() == before
