@@ -19,7 +19,6 @@ from signing_async import MemoryTokenStore, OAuth, RetryPolicy, SigningError, To
 from signing_async._secret import hide
 from signing_async.auth.oauth import read_callback
 from signing_async.sandbox import Sandbox
-from signing_async.transport.operation import Observer
 
 BASE = "https://tenant.example.com"
 SECRET = "the-client-secret-7f3a"
@@ -160,11 +159,6 @@ def oauth_for(base_url: str, **settings: Any) -> OAuth:
 def secret_of(oauth: OAuth) -> str:
     """Return the client secret."""
     return next(iter(oauth.current.endpoint.secrets()))
-
-
-async def renew(oauth: OAuth, rejected: Token) -> bool:
-    """Replace a rejected token, as a call of a client does after a 401."""
-    return await oauth.current.renewed(rejected, Observer())
 
 
 def code_of(callback: Any, state: Any) -> str | SigningError:

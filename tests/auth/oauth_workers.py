@@ -8,11 +8,10 @@ import signal
 import sys
 import tempfile
 import time
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-from signing_async import AuthError, FileTokenStore, OAuth, RetryPolicy, SigningClient, Token
+from signing_async import FileTokenStore, OAuth, RetryPolicy, SigningClient, Token
 
 
 async def hold(path: str) -> None:
@@ -20,15 +19,6 @@ async def hold(path: str) -> None:
     async with FileTokenStore(path).lock():
         print("held", flush=True)
         await asyncio.sleep(3600)
-
-
-async def save(path: str) -> None:
-    """Save large tokens until killed; each token's halves belong together."""
-    store = FileTokenStore(path)
-    for number in count():
-        text = f"-{os.getpid()}-{number}-" * 20_000
-        await store.save(Token(f"a{text}", f"r{text}"))
-        print(number, flush=True) if number == 0 else None
 
 
 async def die(path: str, moment: str) -> None:
@@ -48,25 +38,6 @@ async def die(path: str, moment: str) -> None:
         Path.replace = kill  # type: ignore[method-assign]  # this process is killed there
     await FileTokenStore(path).save(Token("new", "refresh-new"))
     kill()
-
-
-async def unwritable(path: str) -> None:
-    """Try to save and to lock in a folder that only root can write."""
-    # Import everything now: it may lie in folders that only root can read.
-    await FileTokenStore(path).load()
-    if os.geteuid() == 0:
-        os.setgid(65534)
-        os.setuid(65534)
-    store = FileTokenStore(path)
-    try:
-        await store.save(Token("a"))
-    except AuthError as error:
-        print(f"AuthError: {error}")
-    try:
-        async with store.lock():
-            print("locked")
-    except AuthError as error:
-        print(f"AuthError: {error}")
 
 
 async def call(path: str, base_url: str, client_id: str, client_secret: str, seconds: str) -> None:
@@ -93,5 +64,5 @@ async def call(path: str, base_url: str, client_id: str, client_secret: str, sec
 
 
 if __name__ == "__main__":
-    tasks: dict[str, Any] = {"hold": hold, "save": save, "die": die, "unwritable": unwritable, "call": call}
+    tasks: dict[str, Any] = {"hold": hold, "die": die, "call": call}
     asyncio.run(tasks[sys.argv[1]](*sys.argv[2:]))

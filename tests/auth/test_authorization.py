@@ -18,7 +18,6 @@ from signing_async import (
     SigningError,
     StateMismatch,
     Token,
-    TokenSuperseded,
 )
 from signing_async.sandbox import Sandbox
 from tests.auth.oauth_servers import (
@@ -26,7 +25,6 @@ from tests.auth.oauth_servers import (
     REDIRECT,
     Answer,
     Scripted,
-    code_of,
     drops,
     grants,
     oauth_for,
@@ -128,11 +126,13 @@ def test_assumption_or_argument_leaves_out_pkce() -> None:
         "code=c&state=other&state=state",
         "code=c&state=st%C3%A5te",
         "code=c&state=%ff%fe",
+        "code=c&state=%ed%a0%80",
+        "",
         "error=access_denied",
         "error=access_denied&state=other",
     ],
 )
-@pytest.mark.parametrize("form", ["https://app.example.com/callback?{}", "/callback?{}", "?{}"])
+@pytest.mark.parametrize("form", ["https://app.example.com/callback?{}", "?{}"])
 async def test_wrong_state_is_state_mismatch_and_nothing_is_sent(query: str, form: str) -> None:
     async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
         with pytest.raises(StateMismatch, match="may be forged") as caught:
@@ -155,72 +155,10 @@ async def test_state_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
     assert compared == [(b"returned", "kept-å".encode())]
 
 
-@pytest.mark.parametrize("state", [None, "", 5])
-async def test_callback_url_without_kept_state_is_refused(state: Any) -> None:
-    with pytest.raises(InvalidRequest, match="state is missing"):
-        await oauth_for(BASE).exchange(f"{REDIRECT}?code=c&state=", state=state)
-
-
-async def test_callback_error_is_auth_error_with_code_and_description() -> None:
-    query = urlencode(
-        {"error": "access_denied", "error_description": "The user said no", "state": "st4te", "code": "c0de"}
-    )
-    async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
-        with pytest.raises(
-            AuthError, match=r"authorization was refused: The user said no \(code access_denied\)"
-        ) as it:
-            await oauth.exchange(f"{REDIRECT}?{query}", state="st4te")
-        assert (type(it.value), it.value.code) == (AuthError, "access_denied")
-        with pytest.raises(AuthError, match=r"refused: x \(code x\)"):
-            await oauth.exchange(f"{REDIRECT}?error=x&state=st4te", state="st4te")
-        assert not server.requests
-
-
-@pytest.mark.parametrize(
-    ("callback", "kind", "words"),
-    [
-        (f"{REDIRECT}?state=s", AuthError, "has no code"),
-        (f"{REDIRECT}?state=s&code=", AuthError, "has no code"),
-        (f"{REDIRECT}?state=s&code=a&code=b", AuthError, "more than one code"),
-        ("state=s&x=1", AuthError, "has no code"),
-        (REDIRECT, StateMismatch, "forged"),
-        ("", InvalidRequest, "is missing"),
-        ("  \n", InvalidRequest, "is missing"),
-        (None, InvalidRequest, "is missing"),
-        (b"code", InvalidRequest, "is missing"),
-        ("two words", InvalidRequest, "whitespace"),
-        ("a\nb", InvalidRequest, "whitespace"),
-        ("https://[oops?code=a&state=s", InvalidRequest, "not a valid URL"),
-        (f"{REDIRECT}?" + "a=1&" * 200, InvalidRequest, "not a valid URL"),
-    ],
-    ids=range(13),
-)
-async def test_malformed_callback_is_refused_and_nothing_is_sent(
-    callback: Any, kind: type[SigningError], words: str
-) -> None:
-    async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
-        with pytest.raises(kind, match=words):
-            await oauth.exchange(callback, state="s")
-        assert not server.requests
-
-
-@pytest.mark.parametrize(
-    "query", ["error=access_denied&state=s", "state=s", "code=c&state=another", "code=used&state=s"]
-)
-async def test_refused_callback_does_not_concern_calls_with_the_current_token(query: str) -> None:
-    store = MemoryTokenStore(Token("valid", "refresh"))
-    refusal = says({"error": "invalid_grant"}, 400)
-    async with Scripted(refusal) as server, oauth_for(server.base_url, store=store) as oauth:
-        with pytest.raises(AuthError) as caught:
-            await oauth.exchange(f"{REDIRECT}?{query}", state="s")
-        assert (caught.value.transient, caught.value.client_wide, caught.value.fatal) == (False, False, False)
-        assert await oauth.access_token() == "valid"
-
-
 @pytest.mark.parametrize(
     ("answer", "transient"),
     [
-        (says({"error": "invalid_client"}, 401), False),
+        (says({"error": "invalid_grant"}, 400), False),
         (raw(503), True),
         (drops, True),
         (says({"hello": "world"}), False),
@@ -235,72 +173,52 @@ async def test_failed_exchange_does_not_concern_calls_with_the_current_token(ans
         assert await oauth.access_token() == "valid"
 
 
-async def test_exchange_whose_token_the_store_supersedes_does_not_concern_calls_with_the_current_token() -> None:
-    class Newer(MemoryTokenStore):
-        async def save(self, token: Token) -> None:
-            raise TokenSuperseded("the store holds a newer token")
-
-    store = Newer(Token("valid", "refresh"))
-    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
-        with pytest.raises(TokenSuperseded) as caught:
-            await oauth.exchange("code")
-        assert (caught.value.client_wide, caught.value.fatal, caught.value.effect) == (False, False, "unknown")
-        assert await oauth.access_token() == "valid"
-
-
-async def test_kept_state_with_lone_surrogate_is_state_mismatch() -> None:
-    oauth = oauth_for("http://127.0.0.1:9")
-    with pytest.raises(StateMismatch):
-        await oauth.exchange("https://app.example.com/callback?code=c&state=%ed%a0%80", state="\ud800")
-    await oauth.aclose()
-
-
 STATE = "the-state"
 
+
+INVALID = "exchange: the callback is not a valid URL"
 MISSING = "exchange: the callback URL or code is missing"
-
-SPACE = "exchange: not a callback URL or code: it contains whitespace or control characters"
-
-UNREADABLE = "exchange: the callback is not a valid URL"
-
 NO_STATE = "exchange: state is missing: pass the state of the authorization request"
-
-FORGED = "the callback's state does not match the authorization request: it may be forged"
+SPACE = "exchange: not a callback URL or code: it contains whitespace or control characters"
 
 
 @pytest.mark.parametrize(
     ("callback", "state", "kind", "words"),
     [
         (None, STATE, InvalidRequest, MISSING),
+        (b"code", STATE, InvalidRequest, MISSING),
         (" ", STATE, InvalidRequest, MISSING),
         ("https://a/?code=c d&state=the-state", STATE, InvalidRequest, SPACE),
         ("https://a/?code=c\td&state=the-state", STATE, InvalidRequest, SPACE),
-        ("https://[a/?code=c&state=the-state", STATE, InvalidRequest, UNREADABLE),
-        ("https://a/?code=c&state=the-state" + "&a=b" * 99, STATE, InvalidRequest, UNREADABLE),
+        ("https://[a/?code=c&state=the-state", STATE, InvalidRequest, INVALID),
+        ("https://a/?code=c&state=the-state" + "&a=b" * 99, STATE, InvalidRequest, INVALID),
         ("https://a/?code=c&state=the-state", None, InvalidRequest, NO_STATE),
         ("https://a/?code=c&state=the-state", "", InvalidRequest, NO_STATE),
-        ("https://a/?code=c&state=the-State", STATE, StateMismatch, FORGED),
-        ("https://a/?code=c", STATE, StateMismatch, FORGED),
-        ("https://a/?code=c&state=the-state&state=the-state", STATE, StateMismatch, FORGED),
         ("https://a/?code=c&code=d&state=the-state", STATE, AuthError, "the callback has more than one code"),
-        ("https://a/?state=the-state", STATE, AuthError, "the callback has no code"),
+        ("https://a/?state=the-state&code=", STATE, AuthError, "the callback has no code"),
         (
-            "https://a/?state=the-state&error=no&error_description=not&error_description=now",
+            "https://a/?state=the-state&error=no&error_description=not&error_description=now&code=c0de",
             STATE,
             AuthError,
             "authorization was refused: not now (code no)",
         ),
         ("https://a/?state=the-state&error=no", STATE, AuthError, "authorization was refused: no (code no)"),
+        (
+            f"https://a/?state=the-state&error={'e' * 200}&error_description={'d' * 900}",
+            STATE,
+            AuthError,
+            f"authorization was refused: {'d' * 500} (code {'e' * 100})",
+        ),
     ],
+    ids=range(14),
 )
-def test_callback_errors_show_nothing_but_what_the_service_says(
-    callback: Any, state: Any, kind: type[Exception], words: str
+async def test_callback_errors_show_nothing_but_what_the_service_says(
+    callback: Any, state: Any, kind: type[SigningError], words: str
 ) -> None:
-    found = code_of(callback, state)
-    assert (type(found), str(found)) == (kind, words)
-
-
-def test_callback_has_at_most_100_fields_and_error_texts_are_cut() -> None:
-    assert code_of("https://a/?code=c&state=the-state" + "&a=b" * 98, STATE) == "c"
-    found = code_of(f"https://a/?state=the-state&error={'e' * 200}&error_description={'d' * 900}", STATE)
-    assert str(found) == f"authorization was refused: {'d' * 500} (code {'e' * 100})"
+    store = MemoryTokenStore(Token("valid", "refresh"))
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
+        with pytest.raises(kind) as caught:
+            await oauth.exchange(callback, state)
+        assert (type(caught.value), str(caught.value), caught.value.fatal) == (kind, words, False)
+        assert await oauth.access_token() == "valid"
+        assert not server.requests
