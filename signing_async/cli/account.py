@@ -24,27 +24,22 @@ if TYPE_CHECKING:
     from ..settings import Settings
 
 _LOCK_TIMEOUT = 30.0
-_SSH_VARIABLES = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")
 _PROMPTS = {
-    "base_url": ("The tenant's URL, such as https://tenant.example.com", False),
-    "client_id": ("The app's client id (register an app at {base_url}/developer/my-apps)", False),
-    "client_secret": ("The app's client secret", True),
-    "redirect_uri": ("The app's redirect URI, such as http://127.0.0.1:8000/callback", False),
+    "base_url": "The tenant's URL, such as https://tenant.example.com",
+    "client_id": "The app's client id (register an app at {base_url}/developer/my-apps)",
+    "client_secret": "The app's client secret",
+    "redirect_uri": "The app's redirect URI, such as http://127.0.0.1:8000/callback",
 }
 
 
 @command()
-def me(state: State) -> None:
+async def me(state: State) -> None:
     """Show the logged-in user: a cheap way to check the settings.
 
     \b
     Example:
       signing-async me
     """
-    state.run(_me(state))
-
-
-async def _me(state: State) -> None:
     async with state.client() as client:
         user = await client.me()
     facts = {**user.extra, "base_url": state.settings.origin, "id": user.id, "name": user.name, "email": user.email}
@@ -86,7 +81,11 @@ def login(state: State, no_browser: bool, wait: float) -> None:
         request = oauth.authorization_request()
         state.out.say(f"Visit this URL in a browser, and allow access:\n  {request.url}", url=request.url)
         # Prompt before an event loop runs: inside one, Ctrl-C would not interrupt the prompt.
-        state.run(_finish_login(state, settings, oauth, _read_callback_url(), request))
+        if sys.stdin.isatty():
+            url = click.prompt("The URL where the browser ended up (or the code in it)", err=True)
+        else:
+            url = sys.stdin.readline().strip()
+        state.run(_finish_login(state, settings, oauth, url, request))
     else:
         state.run(_login_with_browser(state, settings, oauth, wait))
     if answers:
@@ -97,18 +96,16 @@ def _prompt_for_missing(state: State) -> tuple[Settings, dict[str, Any]]:
     """Prompt for missing settings; return the completed settings and the answers."""
     settings = state.settings
     missing = [name for name in _PROMPTS if getattr(settings, name) is None]
-    if not missing:
-        return settings, {}
-    if not sys.stdin.isatty() or state.json:
+    if missing and (state.json or not sys.stdin.isatty()):
         names = ", ".join(f"SIGNING_{name.upper()}" for name in missing)
         raise ConfigurationError(
             f"settings are missing and there is no prompt (no terminal, or --json): set {names}{settings.note}"
         )
     answers: dict[str, Any] = {}
     for name in missing:
-        prompt, is_hidden = _PROMPTS[name]
-        prompt = prompt.format(base_url=answers.get("base_url", settings.base_url))
-        answers[name] = click.prompt(prompt, hide_input=is_hidden, err=True, value_proc=partial(_check_answer, name))
+        prompt = _PROMPTS[name].format(base_url=answers.get("base_url", settings.base_url))
+        hidden = name == "client_secret"
+        answers[name] = click.prompt(prompt, hide_input=hidden, err=True, value_proc=partial(_check_answer, name))
     return attrs.evolve(settings, **answers), answers
 
 
@@ -145,12 +142,6 @@ def _save_answers(state: State, settings: Settings, answers: dict[str, Any]) -> 
     path.touch(mode=0o600, exist_ok=False)
     path.write_text(lines, "utf-8")
     state.out.say(f"Settings saved in {path}.")
-
-
-def _read_callback_url() -> str:
-    if sys.stdin.isatty():
-        return str(click.prompt("The URL where the browser ended up (or the code in it)", err=True))
-    return sys.stdin.readline().strip()
 
 
 async def _finish_login(
@@ -198,10 +189,9 @@ def _can_open_browser() -> bool:
     """Return whether a browser would open on the user's screen: not over SSH, and not without a display."""
     if os.environ.get("BROWSER"):
         return True
-    if any(os.environ.get(name) for name in _SSH_VARIABLES):
-        return False
-    has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-    return has_display or sys.platform in ("darwin", "win32")
+    is_remote = any(map(os.environ.get, ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")))
+    has_display = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+    return has_display and not is_remote
 
 
 async def _report_login(state: State, settings: Settings, oauth: OAuth) -> None:
@@ -218,7 +208,7 @@ async def _report_login(state: State, settings: Settings, oauth: OAuth) -> None:
 
 
 @command()
-def logout(state: State) -> None:
+async def logout(state: State) -> None:
     """Remove the token from this machine.
 
     The service is not told: its documentation shows no way to revoke a token. A copy of the token works until it
@@ -228,10 +218,6 @@ def logout(state: State) -> None:
     Example:
       signing-async logout
     """
-    state.run(_logout(state))
-
-
-async def _logout(state: State) -> None:
     store, origin = state.settings.store, state.settings.origin
     was_logged_in = store.path.exists()
     if was_logged_in:

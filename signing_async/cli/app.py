@@ -69,7 +69,8 @@ class _LazyGroup(click.Group):
         except ModuleNotFoundError as error:
             if ctx.resilient_parsing:  # a shell asks for completions
                 return None
-            raise click.ClickException(_format_missing_module(name, error)) from None
+            message = f"{name} needs the module {error.name}: pip install 'signing-async[all]'"
+            raise click.ClickException(message) from None
         return command
 
     def resolve_command(
@@ -97,10 +98,6 @@ class _LazyGroup(click.Group):
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), meaning) for code, meaning in CODES.items()])
-
-
-def _format_missing_module(name: str, error: ModuleNotFoundError) -> str:
-    return f"{name} needs the module {error.name}: pip install 'signing-async[all]'"
 
 
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, params=list(common_options()))
@@ -140,50 +137,36 @@ def run(arguments: Sequence[str]) -> int:
     for name, errors in (("stdin", "surrogateescape"), ("stdout", "backslashreplace"), ("stderr", "backslashreplace")):
         with contextlib.suppress(AttributeError):  # not every stream has reconfigure()
             getattr(sys, name).reconfigure(errors=errors)
-    out = Output(json="--json" in arguments)
+    out, state = Output(json="--json" in arguments), State(arguments)
     try:
-        return _invoke(arguments, out)
+        returned: Any = group.main(list(arguments), prog_name="signing-async", standalone_mode=False, obj=state)
+        return returned if isinstance(returned, int) else 0
+    except (KeyboardInterrupt, click.Abort):
+        message = "interrupted" + ("; a request in flight may have taken effect" if state.changing else "")
+        out.error(message, {"type": "Interrupted", "message": message, "exit_code": INTERRUPTED})
+        return INTERRUPTED
+    except SigningError as error:
+        return _report(out, error, code_of(error), _with_login_hint(error, state))
+    except click.ClickException as error:
+        if not out.json:
+            error.show()
+            return error.exit_code
+        return _report(out, error, error.exit_code, error.format_message())
     except OSError as error:
         discard_output()
         return _report(out, error, FAILED, f"{error.filename or 'could not write the output'}: {error.strerror}")
 
 
-def _invoke(arguments: Sequence[str], out: Output) -> int:
-    state = State(arguments)
-    try:
-        returned: Any = group.main(list(arguments), prog_name="signing-async", standalone_mode=False, obj=state)
-        return returned if isinstance(returned, int) else 0
-    except (KeyboardInterrupt, click.Abort):
-        return _report_interruption(out, changing=state.changing)
-    except SigningError as error:
-        return _report(out, error, code_of(error), _with_login_hint(error, state))
-    except click.ClickException as error:
-        return _report_usage(out, error)
-
-
-def _with_login_hint(error: SigningError, state: State) -> str | None:
-    """Return the message of a rejected login, and how to log in; None for any other error."""
-    if not isinstance(error, Unauthorized | AuthError) or error.transient or "signing-async login" in str(error):
-        return None
+def _with_login_hint(error: SigningError, state: State) -> str:
+    """Return the error's message; for a rejected login, also how to log in."""
+    message = str(error)
+    if not isinstance(error, Unauthorized | AuthError) or error.transient or "signing-async login" in message:
+        return message
     if isinstance(error, Unauthorized) and state.settings.access_token is not None:
-        return f"{error}. Replace SIGNING_ACCESS_TOKEN, or unset it and run: signing-async login"
-    return f"{error}. To log in, run: signing-async login"
+        return f"{message}. Replace SIGNING_ACCESS_TOKEN, or unset it and run: signing-async login"
+    return f"{message}. To log in, run: signing-async login"
 
 
-def _report_interruption(out: Output, *, changing: bool) -> int:
-    message = "interrupted" + ("; a request in flight may have taken effect" if changing else "")
-    out.error(message, {"type": "Interrupted", "message": message, "exit_code": INTERRUPTED})
-    return INTERRUPTED
-
-
-def _report_usage(out: Output, error: click.ClickException) -> int:
-    if not out.json:
-        error.show()
-        return error.exit_code
-    return _report(out, error, error.exit_code, error.format_message())
-
-
-def _report(out: Output, error: BaseException, code: int, message: str | None = None) -> int:
-    facts = facts_of(error, code)
-    out.error(message or str(error), facts if message is None else {**facts, "message": message})
+def _report(out: Output, error: BaseException, code: int, message: str) -> int:
+    out.error(message, {**facts_of(error, code), "message": message})
     return code

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Coroutine, Sequence
+import re
+from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,20 +17,18 @@ from ..errors import ConfigurationError, InvalidRequest, NotYetSigned, SigningEr
 from .command_base import Seconds, State, command, common_options, make_folder, refuse_password
 from .dispatch import MAX_SHOWN, open_journal, without_log_of
 from .exits import FAILED, NOT_SOUND, STUCK, code_of, code_of_all, facts_of
-from .output import ProgressDisplay, count, on_one_line
+from .output import ProgressDisplay, ago, count, iso, on_one_line
+from .recipients import show_reminder
 from .records import recipient_facts, signing_facts
 from .signings import NAME_HELP, duration, duration_or_moment, moment, name_pattern
 
 if TYPE_CHECKING:
-    from ..archive import Archive, ArchiveResult, ArchiveStatus, ArchiveStore, OpenDispatch, StuckSigning
+    from ..archive import Archive, ArchiveResult, ArchiveStore
     from ..client import SigningClient
     from ..dispatch.journal import Journal
 
 SECONDS_BETWEEN_REMINDERS = 3600.0
 """With --follow: the interval between reminder runs, each of which lists all signings."""
-
-REPORTED = ("document %s of signing %s was not archived", "signing %s was not archived")
-"""The log messages that the command hides, because it reports them as results."""
 
 KINDS = {
     "no_progress": "not signed",
@@ -108,7 +107,7 @@ def _check_not_a_command(context: click.Context, parameter: click.Parameter, to:
     "--remind-after", type=duration, help="Remind recipients when a signing has had no signature for this long."
 )
 @click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Signings at once.")
-def run(
+async def run(
     state: State,
     to: str,
     journal: str | None,
@@ -135,18 +134,41 @@ def run(
       signing-async archive contracts/ --since 30d
       signing-async archive contracts/
     """
+    from ..archive import Archive
+
     if template is not None:
         options["template"] = template
     if object_lock is not None and "://" not in to:
         raise InvalidRequest(f"--object-lock: only S3 retains objects, and {to!r} is a folder")
-    place = _journal_of(state, journal) or _default_journal(to)
-    options |= {"since": since, "trust": trust or None}
-    state.run(_Run(state, follow, every, remind_after).run(to, object_lock, place, options))
+    journal = _journal_of(state, journal) or _default_journal(to)
+    work = _Run(state, follow)
+    async with contextlib.AsyncExitStack() as exits:
+        store = await exits.enter_async_context(_store(to, object_lock))
+        opened = await exits.enter_async_context(open_journal(journal))
+        client = await exits.enter_async_context(state.client())
+        # A rejected token would fail every document.
+        await client.me()
+        archive = await exits.enter_async_context(
+            Archive(client, store, journal=opened, since=since, trust=trust or None, **options)
+        )
+        async for _ in archive.entries():
+            work.present += 1
+        exits.enter_context(without_log_of("document %s of signing %s was not archived", "signing %s was not archived"))
+        exits.callback(work.summarize)
+        exits.enter_context(work.display)
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(work.archive(archive, every))
+                if remind_after is not None:
+                    group.create_task(work.remind(client, opened, remind_after))
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+    state.end(code_of_all(work.errors.values(), done=work.archived))
 
 
 @command()
 @click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX")
-def verify(state: State, to: str) -> None:
+async def verify(state: State, to: str) -> None:
     """Verify an archive against its manifest: no file or line is missing, changed or added. The service is not used.
 
     Exit codes: 0: the archive matches its manifest. 7: it does not. 2: there is no archive.
@@ -155,7 +177,21 @@ def verify(state: State, to: str) -> None:
     Example:
       signing-async archive verify contracts/
     """
-    state.run(_verify(state, to))
+    from ..archive import verify_archive
+
+    async with _store(to) as store:
+        with state.out.progress("Verifying") as on_progress:
+            found = await verify_archive(store, on_progress)
+    if not found.lines and not found.findings:
+        raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")
+    for finding in found.findings:
+        facts = {"finding": finding.kind, "path": finding.path, "line": finding.line, "text": finding.text}
+        state.out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")
+    facts = {"ok": found.ok, "documents": found.documents, "bytes": found.size, "head": found.head}
+    verdict = "the archive matches its manifest" if found.ok else f"{len(found.findings)} findings"
+    text = f"{count(found.documents, 'document')} ({found.size} bytes): {verdict}. Head: {found.head}"
+    state.out.result({"summary": {**facts, "lines": found.lines, "findings": len(found.findings)}}, text)
+    state.end(0 if found.ok else NOT_SOUND)
 
 
 @command()
@@ -164,7 +200,7 @@ def verify(state: State, to: str) -> None:
     "--after", default="7d", show_default=True, type=duration, help="List what was not updated for this time."
 )
 @click.option("--since", type=moment, help="Only signings and dispatches updated since: 90d, 2031-03-31, ...")
-def status(state: State, journal: str | None, after: timedelta, since: datetime | None) -> None:
+async def status(state: State, journal: str | None, after: timedelta, since: datetime | None) -> None:
     """List what is stuck.
 
     Unsent drafts that have documents, sent signings without progress (with the recipients who have not signed),
@@ -176,11 +212,44 @@ def status(state: State, journal: str | None, after: timedelta, since: datetime 
     Example:
       signing-async archive status --after 7d
     """
-    state.run(_status(state, _journal_of(state, journal), after, since))
+    from ..archive import archive_status
 
-
-for _command in (verify, status):
-    archive.add_command(_command)
+    journal = _journal_of(state, journal)
+    if journal is None:
+        state.out.say("dispatches: not checked (no --journal)", dispatches="not checked")
+    elif "://" not in journal and not Path(journal).expanduser().exists():
+        raise InvalidRequest(f"--journal: the file {journal!r} does not exist")
+    async with contextlib.AsyncExitStack() as exits:
+        client = await exits.enter_async_context(state.client())
+        opened = None if journal is None else await exits.enter_async_context(open_journal(journal))
+        found = await archive_status(client, opened, after=after, since=since)
+    rows = []
+    done_fields = state.settings.assumptions.recipient_done_fields
+    for stuck in found.signings:
+        signing, error = stuck.signing, stuck.error
+        facts: dict[str, Any] = {"stuck": stuck.kind, "signing": signing_facts(signing)}
+        facts["pending"] = [recipient_facts(recipient, done_fields) for recipient in stuck.pending]
+        facts["documents"] = [{"id": document.id, "name": document.name} for document in stuck.documents]
+        state.out.result({**facts, **({} if error is None else {"error": facts_of(error)})})
+        people = [one.email for one in stuck.pending]
+        details = ", ".join(people or [one.name or one.id for one in stuck.documents]) if error is None else str(error)
+        rows.append((signing.id, signing.name, KINDS[stuck.kind], signing.updated_at, details))
+    names: dict[str | None, str] = {stuck.signing.id: stuck.signing.name for stuck in found.signings}
+    for dispatch in found.dispatches:
+        state.out.result({"stuck": "dispatch", "dispatch": dispatch})
+        # By default the key is a hash, which says nothing.
+        is_hash = re.fullmatch("[0-9a-f]{64}", dispatch.key) is not None
+        name = names.get(dispatch.signing) or f"{dispatch.key[:12]}…" if is_hash else dispatch.key
+        problem = "perhaps sent" if dispatch.may_be_sent else "not dispatched"
+        rows.append((dispatch.signing or "", name, problem, dispatch.updated_at, dispatch.error or ""))
+    if found.ok:
+        state.out.say("Nothing is stuck.")
+    elif not state.json:
+        when = ago if state.out.is_terminal else iso
+        shown = [(*row[:3], when(row[3]), row[4]) for row in rows]
+        state.out.table(("ID", "NAME", "PROBLEM", "SINCE", "DETAILS"), shown, optional=("SINCE",))
+    is_stuck = bool(found.dispatches) or any(stuck.error is None for stuck in found.signings)
+    state.end(0 if found.ok else STUCK if is_stuck else FAILED)
 
 
 def _journal_of(state: State, given: str | None) -> str | None:
@@ -218,71 +287,47 @@ async def _store(to: str, object_lock: tuple[str, int] | None = None) -> AsyncIt
 class _Run:
     """One run of `archive`, and its results."""
 
-    def __init__(self, state: State, follow: bool, every: float, remind_after: timedelta | None) -> None:
+    def __init__(self, state: State, follow: bool) -> None:
         self._state = state
         self._out = state.out
         self._follow = follow
-        self._every = every
-        self._remind_after = remind_after
-        self._display = ProgressDisplay(self._out, "Archiving", None)
-        self._archived = self._size = self._reminded = self._present = 0
+        self.display = ProgressDisplay(self._out, "Archiving", None)
+        self.archived = self.present = self._size = self._reminded = 0
         self._unsealed: set[tuple[str, str | None]] = set()
         """The documents not yet sealed, by the ids of signing and document."""
         self._failed: set[tuple[str, str | None]] = set()
         """The documents whose last result was an error. The document id is None if the signing could not be read."""
-        self._errors: dict[int, BaseException] = {}
+        self.errors: dict[int, BaseException] = {}
         """One error for each exit code."""
 
-    async def run(self, to: str, object_lock: tuple[str, int] | None, journal: str, options: dict[str, Any]) -> None:
-        from ..archive import Archive
-
-        async with contextlib.AsyncExitStack() as exits:
-            store = await exits.enter_async_context(_store(to, object_lock))
-            opened = await exits.enter_async_context(open_journal(journal))
-            client = await exits.enter_async_context(self._state.client())
-            # A rejected token would fail every document.
-            await client.me()
-            archive = await exits.enter_async_context(Archive(client, store, journal=opened, **options))
-            async for _ in archive.entries():
-                self._present += 1
-            exits.enter_context(without_log_of(*REPORTED))
-            exits.callback(self._summarize)
-            exits.enter_context(self._display)
-            work = [self._archive(archive)]
-            if self._remind_after is not None:
-                work.append(self._remind(client, opened, self._remind_after))
-            await _run_all(work)
-        self._state.end(code_of_all(self._errors.values(), done=self._archived))
-
-    async def _archive(self, archive: Archive) -> None:
+    async def archive(self, archive: Archive, every: float) -> None:
         if self._follow:
-            await archive.follow(every=self._every, on_result=self._report)
+            await archive.follow(every=every, on_result=self._report)
         async with archive.sweep() as results:
             async for result in results:
                 self._report(result)
 
     def _report(self, result: ArchiveResult) -> None:
-        facts: dict[str, Any] = {"signing": result.signing.id, "name": result.signing.name}
-        facts["document"] = None if result.document is None else result.document.id
-        document = (result.signing.id, facts["document"])
+        document = (result.signing.id, None if result.document is None else result.document.id)
+        facts: dict[str, Any] = {"signing": document[0], "name": result.signing.name, "document": document[1]}
         was_failed = document in self._failed
         # With --follow, each sweep tries again.
         self._unsealed.discard(document)
         self._failed -= {document, (result.signing.id, None)}
         if result.entry is not None:
-            self._archived, self._size = self._archived + 1, self._size + result.entry.size
+            self.archived, self._size = self.archived + 1, self._size + result.entry.size
             self._out.result({**facts, **result.entry.as_dict(), "signing": result.signing.id})
         elif isinstance(result.error, NotYetSigned):
             self._unsealed.add(document)
         else:
             assert result.error is not None
             self._failed.add(document)
-            self._errors.setdefault(code_of(result.error), result.error)
+            self.errors.setdefault(code_of(result.error), result.error)
             if self._state.json or (not was_failed and len(self._failed) <= MAX_SHOWN):
                 self._out.failed(f"{result.signing.name or result.signing.id}", result.error, facts)
-        self._display.advance(failed=result.error is not None)
+        self.display.advance(failed=result.error is not None)
 
-    async def _remind(self, client: SigningClient, journal: Journal, after: timedelta) -> None:
+    async def remind(self, client: SigningClient, journal: Journal, after: timedelta) -> None:
         while True:
             try:
                 await self._remind_once(client, journal, after)
@@ -299,107 +344,30 @@ class _Run:
 
         found = await archive_status(client, journal, after=after, remind_every=after, kinds=["no_progress"])
         for stuck in found.signings:
+            facts: dict[str, Any] = {"signing": stuck.signing.id}
+            errors = [] if stuck.error is None else [stuck.error]
             if stuck.error is not None:
-                self._errors.setdefault(code_of(stuck.error), stuck.error)
-                facts = {"signing": stuck.signing.id, "reminded": False}
-                self._out.failed(stuck.signing.name or stuck.signing.id, stuck.error, facts)
+                name = stuck.signing.name or stuck.signing.id
+                self._out.failed(name, stuck.error, {**facts, "reminded": False})
             for reminder in stuck.reminders:
-                email = reminder.recipient.email
-                facts = {"signing": stuck.signing.id, "email": email, "reminded": reminder.error is None}
-                if reminder.error is None:
-                    self._reminded += 1
-                    self._out.result(facts, on_one_line(f"Reminded {email} of {stuck.signing.name}."))
-                else:
-                    self._errors.setdefault(code_of(reminder.error), reminder.error)
-                    self._out.failed(email, reminder.error, facts)
+                show_reminder(self._out, reminder, facts, f" of {stuck.signing.name}")
+                self._reminded += reminder.error is None
+                errors += [] if reminder.error is None else [reminder.error]
+            for error in errors:
+                self.errors.setdefault(code_of(error), error)
 
-    def _summarize(self) -> None:
-        facts = {"archived": self._archived, "bytes": self._size, "failed": len(self._failed)}
-        facts |= {"already_there": self._present, "not_yet_sealed": len(self._unsealed), "reminded": self._reminded}
-        verb = "was" if self._archived == 1 else "were"
-        archived = f"{count(self._archived, 'document')} {verb} archived"
+    def summarize(self) -> None:
+        facts = {"archived": self.archived, "bytes": self._size, "failed": len(self._failed)}
+        facts |= {"already_there": self.present, "not_yet_sealed": len(self._unsealed), "reminded": self._reminded}
+        verb = "was" if self.archived == 1 else "were"
+        archived = f"{count(self.archived, 'document')} {verb} archived"
         text = f"{archived} ({self._size} bytes), {len(self._failed)} failed."
-        if self._present:
-            text += f" {self._present} {'was' if self._present == 1 else 'were'} there already."
+        if self.present:
+            text += f" {self.present} {'was' if self.present == 1 else 'were'} there already."
         if self._unsealed:
             text += f" {len(self._unsealed)} not yet sealed: a later run fetches them."
         self._out.result({"summary": facts}, text)
 
 
-async def _run_all(work: Sequence[Coroutine[Any, Any, None]]) -> None:
-    """Run all coroutines; if one fails, cancel the others and raise its error."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for each in work:
-                group.create_task(each)
-    except BaseExceptionGroup as errors:
-        failure = errors.exceptions[0]
-    else:
-        return
-    raise failure
-
-
-async def _verify(state: State, to: str) -> None:
-    from ..archive import verify_archive
-
-    async with _store(to) as store:
-        with state.out.progress("Verifying") as on_progress:
-            found = await verify_archive(store, on_progress)
-    if not found.lines and not found.findings:
-        raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")
-    for finding in found.findings:
-        facts = {"finding": finding.kind, "path": finding.path, "line": finding.line, "text": finding.text}
-        state.out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")
-    facts = {"ok": found.ok, "documents": found.documents, "bytes": found.size, "head": found.head}
-    verdict = "the archive matches its manifest" if found.ok else f"{len(found.findings)} findings"
-    text = f"{count(found.documents, 'document')} ({found.size} bytes): {verdict}. Head: {found.head}"
-    state.out.result({"summary": {**facts, "lines": found.lines, "findings": len(found.findings)}}, text)
-    state.end(0 if found.ok else NOT_SOUND)
-
-
-async def _status(state: State, journal: str | None, after: timedelta, since: datetime | None) -> None:
-    from ..archive import archive_status
-
-    if journal is None:
-        state.out.say("dispatches: not checked (no --journal)", dispatches="not checked")
-    elif "://" not in journal and not Path(journal).expanduser().exists():
-        raise InvalidRequest(f"--journal: the file {journal!r} does not exist")
-    async with contextlib.AsyncExitStack() as exits:
-        client = await exits.enter_async_context(state.client())
-        opened = None if journal is None else await exits.enter_async_context(open_journal(journal))
-        found = await archive_status(client, opened, after=after, since=since)
-    if state.json:
-        _print_json(state, found)
-    elif found.ok:
-        state.out.say("Nothing is stuck.")
-    else:
-        rows = [_signing_row(state, stuck) for stuck in found.signings]
-        rows += [_dispatch_row(state, dispatch) for dispatch in found.dispatches]
-        state.out.table(("ID", "NAME", "PROBLEM", "SINCE", "DETAILS"), rows, optional=("SINCE",))
-    is_stuck = bool(found.dispatches) or any(stuck.error is None for stuck in found.signings)
-    state.end(0 if found.ok else STUCK if is_stuck else FAILED)
-
-
-def _print_json(state: State, found: ArchiveStatus) -> None:
-    done_fields = state.settings.assumptions.recipient_done_fields
-    for stuck in found.signings:
-        pending = [recipient_facts(recipient, done_fields) for recipient in stuck.pending]
-        documents = [{"id": document.id, "name": document.name} for document in stuck.documents]
-        facts = {"stuck": stuck.kind, "signing": signing_facts(stuck.signing)}
-        error = {} if stuck.error is None else {"error": facts_of(stuck.error)}
-        state.out.result({**facts, "pending": pending, "documents": documents, **error})
-    for dispatch in found.dispatches:
-        state.out.result({"stuck": "dispatch", "dispatch": dispatch})
-
-
-def _signing_row(state: State, stuck: StuckSigning) -> tuple[str, ...]:
-    people = [recipient.email for recipient in stuck.pending]
-    names = people or [document.name or document.id for document in stuck.documents]
-    details = ", ".join(names) if stuck.error is None else str(stuck.error)
-    signing = stuck.signing
-    return signing.id, signing.name, KINDS[stuck.kind], state.out.time(signing.updated_at), details
-
-
-def _dispatch_row(state: State, dispatch: OpenDispatch) -> tuple[str, ...]:
-    problem = "perhaps sent" if dispatch.may_be_sent else "not dispatched"
-    return dispatch.signing or "", dispatch.key, problem, state.out.time(dispatch.updated_at), dispatch.error or ""
+for _command in (verify, status):
+    archive.add_command(_command)

@@ -8,7 +8,7 @@ import html
 import ipaddress
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -24,19 +24,15 @@ Exchange = Callable[[str], Awaitable[str]]
 
 _PAGE = """<!doctype html>
 <html lang="en">
-<head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
 <style>
 :root {{ color-scheme: light dark; }}
-body {{ font: 17px/1.5 system-ui, sans-serif; display: grid; place-items: center; min-height: 90vh; margin: 0 1.5rem; }}
-main {{ max-width: 30rem; }}
-h1 {{ font-size: 1.6rem; margin: 0 0 .5rem; }}
-p {{ margin: 0; opacity: .8; }}
+body {{ font: 17px/1.5 system-ui, sans-serif; max-width: 30rem; margin: 25vh auto 0; padding: 0 1.5rem; }}
 </style>
-</head>
-<body><main><h1>{title}</h1><p>{text}</p></main></body>
+<h1>{title}</h1>
+<p>{text}</p>
 </html>
 """
 _HEADERS = {
@@ -54,14 +50,11 @@ def is_loopback(redirect_uri: str) -> bool:
         _ = parts.port  # an invalid port raises here
     except ValueError:
         raise ConfigurationError(f"redirect_uri is not a URL: {redirect_uri!r}") from None
-    if parts.scheme != "http" or not parts.hostname:
-        return False
-    if parts.hostname == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(parts.hostname).is_loopback
-    except ValueError:
-        return False
+    if parts.scheme != "http" or parts.hostname == "localhost":
+        return parts.scheme == "http"
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(parts.hostname or "").is_loopback
+    return False
 
 
 class Callback:
@@ -113,15 +106,11 @@ async def listen(redirect_uri: str) -> AsyncIterator[Callback]:
             message = f"cannot listen at {redirect_uri}: {error.strerror or error}; free the port, or use --no-browser"
             raise ConfigurationError(message) from None
         if not parts.port:
-            callback.redirect_uri = _with_port(parts, runner.addresses[0][1])
+            host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+            callback.redirect_uri = parts._replace(netloc=f"{host}:{runner.addresses[0][1]}").geturl()
         yield callback
     finally:
         await runner.cleanup()
-
-
-def _with_port(parts: SplitResult, port: int) -> str:
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    return parts._replace(netloc=f"{host}:{port}").geturl()
 
 
 def _page(title: str, text: str, status: int) -> web.Response:

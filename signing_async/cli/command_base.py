@@ -1,31 +1,32 @@
 """What all commands share: common options, settings, the client, and the exit code.
 
-A command is a function in a module of this folder, and is listed in `COMMANDS` of ``app.py``::
+A command is a function or a coroutine function in a module of this folder, and is listed in `COMMANDS` of ``app.py``::
 
     @command(changing=True)
     @click.argument("signing")
-    def send(state: State, signing: str) -> None:
+    async def send(state: State, signing: str) -> None:
         '''Send a draft.
 
-        \\b
+        \b
         Example:
           signing-async send $SIGNING
         '''
-        state.run(_send(state, signing))
-
-    async def _send(state: State, signing: str) -> None:
         async with state.client() as client:
             await client.signings.send(signing)
         state.out.result({"id": signing, "sent": True}, f"Sent {signing}.")
 
 `State.out` prints (see `Output`). A `SigningError` raised by the command is printed as a sentence or as JSON, and
 decides the exit code. A command that failed in part calls ``state.end(code_of_all(errors, done=...))``.
+
+A coroutine must not read standard input: in an event loop, Ctrl-C does not interrupt the reading.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
+import math
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import cached_property, update_wrapper
@@ -34,7 +35,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .. import _checks
 from .._files import unusable
 from ..errors import AuthError, ConfigurationError, InvalidRequest, OutcomeUnknown
 from .output import Output
@@ -60,8 +60,6 @@ class State:
         self.json = False
         self.changing = False
         """Whether the command that runs changes something at the service."""
-        self.on_attempt: Callable[[Attempt], None] | None = None
-        """Called with each attempt of the client's calls."""
 
     @cached_property
     def out(self) -> Output:
@@ -91,7 +89,7 @@ class State:
                 raise ConfigurationError(f"{error}: run signing-async login first") from None
             if isinstance(auth, OAuth):
                 await exits.enter_async_context(auth)
-            on_attempt = self._report_attempt if self.verbose or self.on_attempt else None
+            on_attempt = self._print_attempt if self.verbose else None
             client = SigningClient(settings.origin, auth, on_attempt=on_attempt, **settings.client_options())
             yield await exits.enter_async_context(client)
 
@@ -116,25 +114,15 @@ class State:
         if code:
             raise click.exceptions.Exit(code)
 
-    def _report_attempt(self, attempt: Attempt) -> None:
-        if self.verbose:
-            self._print_attempt(attempt)
-        if self.on_attempt is not None:
-            self.on_attempt(attempt)
-
     def _print_attempt(self, attempt: Attempt) -> None:
         import attrs
 
-        parts = [f"{attempt.operation}, attempt {attempt.attempt}:"]
-        parts.append("no response" if attempt.status is None else f"HTTP {attempt.status}")
-        parts.append(f"in {attempt.seconds * 1000:.0f} ms")
-        if attempt.request_id:
-            parts.append(f"({attempt.request_id})")
-        if attempt.error:
-            parts.append(f"- {attempt.error}")
-        if attempt.delay is not None:
-            parts[-1] += f"; retry in {attempt.delay:.1f} s"
-        self.out.say(" ".join(parts), attempt=attrs.asdict(attempt))
+        status = "no response" if attempt.status is None else f"HTTP {attempt.status}"
+        text = f"{attempt.operation}, attempt {attempt.attempt}: {status} in {attempt.seconds * 1000:.0f} ms"
+        text += f" ({attempt.request_id})" if attempt.request_id else ""
+        text += f" - {attempt.error}" if attempt.error else ""
+        text += "" if attempt.delay is None else f"; retry in {attempt.delay:.1f} s"
+        self.out.say(text, attempt=attrs.asdict(attempt))
 
     @contextlib.contextmanager
     def _print_warnings(self) -> Iterator[None]:
@@ -164,30 +152,24 @@ class _WarningHandler(logging.Handler):
             self._out.warn(record.getMessage())
 
 
-def _set_on_state(context: click.Context, parameter: click.Parameter, value: Any) -> None:
-    if value not in (None, False):
-        setattr(context.ensure_object(State), str(parameter.name), value)
-
-
 def common_options() -> list[click.Option]:
     """Return the options that may stand before or after a command's name."""
+
+    def option(*names: str, **settings: Any) -> click.Option:
+        return click.Option(names, expose_value=False, callback=_set_on_state, **settings)
+
     return [
-        click.Option(["--config"], metavar="FILE", help="Settings file.  [env: SIGNING_CONFIG]", **_STATE_OPTION),
-        click.Option(
-            ["--base-url"], metavar="URL", help="The tenant's origin.  [env: SIGNING_BASE_URL]", **_STATE_OPTION
-        ),
-        click.Option(
-            ["--timeout"],
-            metavar="SECONDS",
-            help="Time limit of a call, with its retries.  [env: SIGNING_TIMEOUT]",
-            **_STATE_OPTION,
-        ),
-        click.Option(["-v", "--verbose"], is_flag=True, help="Show every attempt of every call.", **_STATE_OPTION),
-        click.Option(["--json"], is_flag=True, help="Print JSON, one object per line.", **_STATE_OPTION),
+        option("--config", metavar="FILE", help="Settings file.  [env: SIGNING_CONFIG]"),
+        option("--base-url", metavar="URL", help="The tenant's origin.  [env: SIGNING_BASE_URL]"),
+        option("--timeout", metavar="SECONDS", help="Time limit of a call, with its retries.  [env: SIGNING_TIMEOUT]"),
+        option("-v", "--verbose", is_flag=True, help="Show every attempt of every call."),
+        option("--json", is_flag=True, help="Print JSON, one object per line."),
     ]
 
 
-_STATE_OPTION: dict[str, Any] = {"expose_value": False, "callback": _set_on_state}
+def _set_on_state(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    if value not in (None, False):
+        setattr(context.ensure_object(State), str(parameter.name), value)
 
 
 class _Command(click.Command):
@@ -195,50 +177,74 @@ class _Command(click.Command):
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
-        self._common = common_options()
-        self.params = [*self.params, *self._common]
+        self.params = [*self.params, *common_options()]
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        common = {str(option.name) for option in self._common}
         # Newer versions of click also have help records for arguments.
-        options = [parameter for parameter in self.get_params(ctx) if isinstance(parameter, click.Option)]
-        own = [(option.name, option.get_help_record(ctx)) for option in options]
-        for title, among in (("Options", False), ("Common options", True)):
+        options = [one for one in self.get_params(ctx) if isinstance(one, click.Option)]
+        for title, is_common in (("Options", False), ("Common options", True)):
+            among = [one for one in options if (one.callback is _set_on_state) is is_common]
             with formatter.section(title):
-                formatter.write_dl([row for name, row in own if row is not None and (name in common) is among])
+                formatter.write_dl([record for one in among if (record := one.get_help_record(ctx))])
 
 
-def command(name: str | None = None, *, changing: bool = False) -> Callable[[Callable[..., None]], click.Command]:
-    """Turn a function into a command; its first argument is the `State`.
+def command(name: str | None = None, *, changing: bool = False) -> Callable[[Callable[..., Any]], click.Command]:
+    """Turn a function or a coroutine function into a command; its first argument is the `State`.
 
     ``changing``: the command changes something at the service. If it is interrupted, the message says that a request
     may have taken effect.
     """
 
-    def decorate(function: Callable[..., None]) -> click.Command:
+    def decorate(function: Callable[..., Any]) -> click.Command:
         def called(*args: Any, **values: Any) -> None:
             state = click.get_current_context().ensure_object(State)
             state.changing = changing
-            function(state, *args, **values)
+            work = function(state, *args, **values)
+            if inspect.iscoroutine(work):
+                state.run(work)
 
         return click.command(name, cls=_Command)(update_wrapper(called, function))
 
     return decorate
 
 
-class _Seconds(click.FloatRange):
+def shared_options(*options: Callable[[Any], Any]) -> Callable[[T], T]:
+    """Return a decorator that adds these click options and arguments in the given order."""
+
+    def decorate(function: T) -> T:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+class Seconds(click.FloatRange):
     """A range of seconds. Unlike `click.FloatRange`, it refuses "nan" and "inf"."""
 
     name = "seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         seconds: float = super().convert(value, param, ctx)
-        if not _checks.is_number(seconds):
+        if not math.isfinite(seconds):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return seconds
 
 
-Seconds: type[click.FloatRange] = _Seconds
+def text_file(path: str) -> str:
+    """Read a UTF-8 file, the value of an option; - is standard input. Newlines are kept."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError:
+        raise click.BadParameter(f"could not read {path}: not UTF-8") from None
+
+
+def read_bytes(path: str) -> bytes:
+    """Read a file, the value of an option or argument; - is standard input."""
+    try:
+        return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+    except OSError as error:
+        raise click.BadParameter(f"could not read {path}: {error.strerror}") from None
 
 
 def refuse_password(option: str, text: str | None, advice: str) -> None:
@@ -255,19 +261,3 @@ def make_folder(folder: Path, argument: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unusable(f"{argument}: could not create the folder {str(folder)!r}: {error.strerror}", error) from None
-
-
-def read_bytes(path: str, argument: str) -> bytes:
-    """Read the file that an argument names; - is standard input."""
-    try:
-        return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
-    except OSError as error:
-        raise click.BadParameter(f"could not read {path}: {error.strerror}", param_hint=argument) from None
-
-
-def read_text(path: str, option: str) -> str:
-    """Read the text file that an option names; - is standard input. Newlines are kept."""
-    try:
-        return read_bytes(path, option).decode()
-    except UnicodeDecodeError:
-        raise click.BadParameter(f"could not read {path}: not UTF-8", param_hint=option) from None

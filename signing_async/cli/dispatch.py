@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import shlex
 import signal
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
@@ -21,20 +21,16 @@ from ..errors import ConfigurationError, InvalidRequest
 from .command_base import Seconds, State, command, refuse_password
 from .exits import INTERRUPTED, code_of, code_of_all
 from .manifest import CheckedManifest, Entry, FailureReport, Manifest, check_manifest
-from .output import Output, ProgressDisplay, count
+from .output import ProgressDisplay, count
 from .running import NO_HANDLERS
 
 if TYPE_CHECKING:
     from ..dispatch.journal import Journal
     from ..dispatch.package import SigningPackage
-    from ..transport.operation import Attempt
     from .workers import WorkerResult
 
 MAX_SHOWN = 20
 """How many failures, and how many abandoned drafts, are printed without --json."""
-
-REPORTED = ("package %s was not sent", "package %s: draft %s was abandoned")
-"""The log messages that the command replaces with its own, which name the line of the manifest."""
 
 
 @command(changing=True)
@@ -66,7 +62,7 @@ REPORTED = ("package %s was not sent", "package %s: draft %s was abandoned")
     type=Seconds(0, min_open=True),
     help="With --broker: the time limit for an unavailable broker and, with --wait, for the workers.",
 )
-def dispatch(
+async def dispatch(
     state: State,
     manifest: Path,
     journal: str | None,
@@ -102,20 +98,22 @@ def dispatch(
       signing-async dispatch leases.csv --dry-run
       signing-async dispatch leases.csv
     """
-    stem = _stem(manifest)
     if journal == "":
         # Perhaps an unset variable. With the default journal instead, packages might be sent twice.
         raise InvalidRequest("--journal: must not be empty")
     refuse_password("--journal", journal, "put the URL into SIGNING_JOURNAL")
-    plan = Plan(
+    stem = manifest.stem
+    while stem.endswith(".failures") and stem != ".failures":
+        stem = stem.removesuffix(".failures")  # a report of failures shares the journal of its manifest
+    run = Run(
+        state,
         manifest,
         journal or str(state.settings.journal or manifest.parent / f"{stem}.journal"),
         failures or manifest.parent / f"{stem}.failures{manifest.suffix}",
         concurrency,
-        command_line=shlex.join(["signing-async", *state.arguments]),
-        by_workers=broker is not None,
-        aim="sent" if broker is None or wait else "enqueued",
-        timeout=seconds,
+        _broker_url(broker),
+        wait,
+        seconds,
     )
     if failures is not None and failures.is_dir():
         raise InvalidRequest(f"--failures: {str(failures)!r} is a folder")
@@ -125,15 +123,8 @@ def dispatch(
         raise click.UsageError("--wait: needs --broker; without it the command itself sends the packages")
     if seconds is not None and broker is None:
         raise click.UsageError("--for: needs --broker")
-    state.run(_check_only(state, plan) if dry_run else _dispatch(state, plan, _broker_url(broker)))
-
-
-def _stem(manifest: Path) -> str:
-    """Return the name that a manifest and its failure reports share, so that they share a journal."""
-    stem = manifest.stem
-    while stem.endswith(".failures") and stem != ".failures":
-        stem = stem.removesuffix(".failures")
-    return stem
+    with Manifest(manifest) as opened:
+        await run.check(opened) if dry_run else await run.dispatch(opened)
 
 
 def _broker_url(text: str | None) -> str | None:
@@ -148,37 +139,9 @@ def _broker_url(text: str | None) -> str | None:
     return url
 
 
-@attrs.frozen
-class Plan:
-    """The options of one `dispatch` command."""
-
-    manifest: Path
-    journal: str
-    failures: Path
-    concurrency: int
-    command_line: str
-    by_workers: bool
-    """Whether workers send the packages; they do not report which packages had been sent earlier."""
-    aim: str
-    """What this command does with the packages: ``sent`` or ``enqueued``."""
-    timeout: float | None
-    """Seconds to wait for the broker and the workers; None: without limit."""
-
-    @property
-    def journal_shown(self) -> str:
-        return without_password(self.journal)
-
-
 def without_password(text: str) -> str:
-    """Return a path as it is, and a URL without its password and query."""
-    if "://" not in text:
-        return text
-    try:
-        parts = urlsplit(text)
-        user = f"{parts.username}@" if parts.username else ""
-        return f"{parts.scheme}://{user}{parts.netloc.rpartition('@')[2]}{parts.path}"
-    except ValueError:
-        return f"{text.partition('://')[0]}://..."
+    """Return a path as it is, and a URL without its user, password and query."""
+    return re.sub(r"://.*@", "://", text, flags=re.DOTALL).partition("?")[0] if "://" in text else text
 
 
 @contextlib.asynccontextmanager
@@ -191,7 +154,8 @@ async def open_journal(text: str) -> AsyncIterator[Journal]:
             yield journal
         return
     if not text.startswith(("postgresql://", "postgres://")):
-        raise InvalidRequest(f"--journal: must be a path or postgresql://..., got {without_password(text)!r}")
+        scheme = text.partition("://")[0]
+        raise InvalidRequest(f"--journal: must be a path or postgresql://..., got '{scheme}://...'")
     try:
         from ..postgres import PostgresJournal
     except ModuleNotFoundError as error:
@@ -201,187 +165,201 @@ async def open_journal(text: str) -> AsyncIterator[Journal]:
         yield shared
 
 
-def _check_journal(plan: Plan, manifest: Manifest) -> None:
-    """Raise `InvalidRequest` if a path cannot be that of a journal."""
-    text = plan.journal
-    if "://" in text:
-        return
-    path = resolve_path("--journal", text)
-    if path.is_dir():
-        raise InvalidRequest(f"--journal: {text!r} is a folder")
-    if not path.parent.is_dir():
-        raise InvalidRequest(f"--journal: the folder {str(path.parent)!r} does not exist")
-    if path.exists() and manifest.is_at(path):
-        raise InvalidRequest("--journal: must not be the manifest itself")
-    if path == plan.failures.resolve():
-        # The report would replace the journal, and packages would be sent twice.
-        raise InvalidRequest("--journal: must not be the report of failures")
-
-
-async def _check(state: State, manifest: Manifest) -> CheckedManifest:
-    with ProgressDisplay(state.out, "Checking", None) as display:
-        return await check_manifest(manifest, state.settings.assumptions.max_pdf_bytes, display.advance)
-
-
-async def _check_only(state: State, plan: Plan) -> None:
-    with Manifest(plan.manifest) as manifest:
-        checked = await _check(state, manifest)
-    facts = {"packages": len(checked.lines), "documents": checked.documents, "bytes": checked.size, "sent": 0}
-    counts = f"{count(len(checked.lines), 'package')} with {count(checked.documents, 'document')}"
-    text = f"{plan.manifest}: {counts} ({checked.size} bytes): all valid. Nothing was sent."
-    state.out.result({"dry_run": facts}, text)
-
-
-async def _dispatch(state: State, plan: Plan, broker: str | None) -> None:
-    with Manifest(plan.manifest) as manifest:
-        report = FailureReport(plan.failures, manifest)
-        report.check()
-        _check_journal(plan, manifest)
-        checked = await _check(state, manifest)
-        run = Run(state, plan, manifest, checked, report)
-        async with open_journal(plan.journal) as journal, _sender(state, plan, broker) as client:
-            shown = plan.journal_shown
-            state.out.say(f"Journal: {shown}", journal=shown)
-            await run.dispatch(client, journal)
-        run.report()
-
-
-@contextlib.asynccontextmanager
-async def _sender(state: State, plan: Plan, broker: str | None) -> AsyncIterator[Any]:
-    """Yield a client; with a broker, the workers instead."""
-    if broker is not None:
-        from .workers import WaitPolicy, workers
-
-        policy = WaitPolicy(plan.timeout, plan.aim == "sent", state.out.warn)
-        async with workers(broker, plan.journal, state.settings.assumptions.max_pdf_bytes, policy) as sender:
-            yield sender
-        return
-    async with state.client() as client:
-        # A rejected token would fail every package.
-        await client.me()
-        yield client
-
-
+@attrs.define
 class Run:
     """One run over a manifest's packages, and its results."""
 
-    def __init__(
-        self, state: State, plan: Plan, manifest: Manifest, checked: CheckedManifest, report: FailureReport
-    ) -> None:
-        self._state = state
-        self._plan = plan
-        self._manifest = manifest
-        self._checked = checked
-        self._report = report
-        self._stop = Stop(state.out)
-        self._display = ProgressDisplay(state.out, "Sending", len(checked.lines))
-        state.on_attempt = self._note_attempt
-        self._under_way: dict[str, Entry] = {}
-        self._errors: dict[int, BaseException] = {}
-        """One error for each exit code."""
-        self._sent = self._earlier = self._failed = self._abandoned = 0
+    state: State
+    path: Path
+    journal: str
+    failures: Path
+    concurrency: int
+    broker: str | None
+    wait: bool
+    timeout: float | None
+    """Seconds to wait for the broker and the workers; None: without limit."""
+    left: int = 0
+    sent: int = 0
+    earlier: int = 0
+    failed: int = 0
+    abandoned: int = 0
+    interrupts: int = 0
+    """How often Ctrl-C was pressed. The first finishes the packages under way, the second cancels them."""
+    errors: dict[int, BaseException] = attrs.field(factory=dict)
+    """One error for each exit code."""
 
     @property
-    def left(self) -> int:
-        return len(self._checked.lines) - self._sent - self._failed
+    def aim(self) -> str:
+        """What this command does with the packages."""
+        return "sent" if self.broker is None or self.wait else "enqueued"
 
-    async def dispatch(self, client: Any, journal: Journal) -> None:
-        """Send all packages. After Ctrl-C, begin no other package."""
-        with self._stop, without_log_of(*REPORTED), self._display:
-            try:
-                async with client.dispatch_many(self._packages(), journal, self._plan.concurrency) as results:
-                    async for result in results:
-                        self._record_result(result)
-                        self._display.advance(failed=result.error is not None)
-            except asyncio.CancelledError:
-                if not self._stop.at_once:
-                    raise
+    async def check(self, manifest: Manifest) -> None:
+        """Check the manifest and report its size."""
+        checked = await self._check(manifest)
+        packages = len(checked.lines)
+        counts = f"{count(packages, 'package')} with {count(checked.documents, 'document')} ({checked.size} bytes)"
+        facts = {"packages": packages, "documents": checked.documents, "bytes": checked.size, "sent": 0}
+        self.state.out.result({"dry_run": facts}, f"{self.path}: {counts}: all valid. Nothing was sent.")
 
-    def _note_attempt(self, attempt: Attempt) -> None:
-        # A draft that was perhaps created is not looked for.
-        if attempt.ambiguous and attempt.operation != "signings.create":
-            self._display.note("settling an unknown outcome")
+    async def _check(self, manifest: Manifest) -> CheckedManifest:
+        with ProgressDisplay(self.state.out, "Checking", None) as display:
+            return await check_manifest(manifest, self.state.settings.assumptions.max_pdf_bytes, display.advance)
 
-    def _packages(self) -> Iterator[SigningPackage]:
-        for entry, key in zip(self._manifest.entries(), self._checked.lines, strict=False):
-            if self._stop.requested:
+    async def dispatch(self, manifest: Manifest) -> None:
+        """Check the manifest, send all packages, and report the results. After Ctrl-C, begin no other package."""
+        report = FailureReport(self.failures, manifest)
+        report.check()
+        self._check_journal(manifest)
+        checked = await self._check(manifest)
+        self.left = len(checked.lines)
+        async with open_journal(self.journal) as journal, self._sender() as client:
+            shown = without_password(self.journal)
+            self.state.out.say(f"Journal: {shown}", journal=shown)
+            under_way: dict[str, Entry] = {}
+            packages = self._packages(manifest, checked, under_way)
+            with (
+                self._count_interrupts(),
+                without_log_of("package %s was not sent", "package %s: draft %s was abandoned"),
+                ProgressDisplay(self.state.out, "Sending", self.left) as display,
+            ):
+                try:
+                    async with client.dispatch_many(packages, journal, self.concurrency) as results:
+                        async for result in results:
+                            self._report_package(under_way.pop(result.package.key), result, report)
+                            display.advance(failed=result.error is not None)
+                except asyncio.CancelledError:
+                    if self.interrupts < 2:
+                        raise
+        self._report(report, len(checked.lines))
+
+    def _check_journal(self, manifest: Manifest) -> None:
+        """Raise `InvalidRequest` if a path cannot be that of a journal."""
+        if "://" in self.journal:
+            return
+        path = resolve_path("--journal", self.journal)
+        if path.is_dir():
+            raise InvalidRequest(f"--journal: {self.journal!r} is a folder")
+        if not path.parent.is_dir():
+            raise InvalidRequest(f"--journal: the folder {str(path.parent)!r} does not exist")
+        if path.exists() and manifest.is_at(path):
+            raise InvalidRequest("--journal: must not be the manifest itself")
+        if path == self.failures.resolve():
+            # The report would replace the journal, and packages would be sent twice.
+            raise InvalidRequest("--journal: must not be the report of failures")
+
+    @contextlib.asynccontextmanager
+    async def _sender(self) -> AsyncIterator[Any]:
+        """Yield a client; with a broker, the workers instead."""
+        if self.broker is not None:
+            from .workers import workers
+
+            max_bytes = self.state.settings.assumptions.max_pdf_bytes
+            warn = self.state.out.warn
+            async with workers(self.broker, self.journal, max_bytes, self.timeout, warn, wait=self.wait) as sender:
+                yield sender
+            return
+        async with self.state.client() as client:
+            # A rejected token would fail every package.
+            await client.me()
+            yield client
+
+    @contextlib.contextmanager
+    def _count_interrupts(self) -> Iterator[None]:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        cancel = task.cancel
+
+        def interrupt() -> None:
+            self.interrupts += 1
+            if self.interrupts == 1:
+                text = "Stopping: finishing the packages under way. Press Ctrl-C again to stop at once."
+                self.state.out.say(text)
+            else:
+                cancel()
+
+        with contextlib.suppress(*NO_HANDLERS):
+            loop.add_signal_handler(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(*NO_HANDLERS):
+                loop.remove_signal_handler(signal.SIGINT)
+
+    def _packages(
+        self, manifest: Manifest, checked: CheckedManifest, under_way: dict[str, Entry]
+    ) -> Iterator[SigningPackage]:
+        for entry, key in zip(manifest.entries(), checked.lines, strict=False):
+            if self.interrupts:
                 return
             # Only what was checked is sent.
-            self._manifest.check_unchanged()
+            manifest.check_unchanged()
             assert entry.package is not None
-            self._under_way[key] = entry
+            under_way[key] = entry
             yield attrs.evolve(entry.package, key=key)
-        self._manifest.check_unchanged()
+        manifest.check_unchanged()
 
-    def _record_result(self, result: WorkerResult) -> None:
-        key = result.package.key
-        assert key is not None
-        entry = self._under_way.pop(key)
+    def _report_package(self, entry: Entry, result: WorkerResult, report: FailureReport) -> None:
+        out, where = self.state.out, f"{self.path}, line {entry.line}"
+        key = str(result.package.key)
         facts: dict[str, Any] = {"line": entry.line, "key": key, "name": result.package.name}
         facts["signing"] = None if result.signing is None else result.signing.id
         facts["abandoned"] = result.abandoned
-        self._show_abandoned(entry, result.abandoned)
+        self.left -= 1
+        for draft in result.abandoned:
+            self.abandoned += 1
+            if not out.json and self.abandoned <= MAX_SHOWN:
+                out.say(f"{where}: draft {draft} was abandoned")
         if result.error is None:
-            self._sent += 1
-            self._earlier += result.sent_earlier
-            self._state.out.result(facts)
+            self.sent += 1
+            self.earlier += result.sent_earlier
+            out.result(facts)
             return
-        self._failed += 1
-        self._errors.setdefault(code_of(result.error), result.error)
-        self._report.add(entry.row, key, str(result.error))
-        if self._state.json or self._failed <= MAX_SHOWN:
-            self._state.out.failed(f"{self._plan.manifest}, line {entry.line}", result.error, facts)
+        self.failed += 1
+        self.errors.setdefault(code_of(result.error), result.error)
+        report.add(entry.row, key, str(result.error))
+        if out.json or self.failed <= MAX_SHOWN:
+            out.failed(where, result.error, facts)
 
-    def _show_abandoned(self, entry: Entry, drafts: Sequence[str]) -> None:
-        for draft in drafts:
-            self._abandoned += 1
-            if not self._state.json and self._abandoned <= MAX_SHOWN:
-                self._state.out.say(f"{self._plan.manifest}, line {entry.line}: draft {draft} was abandoned")
-
-    def report(self) -> None:
+    def _report(self, report: FailureReport, packages: int) -> None:
         """Report the results, and set the exit code."""
-        interrupted = self._stop.requested and self.left > 0
-        enqueued = self._plan.aim == "enqueued"
+        out, by_workers = self.state.out, self.broker is not None
+        interrupted = self.interrupts > 0 and self.left > 0
+        enqueued = self.aim == "enqueued"
         # An earlier report may be the only record of packages that were not tried, or not sent yet.
-        kept = (interrupted or enqueued) and self._plan.failures.exists()
-        reported = not kept and self._finish_report()
-        facts = {
-            "packages": len(self._checked.lines),
-            self._plan.aim: self._sent,
-            "sent_earlier": None if self._plan.by_workers else self._earlier,
-            "failed": self._failed,
-            "left": self.left,
-            "abandoned": self._abandoned,
-        }
-        places = {"journal": self._plan.journal_shown, "failures": str(self._plan.failures) if reported else None}
-        counts = f"{self._sent} {self._plan.aim}"
-        if not self._plan.by_workers:
-            counts += f": {self._earlier} earlier, {self._sent - self._earlier} now"
-        lines = [f"{counts}, {self._failed} failed." if self._failed else f"{counts}."]
+        kept = (interrupted or enqueued) and self.failures.exists()
+        again = f"to retry the failed packages, dispatch {self.path} again"
+        reported = False
+        if not kept:
+            try:
+                reported = report.write()
+            except OSError as error:  # the journal has all results
+                out.warn(f"--failures: {str(self.failures)!r} cannot be written: {error.strerror}; {again}")
+        counts = f"{self.sent} {self.aim}"
+        if not by_workers:  # workers do not report what was sent earlier
+            counts += f": {self.earlier} earlier, {self.sent - self.earlier} now"
+        lines = [f"{counts}, {self.failed} failed." if self.failed else f"{counts}."]
         if reported:
-            lines.append(f"Failed packages and their errors are in {self._plan.failures}; dispatch it to retry them.")
-        if self._abandoned:
-            lines.append(f"Abandoned drafts, left unsent at the service: {self._abandoned}.")
+            lines.append(f"Failed packages and their errors are in {self.failures}; dispatch it to retry them.")
+        if self.abandoned:
+            lines.append(f"Abandoned drafts, left unsent at the service: {self.abandoned}.")
         if kept and enqueued:
-            lines.append(f"{self._plan.failures} is kept until its packages are sent; dispatch it again with --wait.")
-        if kept and self._failed and self._plan.failures.resolve() != self._plan.manifest.resolve():
-            again = f"to retry them, dispatch {self._plan.manifest} again"
-            lines.append(f"The failed packages are not added to the earlier {self._plan.failures}; {again}.")
+            lines.append(f"{self.failures} is kept until its packages are sent; dispatch it again with --wait.")
+        if kept and self.failed and self.failures.resolve() != self.path.resolve():
+            lines.append(f"The failed packages are not added to the earlier {self.failures}; {again}.")
         if interrupted:
-            lines.append(
-                f"Interrupted: {self.left} left. To resume, run the same command:\n  {self._plan.command_line}"
-            )
-        self._state.out.result({"summary": {**facts, **places, "interrupted": interrupted}}, "\n".join(lines))
-        self._state.end(INTERRUPTED if interrupted else code_of_all(self._errors.values(), done=self._sent))
-
-    def _finish_report(self) -> bool:
-        """Put the report in place and return whether there is one. If that fails, warn: the journal has all results."""
-        try:
-            return self._report.write()
-        except OSError as error:
-            problem = f"--failures: {str(self._plan.failures)!r} cannot be written: {error.strerror}"
-            self._state.out.warn(f"{problem}. To retry the failed packages, dispatch {self._plan.manifest} again.")
-            return False
+            command = shlex.join(["signing-async", *self.state.arguments])
+            lines.append(f"Interrupted: {self.left} left. To resume, run the same command:\n  {command}")
+        facts = {
+            "packages": packages,
+            self.aim: self.sent,
+            "sent_earlier": None if by_workers else self.earlier,
+            **{name: getattr(self, name) for name in ("failed", "left", "abandoned")},
+            "journal": without_password(self.journal),
+            "failures": str(self.failures) if reported else None,
+            "interrupted": interrupted,
+        }
+        out.result({"summary": facts}, "\n".join(lines))
+        self.state.end(INTERRUPTED if interrupted else code_of_all(self.errors.values(), done=self.sent))
 
 
 @contextlib.contextmanager
@@ -397,32 +375,3 @@ def without_log_of(*beginnings: str) -> Iterator[None]:
         yield
     finally:
         log.removeFilter(is_kept)
-
-
-class Stop:
-    """Ctrl-C: the first finishes the packages under way, the second cancels them."""
-
-    def __init__(self, out: Output) -> None:
-        self._out = out
-        self.requested: bool = False
-        self.at_once: bool = False
-
-    def __enter__(self) -> Self:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task = task
-        with contextlib.suppress(*NO_HANDLERS):
-            asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(*NO_HANDLERS):
-            asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-
-    def _interrupt(self) -> None:
-        if self.requested:
-            self.at_once = True
-            self._task.cancel()
-            return
-        self.requested = True
-        self._out.say("Stopping: finishing the packages under way. Press Ctrl-C again to stop at once.")

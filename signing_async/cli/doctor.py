@@ -22,7 +22,7 @@ import attrs
 import click
 
 from .._connections import connection_error
-from .._files import place_new, unusable
+from .._files import unusable
 from ..assumptions import Assumptions
 from ..client import SigningClient
 from ..errors import APIError, DecodeError, InvalidRequest, SigningError
@@ -69,7 +69,7 @@ _MARKS = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "unknown": "unkn
     is_flag=True,
     help="Also send one wrong token, to see how it is rejected. Some services lock a user out after a few of these.",
 )
-def doctor(state: State, output: Path, force: bool, check_only: bool, wrong_token: bool) -> None:
+async def doctor(state: State, output: Path, force: bool, check_only: bool, wrong_token: bool) -> None:
     """Check a tenant, and write a file of assumptions for the client. Nothing at the service is changed.
 
     The command checks the certificate, the clock, the token, and what the service's documentation leaves open: the
@@ -89,10 +89,6 @@ def doctor(state: State, output: Path, force: bool, check_only: bool, wrong_toke
         raise InvalidRequest(f"--output: {str(output)!r} is a folder")
     if output.exists() and not force and not check_only:
         raise InvalidRequest(f"--output: {output} exists: use --force to replace it")
-    state.run(_doctor(state, None if check_only else output, force, wrong_token))
-
-
-async def _doctor(state: State, output: Path | None, force: bool, wrong_token: bool) -> None:
     failed = set()
     settings = state.settings
     async with (
@@ -106,19 +102,18 @@ async def _doctor(state: State, output: Path | None, force: bool, wrong_token: b
                 text = f"{_MARKS[found.state]:<8} {found.check:<12} {one_line(found.message)}"
                 state.out.result(facts, text, {"failed": "red", "warning": "yellow"}.get(found.state))
                 failed |= {found.check} if found.state == "failed" else set()
-    if output is not None:
-        _write(examination.to_toml(state.settings.origin), output, force=force)
+    if not check_only:
+        _write(examination.to_toml(settings.origin), output)
         words = f"Written to {output}. To use it: export SIGNING_ASSUMPTIONS={shlex.quote(str(output.absolute()))}"
         state.out.result({"assumptions": examination.values, "file": str(output)}, words)
     state.end(UNAUTHORIZED if "token" in failed else FAILED if failed else 0)
 
 
-def _write(text: str, output: Path, *, force: bool) -> None:
+def _write(text: str, output: Path) -> None:
     part = output.with_name(f".{output.name}.{secrets.token_hex(4)}.part")
     try:
         part.write_text(text, "utf-8")
-        # Without --force, it is an error if the file exists by now.
-        part.replace(output) if force else place_new(part, output)
+        part.replace(output)
     except OSError as error:
         raise unusable(f"--output: {str(output)!r} cannot be written: {error.strerror}", error) from None
     finally:
@@ -167,13 +162,16 @@ class Examination:
             lines += ["", _comment(reason), f"# {name} = {json.dumps(getattr(self.assumptions, name))}"]
         return "\n".join(lines) + "\n"
 
-    def _learn(self, name: str, value: Any, evidence: str = "observed") -> None:
+    def _learn(self, name: str, value: Any, evidence: str) -> None:
         self.assumptions = attrs.evolve(self.assumptions, **{name: value})
         self._evidence[name] = evidence
 
     def _learn_first(self, name: str, value: str, evidence: str = "observed") -> None:
         """Put a value in front of the known ones."""
         self._learn(name, tuple(dict.fromkeys((value, *getattr(self.assumptions, name)))), f"{evidence}: {value}")
+
+    def _learn_rejection(self, status: int, evidence: str) -> None:
+        self._learn("expired_token_statuses", sorted({*self.assumptions.expired_token_statuses, status}), evidence)
 
     async def _get(self, path: str, params: Mapping[str, str] = {}, **ids: str) -> Response:
         """Return the response, whatever its status."""
@@ -187,7 +185,7 @@ class Examination:
         yield await self._certificate()
         began = time.time()
         me = await self._get("/me")
-        yield self._clock(me, began)
+        yield _clock(me, began)
         yield self._token(me)
         if not _ok(me):
             return
@@ -195,6 +193,7 @@ class Examination:
             yield await self._wrong_token(wrong)
         page = await self._get("/signings")
         path, items = self._items(page)
+        params: dict[str, str] = {}
         if path is None:
             words = f"no list in the response to GET /signings (HTTP {page.status})"
             yield Finding("list", "failed", words, {"status": page.status})
@@ -231,21 +230,6 @@ class Examination:
         words = f"{version}; the certificate is valid for {days} more days"
         return Finding("https", "warning" if days < CERTIFICATE_WARNING_DAYS else "ok", words, {"days_left": days})
 
-    def _clock(self, response: Response, began: float) -> Finding:
-        try:
-            date = parsedate_to_datetime(response.headers.get("Date", ""))
-        except ValueError:
-            return Finding("clock", "unknown", "no Date header in the response")
-        # The header has whole seconds.
-        ended = time.time()
-        skew, uncertain = date.timestamp() + 0.5 - (began + ended) / 2, 0.5 + (ended - began) / 2
-        facts = {"skew_seconds": round(skew, 1)}
-        if abs(skew) <= MAX_CLOCK_SKEW + uncertain:
-            words = f"the clocks of this machine and the service agree within {abs(skew) + uncertain:.1f} s"
-            return Finding("clock", "ok", words, facts)
-        words = f"this machine's clock is {abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the service's"
-        return Finding("clock", "failed", f"{words}: tokens and webhooks may seem expired", facts)
-
     def _token(self, me: Response) -> Finding:
         facts = {"status": me.status}
         if _ok(me):
@@ -264,52 +248,55 @@ class Examination:
             status = (await wrong.request("GET", "/api/1.0/me")).status
         except APIError as error:
             status = error.status
+        words = f"HTTP {status} with a wrong token"
         if status not in REJECTIONS:
-            words = f"HTTP {status} with a wrong token, which says nothing about expired tokens"
+            words += ", which says nothing about expired tokens"
             return Finding("wrong token", "warning", words, {"status": status})
         self._learn_rejection(status, "observed: a wrong token was sent")
-        return Finding("wrong token", "ok", f"HTTP {status} with a wrong token", {"status": status})
-
-    def _learn_rejection(self, status: int, evidence: str) -> None:
-        self._learn("expired_token_statuses", sorted({*self.assumptions.expired_token_statuses, status}), evidence)
+        return Finding("wrong token", "ok", words, {"status": status})
 
     # Lists
 
     def _items(self, page: Response) -> tuple[str | None, list[dict[str, Any]]]:
         """Return the path of a page's list ("" if it is the page itself) and its records; None if there is no list."""
-        data = _json(page)
-        known = [(path, look_up(data, path)) for path in self.assumptions.item_paths]
         lists = [
             (path, [item for item in value if isinstance(item, dict)])
-            for path, value in [("", data), *known, *_walk(data)]
+            for path, value in self._members(_json(page), "item_paths", root=True)
             if isinstance(value, list)
         ]
         return next((one for one in lists if one[1]), next(iter(lists), (None, [])))
 
+    def _members(self, data: object, known: str, *, root: bool = False) -> list[tuple[str, Any]]:
+        """Return the members of a response with their paths: first those that an assumption names, then all others."""
+        named = [(path, look_up(data, path)) for path in getattr(self.assumptions, known)]
+        return [*([("", data)] if root else []), *named, *_walk(data)]
+
+    def _ids(self, page: Response) -> set[str]:
+        return {str(item["id"]) for item in self._items(page)[1] if "id" in item}
+
     async def _page_size(self, page: Response, count: int) -> tuple[Response, dict[str, str], Finding]:
         """Return a page of one item, its parameters and the finding; the given page if the size cannot be limited."""
-        if count < 2:
-            self._undetermined["limit_param"] = words = "undetermined: there are fewer than two signings"
-            return page, {}, Finding("page size", "unknown", words)
-        for name in dict.fromkeys((self.assumptions.limit_param, *LIMITS)):
-            one = await self._get("/signings", {name: "1"})
-            if len(self._items(one)[1]) == 1:
-                self._learn("limit_param", name, "observed: one item was requested, and one returned")
-                return one, {name: "1"}, Finding("page size", "ok", f"the parameter is {name!r}", {"limit_param": name})
-        words = f"none of these parameters has an effect: {', '.join(LIMITS)}"
+        state, words = "unknown", "undetermined: there are fewer than two signings"
+        if count >= 2:
+            for name in dict.fromkeys((self.assumptions.limit_param, *LIMITS)):
+                one = await self._get("/signings", {name: "1"})
+                if len(self._items(one)[1]) == 1:
+                    self._learn("limit_param", name, "observed: one item was requested, and one returned")
+                    found = Finding("page size", "ok", f"the parameter is {name!r}", {"limit_param": name})
+                    return one, {name: "1"}, found
+            state, words = "warning", f"none of these parameters has an effect: {', '.join(LIMITS)}"
         self._undetermined["limit_param"] = words
-        return page, {}, Finding("page size", "warning", words)
+        return page, {}, Finding("page size", state, words)
 
     async def _next_page(self, page: Response, params: dict[str, str]) -> Finding:
         """Determine where a page has its cursor, and which parameter takes it."""
         place, cursor = self._find_cursor(page)
-        facts = {"next": place}
         if place is None:
             words = "the first page has no cursor" if params else "there are not enough signings for a second page"
             self._undetermined["cursor_param"] = f"undetermined: {words}"
             return Finding("next page", "unknown", words)
         if cursor.startswith(("http:", "https:", "/")):
-            return Finding("next page", "ok", f"its URL is in {place}", facts)
+            return Finding("next page", "ok", f"its URL is in {place}", {"next": place})
         first = self._ids(page)
         for name in dict.fromkeys((self.assumptions.cursor_param, *CURSORS)):
             after = self._ids(await self._get("/signings", {**params, name: cursor}))
@@ -317,31 +304,27 @@ class Examination:
             if after and not first & after and not self._ids(await self._get("/signings", params)) & after:
                 self._learn("cursor_param", name, "observed: with it, the service returned other items")
                 words = f"the cursor in {place} is sent back as {name!r}"
-                return Finding("next page", "ok", words, {**facts, "cursor_param": name})
+                return Finding("next page", "ok", words, {"next": place, "cursor_param": name})
         words = f"a page has a cursor in {place}, but no known parameter takes it"
         self._undetermined["cursor_param"] = f"{words}: {', '.join(CURSORS)}"
-        return Finding("next page", "failed", words, facts)
+        return Finding("next page", "failed", words, {"next": place})
 
     def _find_cursor(self, page: Response) -> tuple[str | None, str]:
         """Return the place of a page's cursor, and the cursor; learn the place."""
         data, known = _json(page), self.assumptions
-        members = list(_walk(data))
-        for path in (*known.next_paths, *(path for path, _ in members if _NEXT.match(path))):
-            found = look_up(data, path)
-            if found and isinstance(found, str | int) and not isinstance(found, bool):
+        for path, found in self._members(data, "next_paths"):
+            is_next = path in known.next_paths or _NEXT.match(path)
+            if is_next and found and isinstance(found, str | int) and not isinstance(found, bool):
                 self._learn_first("next_paths", path)
                 return path, str(found)
         if re.search(r';\s*rel="?next\b', page.headers.get("Link", "")):
             return "the Link header", "/"
-        for path in (*known.has_more_paths, *(path for path, _ in members if "more" in path.lower())):
-            if look_up(data, path) is True:
+        for path, found in self._members(data, "has_more_paths"):
+            if found is True and (path in known.has_more_paths or "more" in path.lower()):
                 self._learn_first("has_more_paths", path)
                 ids = [item.get("id") for item in self._items(page)[1]]
                 return f"{path} and the last item's id", str(ids[-1] if ids else "")
         return None, ""
-
-    def _ids(self, page: Response) -> set[str]:
-        return {str(item["id"]) for item in self._items(page)[1] if "id" in item}
 
     # Records, errors, and headers
 
@@ -353,7 +336,7 @@ class Examination:
             return Finding("record", "failed", words, {"status": response.status})
         if "id" in data:
             return Finding("record", "ok", "the response is the signing itself")
-        for path, value in [*((path, look_up(data, path)) for path in self.assumptions.record_paths), *_walk(data)]:
+        for path, value in self._members(data, "record_paths"):
             if isinstance(value, dict) and "id" in value:
                 self._learn_first("record_paths", path)
                 return Finding("record", "ok", f"a signing is in {path}", {"record": path})
@@ -363,38 +346,32 @@ class Examination:
         """Determine which field shows that a recipient has finished."""
         some = [item for item in items if item.get("id")]
         some.sort(key=lambda item: (not item.get("is_completed"), bool(item.get("is_draft"))))
-        empty: list[str] = []
+        empty = ""
         for item in some[:MAX_RECIPIENT_LISTS]:
             path, people = self._items(await self._get("/signings/{id}/recipients", id=str(item["id"])))
             if path and path not in self.assumptions.item_paths:
                 self._learn_first("item_paths", path, "observed in the list of recipients")
-            fields = [(name, value) for person in people for name, value in _walk(person) if _DONE.match(name)]
-            for name, value in fields:
+            for name, value in [member for person in people for member in _walk(person) if _DONE.match(member[0])]:
                 if value is not None:
                     self._learn_first("recipient_done_fields", name, "observed with a value")
                     return Finding("recipients", "ok", f"a recipient who has finished has a {name!r}", {"field": name})
-            empty += [name for name, _ in fields]
+                empty = empty or name
         if not empty:
             return Finding("recipients", "unknown", "no field shows whether a recipient has finished")
-        name = empty[0]
-        state = "ok" if name in self.assumptions.recipient_done_fields else "warning"
-        self._learn_first("recipient_done_fields", name, "observed, but always empty: chosen by its name")
-        return Finding(
-            "recipients",
-            state,
-            f"a recipient who has finished may have a {name!r}: it was always empty",
-            {"field": name},
-        )
+        state = "ok" if empty in self.assumptions.recipient_done_fields else "warning"
+        self._learn_first("recipient_done_fields", empty, "observed, but always empty: chosen by its name")
+        words = f"a recipient who has finished may have a {empty!r}: it was always empty"
+        return Finding("recipients", state, words, {"field": empty})
 
     async def _errors(self) -> Finding:
+        facts: dict[str, Any] = {}
+        state, words = "warning", ""
         try:
-            response = await self._client.request("GET", "/api/1.0/signings/{id}", path={"id": NO_SUCH})
+            facts["status"] = (await self._client.request("GET", f"/api/1.0/signings/{NO_SUCH}")).status
         except APIError as error:
-            words = f"HTTP {error.status} for a signing that does not exist; code {error.code or 'missing'}"
-            state = "warning" if error.transient else "ok"
-            return Finding("errors", state, words, {"status": error.status, "code": error.code})
-        words = f"HTTP {response.status} for a signing that does not exist"
-        return Finding("errors", "warning", words, {"status": response.status})
+            facts = {"status": error.status, "code": error.code}
+            state, words = "warning" if error.transient else "ok", f"; code {error.code or 'missing'}"
+        return Finding("errors", state, f"HTTP {facts['status']} for a signing that does not exist{words}", facts)
 
     def _request_id(self) -> Finding:
         for response in self._responses:
@@ -426,6 +403,22 @@ class Examination:
         return Finding("client", "ok", words, {"pages": pages})
 
 
+def _clock(response: Response, began: float) -> Finding:
+    """Compare this machine's clock with the response's Date header, which has whole seconds."""
+    try:
+        date = parsedate_to_datetime(response.headers.get("Date", ""))
+    except ValueError:
+        return Finding("clock", "unknown", "no Date header in the response")
+    ended = time.time()
+    skew, uncertain = date.timestamp() + 0.5 - (began + ended) / 2, 0.5 + (ended - began) / 2
+    facts = {"skew_seconds": round(skew, 1)}
+    if abs(skew) <= MAX_CLOCK_SKEW + uncertain:
+        words = f"the clocks of this machine and the service agree within {abs(skew) + uncertain:.1f} s"
+        return Finding("clock", "ok", words, facts)
+    words = f"this machine's clock is {abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the service's"
+    return Finding("clock", "failed", f"{words}: tokens and webhooks may seem expired", facts)
+
+
 def _comment(text: str) -> str:
     return f"# {text[0].upper()}{text[1:]}."
 
@@ -444,10 +437,8 @@ def _json(response: Response) -> Any:
 
 def _walk(data: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the members of nested objects, but not of lists, by dotted paths; outer ones first."""
-    if not isinstance(data, dict) or depth > 2:
-        return
-    names = [name for name in data if _NAME.fullmatch(name)]
-    for name in names:
-        yield path + name, data[name]
-    for name in names:
-        yield from _walk(data[name], f"{path}{name}.", depth + 1)
+    if isinstance(data, dict) and depth < 3:
+        members = {path + name: value for name, value in data.items() if _NAME.fullmatch(name)}
+        yield from members.items()
+        for name, value in members.items():
+            yield from _walk(value, f"{name}.", depth + 1)

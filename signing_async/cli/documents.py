@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,6 @@ from .records import document_facts
 from .verify_sealed import load_inspector
 
 if TYPE_CHECKING:
-    from ..client import SigningClient
     from ..documents.download import SealedFile
     from ..models import Document
 
@@ -40,7 +40,7 @@ _LONGEST_NAME = 180
     type=click.IntRange(1, 64),
     help="Upload several files at once. With more than 1, their order in the signing is not kept.",
 )
-def upload(state: State, signing: str, files: tuple[Path, ...], again: bool, concurrency: int) -> None:
+async def upload(state: State, signing: str, files: tuple[Path, ...], again: bool, concurrency: int) -> None:
     """Upload PDFs to a draft, in the given order. Prints a line with the document's id for each.
 
     A file that fails does not stop the others. A file that the draft already holds (same name and, if the service
@@ -51,17 +51,13 @@ def upload(state: State, signing: str, files: tuple[Path, ...], again: bool, con
     Example:
       signing-async upload $SIGNING lease.pdf inventory.pdf
     """
-    state.run(_upload(state, signing, files, again, concurrency))
-
-
-async def _upload(state: State, signing_id: str, files: Sequence[Path], again: bool, concurrency: int) -> None:
     errors: list[BaseException] = []
     present = 0
     async with state.client() as client:
-        held = set() if again else {document.id for document in (await client.signings.get(signing_id)).documents}
+        held = set() if again else {document.id for document in (await client.signings.get(signing)).documents}
         with state.out.progress("Uploading") as on_progress:
             async with client.documents.upload_many(
-                signing_id, files, concurrency=concurrency, on_progress=on_progress, skip_existing=not again
+                signing, files, concurrency=concurrency, on_progress=on_progress, skip_existing=not again
             ) as results:
                 async for result in results:
                     if result.error is not None:
@@ -73,16 +69,15 @@ async def _upload(state: State, signing_id: str, files: Sequence[Path], again: b
                     facts = {"file": str(result.source), **document_facts(result.document), "already_there": is_held}
                     text = f"{result.document.id}  {result.source}{'  (already there)' if is_held else ''}"
                     state.out.result(facts, on_one_line(text))
-    if present or (errors and len(files) > 1):
-        state.out.say(_counts("uploaded", len(files), present, len(errors)))
-    state.end(code_of_all(errors, done=len(files) - len(errors)))
+    _end(state, "uploaded", len(files), present, errors)
 
 
-def _counts(verb: str, total: int, present: int, failed: int) -> str:
-    parts = [f"{total - present - failed} {verb}"]
-    parts += [f"{present} already there"] if present else []
-    parts += [f"{failed} failed"] if failed else []
-    return f"{', '.join(parts)}."
+def _end(state: State, verb: str, total: int, present: int, errors: list[BaseException]) -> None:
+    """Print how many files were handled and how, if not all in the same way, and exit with the exit code."""
+    if present or (errors and total > 1):
+        counts = {verb: total - present - len(errors), "already there": present, "failed": len(errors)}
+        state.out.say(", ".join(f"{number} {what}" for what, number in counts.items() if number or what == verb) + ".")
+    state.end(code_of_all(errors, done=total - len(errors)))
 
 
 @command()
@@ -96,7 +91,7 @@ def _counts(verb: str, total: int, present: int, failed: int) -> str:
 @click.option(
     "--verify", is_flag=True, help="Keep a file only if its signatures are sound, as verify-sealed judges them."
 )
-def download(
+async def download(
     state: State,
     signing: str,
     documents: tuple[str, ...],
@@ -126,27 +121,65 @@ def download(
         raise click.UsageError("--output -: cannot be used with --verify, which needs a file")
     if verify:
         load_inspector()
-    state.run(_download(state, signing, _Selection(documents, everything), output, force=force, verify=verify))
+    from ..bulk import ProgressReporter, Results
+
+    errors: list[BaseException] = []
+    present = 0
+    async with state.client() as client:
+        selected = _select((await client.signings.get(signing)).documents, documents, everything)
+        if output == "-":
+            if len(selected) > 1:
+                raise InvalidRequest(f"--output -: only one document can go to standard output, got {len(selected)}")
+            # The PDF is complete and checked before its first byte is written.
+            state.out.binary(await client.documents.read_signed(signing, selected[0]))
+            return
+        paths, is_folder = _target_paths(selected, output, is_folder=everything)
+
+        async def fetch(target: tuple[Document, Path]) -> tuple[Document, Path, SealedFile | BaseException | None]:
+            document, path = target
+            try:
+                if is_folder and not force and path.is_file():
+                    if verify:
+                        await asyncio.to_thread(_check_present, path)
+                    return document, path, None
+                if os.path.lexists(path) and not force:
+                    raise InvalidRequest(f"{path} already exists: use --force to replace it")
+                download = client.documents.download_signed(signing, document, path, overwrite=force, verify=verify)
+                return document, path, await download
+            except (SigningError, OSError) as error:
+                if isinstance(error, SigningError) and error.fatal:
+                    raise
+                return document, path, error
+
+        with state.out.progress("Downloading") as on_progress:
+            reporter = ProgressReporter(on_progress, len(paths))
+            reporter.add(0, 0)
+            async with Results(list(zip(selected, paths, strict=True)), fetch, 4) as results:
+                async for document, path, result in results:
+                    facts: dict[str, object] = {"id": document.id, "name": document.name, "path": str(path)}
+                    if isinstance(result, BaseException):
+                        errors.append(result)
+                        state.out.failed(document.name or document.id, result, facts)
+                    elif result is None:
+                        present += 1
+                        state.out.result({**facts, "already_there": True}, f"{path}  (already there)")
+                    else:
+                        facts |= {"size": result.size, "sha256": result.sha256, "already_there": False}
+                        state.out.result(facts, str(path))
+                    reporter.add(1, getattr(result, "size", 0))
+    _end(state, "downloaded", len(paths), present, errors)
 
 
-class _Selection:
-    """The documents of a signing that the arguments select."""
-
-    def __init__(self, named: Sequence[str], everything: bool) -> None:
-        self._named = named
-        self.everything = everything
-
-    def of(self, documents: Sequence[Document]) -> list[Document]:
-        if not documents:
-            raise InvalidRequest("the signing has no documents")
-        if self.everything:
-            return list(documents)
-        if self._named:
-            return list({found.id: found for name in self._named for found in [_find(name, documents)]}.values())
-        if len(documents) > 1:
-            names = ", ".join(repr(document.name or document.id) for document in documents)
-            raise InvalidRequest(f"the signing has {len(documents)} documents: use --all, or name one of {names}")
-        return list(documents)
+def _select(documents: Sequence[Document], names: Sequence[str], everything: bool) -> list[Document]:
+    """Return the documents that the arguments select."""
+    if not documents:
+        raise InvalidRequest("the signing has no documents")
+    if names:
+        return list({found.id: found for found in (_find(name, documents) for name in names)}.values())
+    if len(documents) > 1 and not everything:
+        known = ", ".join(repr(document.name or document.id) for document in documents)
+        raise InvalidRequest(f"the signing has {len(documents)} documents: use --all, or name one of {known}")
+    return list(documents)
 
 
 def _find(name: str, documents: Sequence[Document]) -> Document:
@@ -158,74 +191,11 @@ def _find(name: str, documents: Sequence[Document]) -> Document:
     return found[0]
 
 
-async def _download(
-    state: State, signing_id: str, selection: _Selection, output: str | None, *, force: bool, verify: bool
-) -> None:
-    from ..bulk import ProgressReporter, Results
-
-    errors: list[BaseException] = []
-    async with state.client() as client:
-        selected = selection.of((await client.signings.get(signing_id)).documents)
-        if output == "-":
-            await _write_to_stdout(state, client, signing_id, selected)
-            return
-        paths, is_folder = _target_paths(selected, output, is_folder=selection.everything)
-        targets = list(zip(selected, paths, strict=True))
-
-        async def fetch(target: tuple[Document, Path]) -> tuple[Document, Path, SealedFile | BaseException | None]:
-            document, path = target
-            try:
-                if is_folder and not force and path.is_file():
-                    await asyncio.to_thread(_check_present, path, verify=verify)
-                    return document, path, None
-                if os.path.lexists(path) and not force:
-                    raise InvalidRequest(f"{path} already exists: use --force to replace it")
-                downloaded = client.documents.download_signed(
-                    signing_id, document, path, overwrite=force, verify=verify
-                )
-                return document, path, await downloaded
-            except (SigningError, OSError) as error:
-                if isinstance(error, SigningError) and error.fatal:
-                    raise
-                return document, path, error
-
-        present = 0
-        with state.out.progress("Downloading") as on_progress:
-            reporter = ProgressReporter(on_progress, len(targets))
-            reporter.add(0, 0)
-            async with Results(targets, fetch, 4) as results:
-                async for document, path, result in results:
-                    facts: dict[str, object] = {"id": document.id, "name": document.name, "path": str(path)}
-                    size = 0
-                    if isinstance(result, BaseException):
-                        errors.append(result)
-                        state.out.failed(document.name or document.id, result, facts)
-                    elif result is None:
-                        present += 1
-                        state.out.result({**facts, "already_there": True}, f"{path}  (already there)")
-                    else:
-                        size = result.size
-                        facts |= {"size": size, "sha256": result.sha256, "already_there": False}
-                        state.out.result(facts, str(path))
-                    reporter.add(1, size)
-    if present or (errors and len(targets) > 1):
-        state.out.say(_counts("downloaded", len(targets), present, len(errors)))
-    state.end(code_of_all(errors, done=len(targets) - len(errors)))
-
-
-def _check_present(path: Path, *, verify: bool) -> None:
-    """With ``verify``, raise `NotSound` if the signatures of an existing file are not sound."""
-    if verify:
-        report = load_inspector()(path)
-        if not report.sound:
-            raise NotSound(f"{path} already exists and is not sound: {'; '.join(report.problems)}")
-
-
-async def _write_to_stdout(state: State, client: SigningClient, signing_id: str, documents: Sequence[Document]) -> None:
-    if len(documents) > 1:
-        raise InvalidRequest(f"--output -: only one document can go to standard output, got {len(documents)}")
-    # The PDF is complete and checked before its first byte is written.
-    state.out.binary(await client.documents.read_signed(signing_id, documents[0]))
+def _check_present(path: Path) -> None:
+    """Raise `NotSound` if the signatures of an existing file are not sound."""
+    report = load_inspector()(path)
+    if not report.sound:
+        raise NotSound(f"{path} already exists and is not sound: {'; '.join(report.problems)}")
 
 
 def _target_paths(documents: Sequence[Document], output: str | None, *, is_folder: bool) -> tuple[list[Path], bool]:
@@ -245,10 +215,8 @@ def _file_names(documents: Sequence[Document]) -> Iterator[str]:
     taken: set[str] = set()
     for document in documents:
         stem = safe_stem(document.name) or safe_stem(document.id) or "document"
-        name, count = f"{stem}-signed.pdf", 1
-        while name.casefold() in taken:
-            count += 1
-            name = f"{stem}-signed-{count}.pdf"
+        names = (f"{stem}-signed{number}.pdf" for number in chain([""], (f"-{again}" for again in count(2))))
+        name = next(name for name in names if name.casefold() not in taken)
         taken.add(name.casefold())
         yield name
 

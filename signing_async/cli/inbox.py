@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from datetime import UTC, datetime
-from functools import wraps
+from functools import update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import click
 
 from ..errors import ConfigurationError, InboxError
 from ..webhooks.event_store import EventFilter, EventStatus, StoredEvent, event_error
-from .command_base import State, command, common_options, refuse_password
-from .output import Output, ago, count, iso, on_one_line
+from .command_base import State, command, common_options, refuse_password, shared_options
+from .output import ago, count, iso, on_one_line
 from .signings import moment
 
 if TYPE_CHECKING:
     from ..webhooks import Inbox
-
-Command = Callable[..., None]
 
 
 @click.group(params=list(common_options()))
@@ -38,45 +35,64 @@ def inbox() -> None:
     """
 
 
-@attrs.frozen
-class _Place:
-    """Where the inbox is."""
+def _inbox_command(name: str) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], None]:
+    """Make a coroutine function a command of the group; it gets the `State` and the opened inbox."""
 
-    address: str | None
-    """A path or a URL; None: the one in the settings."""
-    table: str
+    def decorate(function: Callable[..., Coroutine[Any, Any, None]]) -> None:
+        async def called(state: State, address: str | None, table: str, **values: Any) -> None:
+            async with _open_inbox(state, address, table) as opened:
+                await function(state, opened, **values)
+
+        inbox.add_command(command(name)(_place_options(update_wrapper(called, function))))
+
+    return decorate
 
 
-def _inbox_options(command: Command) -> Command:
-    @wraps(command)
-    def called(state: State, address: str | None, table: str, **values: Any) -> None:
-        command(state, _Place(address, table), **values)
-
-    called = click.option(
-        "--table", default="signing_events", show_default=True, metavar="NAME", help="The table in PostgreSQL."
-    )(called)
-    return click.option(
+_place_options = shared_options(
+    click.option(
         "--inbox",
         "address",
         metavar="PATH|URL",
         help="The inbox: a file, or postgresql://... Put a URL with a password into SIGNING_INBOX.",
-    )(called)
+    ),
+    click.option(
+        "--table", default="signing_events", show_default=True, metavar="NAME", help="The table in PostgreSQL."
+    ),
+)
+_filter_options = shared_options(
+    click.option("--type", metavar="TYPE", help="Only events of this type. A final * matches any ending: recipient.*"),
+    click.option("--since", type=moment, help="Only events received since this time: 90min, 7d, 2031-03-31, ..."),
+    click.option("--until", type=moment, help="Only events received before this time: 7d, 2031-03-31, ..."),
+)
 
 
-def _filter_options(command: Command) -> Command:
-    for option in (
-        click.option("--until", type=moment, help="Only events received before this time: 7d, 2031-03-31, ..."),
-        click.option("--since", type=moment, help="Only events received since this time: 90min, 7d, 2031-03-31, ..."),
-        click.option(
-            "--type", metavar="TYPE", help="Only events of this type. A final * matches any ending: recipient.*"
-        ),
-    ):
-        command = option(command)
-    return command
+@contextlib.asynccontextmanager
+async def _open_inbox(state: State, address: str | None, table: str) -> AsyncIterator[Inbox]:
+    """Open the inbox; raise `ConfigurationError` if it does not exist."""
+    if address == "":
+        raise ConfigurationError("--inbox: must not be empty")
+    refuse_password("--inbox", address, "put the URL into SIGNING_INBOX")
+    chosen = address or state.settings.inbox
+    if chosen is None:
+        raise click.UsageError("no inbox: use --inbox PATH, or set SIGNING_INBOX")
+    key = state.settings.inbox_key
+    if "://" in str(chosen):
+        from ..postgres import PostgresInbox
+
+        async with PostgresInbox(str(chosen), table=table, key=key) as opened:
+            if not await opened.table_exists():
+                raise ConfigurationError(f"{opened!r} has no table {table!r}: no receiver has used it yet")
+            yield opened
+    else:
+        from ..webhooks import Inbox
+
+        if not Path(chosen).expanduser().exists():
+            raise ConfigurationError(f"the inbox {str(chosen)!r} does not exist")
+        async with Inbox(chosen, key=key) as opened:
+            yield opened
 
 
-@command("list")
-@_inbox_options
+@_inbox_command("list")
 @click.option(
     "--status", type=click.Choice([status.value for status in EventStatus]), help="Only events in this state."
 )
@@ -85,8 +101,8 @@ def _filter_options(command: Command) -> Command:
     "--limit", type=click.IntRange(1), help="Stop after this many events.  [default: 50; with --all: no limit]"
 )
 @click.option("--all", "everything", is_flag=True, help="List everything.")
-def list_events(
-    state: State, place: _Place, status: str | None, limit: int | None, everything: bool, **filters: Any
+async def list_events(
+    state: State, inbox: Inbox, status: str | None, limit: int | None, everything: bool, **filters: Any
 ) -> None:
     """List events in order of arrival.
 
@@ -97,23 +113,20 @@ def list_events(
       signing-async inbox list --status dead
       signing-async inbox list --type "recipient.*" --since 7d --all --json
     """
-    selection = EventFilter(status=EventStatus(status) if status else None, **filters)
-    state.run(_list(state, place, selection, limit or (None if everything else 50)))
-
-
-async def _list(state: State, place: _Place, selection: EventFilter, limit: int | None) -> None:
+    limit = limit or (None if everything else 50)
     rows: list[tuple[object, ...]] = []
     shown, has_more = 0, False
-    async with _open_inbox(state, place) as inbox:
-        # Without the bodies, no key is needed.
-        async for stored in inbox.store.select(selection):
-            if has_more := shown == limit:
-                break
-            shown += 1
-            if state.json:
-                state.out.result(_facts(stored))
-            else:
-                rows.append(_row(state.out, stored))
+    # Without the bodies, no key is needed.
+    async for stored in inbox.store.select(EventFilter(status=EventStatus(status) if status else None, **filters)):
+        if has_more := shown == limit:
+            break
+        shown += 1
+        if state.json:
+            state.out.result(_facts(stored))
+        else:
+            received = ago(stored.received_at) if state.out.is_terminal else iso(stored.received_at)
+            row = (stored.id, stored.status.value, stored.type, stored.signing_id or "", received)
+            rows.append((*row, stored.attempts, stored.error or ""))
     if rows:
         columns = ("ID", "STATE", "TYPE", "SIGNING", "RECEIVED", "ATTEMPTS", "ERROR")
         state.out.table(columns, rows, optional=("ATTEMPTS", "SIGNING", "RECEIVED", "ERROR"))
@@ -123,28 +136,30 @@ async def _list(state: State, place: _Place, selection: EventFilter, limit: int 
         state.out.say("No events.")
 
 
-def _row(out: Output, stored: StoredEvent) -> tuple[object, ...]:
-    signing, error = stored.signing_id or "", stored.error or ""
-    return stored.id, stored.status.value, stored.type, signing, out.time(stored.received_at), stored.attempts, error
-
-
 def _facts(stored: StoredEvent) -> dict[str, Any]:
     names = ("id", "status", "type", "signing_id", "received_at", "attempts", "due_at", "settled_at", "error")
     return {name: getattr(stored, name) for name in names}
 
 
-@command()
-@_inbox_options
+@_inbox_command("show")
 @click.argument("event")
-def show(state: State, place: _Place, event: str) -> None:
+async def show(state: State, inbox: Inbox, event: str) -> None:
     """Show the event with the id EVENT and its payload.
 
     \b
     Example:
       signing-async inbox show $EVENT
     """
-    stored, problem = state.run(_get(state, place, event))
-    payload = None if problem else stored.event.payload
+    # Without the key of an encrypted inbox, all but the payload can be shown.
+    found = [stored async for stored in inbox.store.select(EventFilter(ids=[event]))]
+    if not found:
+        raise _no_event([event])
+    stored, payload, problem = found[0], None, None if found[0].body else "purged"
+    if stored.body:
+        try:
+            payload = inbox.decrypt(stored).event.payload
+        except InboxError as error:
+            problem = f"{error}; set SIGNING_INBOX_KEY"
     if state.json:
         state.out.result({**_facts(stored), "payload": payload, "payload_problem": problem})
         return
@@ -162,27 +177,11 @@ def show(state: State, place: _Place, event: str) -> None:
     state.out.facts(stored.id, [(name, value) for name, value in facts if value not in (None, "")])
 
 
-async def _get(state: State, place: _Place, event: str) -> tuple[StoredEvent, str | None]:
-    """Return the event, and the reason if its payload cannot be shown."""
-    async with _open_inbox(state, place) as inbox:
-        # Without the key of an encrypted inbox, all but the payload can be shown.
-        found = [stored async for stored in inbox.store.select(EventFilter(ids=[event]))]
-        if not found:
-            raise _no_event([event])
-        if not found[0].body:
-            return found[0], "purged"
-        try:
-            return inbox.decrypt(found[0]), None
-        except InboxError as error:
-            return found[0], f"{error}; set SIGNING_INBOX_KEY"
-
-
-@command()
-@_inbox_options
+@_inbox_command("retry")
 @click.argument("events", nargs=-1, metavar="[EVENT]...")
 @click.option("--dead", is_flag=True, help="Only events whose handler failed too often.")
 @_filter_options
-def retry(state: State, place: _Place, events: tuple[str, ...], dead: bool, **filters: Any) -> None:
+async def retry(state: State, inbox: Inbox, events: tuple[str, ...], dead: bool, **filters: Any) -> None:
     """Make events due at once, as if they had just arrived.
 
     Give either the ids of the events, or options that select them. Without --dead, events that were handled before are
@@ -197,33 +196,39 @@ def retry(state: State, place: _Place, events: tuple[str, ...], dead: bool, **fi
     if bool(events) == (dead or any(value is not None for value in filters.values())):
         raise click.UsageError("give either ids of events or at least one of --dead, --type, --since and --until")
     selection = EventFilter(list(events) or None, status=EventStatus.DEAD if dead else None, **filters)
-    state.run(_retry(state, place, selection))
-
-
-async def _retry(state: State, place: _Place, selection: EventFilter) -> None:
-    async with _open_inbox(state, place) as inbox:
-        known = [stored.id async for stored in inbox.store.select(selection)] if selection.ids else None
-        if missing := set(selection.ids or ()) - set(known or ()):
-            raise _no_event(sorted(missing))
-        retried = await inbox.retry(selection)
-    left = 0 if known is None else len(known) - retried
+    known = {stored.id async for stored in inbox.store.select(selection)} if events else set()
+    if missing := set(events) - known:
+        raise _no_event(sorted(missing))
+    retried = await inbox.retry(selection)
+    left = len(known) - retried if events else 0
     text = f"{count(retried, 'event')} will be handled again."
     text += f" Left as they are, because they are being handled now or were purged: {left}." if left else ""
     state.out.result({"retried": retried, "left": left}, text)
     state.end(1 if left else 0)
 
 
-@command()
-@_inbox_options
+def _no_event(ids: list[str]) -> InboxError:
+    return event_error(f"no such event: {', '.join(on_one_line(name) for name in ids)}")
+
+
+def _age(text: str) -> float:
+    before = moment(text)
+    age = (datetime.now(UTC) - before).total_seconds()
+    if age < 0:
+        raise click.BadParameter(f"{text} is in the future")
+    return age
+
+
+@_inbox_command("purge")
 @click.option(
     "--older-than",
-    "before",
-    type=moment,
+    "age",
+    type=_age,
     required=True,
     metavar="AGE",
     help="Purge events handled or dropped before this time: 90d, 2w, 2031-03-31, ...",
 )
-def purge(state: State, place: _Place, before: datetime) -> None:
+async def purge(state: State, inbox: Inbox, age: float) -> None:
     """Delete the bodies of events that were handled or dropped long ago.
 
     Their ids stay: a late duplicate is recognized. Pending and dead events are kept.
@@ -232,21 +237,12 @@ def purge(state: State, place: _Place, before: datetime) -> None:
     Example:
       signing-async inbox purge --older-than 90d
     """
-    age = (datetime.now(UTC) - before).total_seconds()
-    if age < 0:
-        raise click.BadParameter(f"{iso(before)} is in the future", param_hint="--older-than")
-    state.run(_purge(state, place, age))
-
-
-async def _purge(state: State, place: _Place, age: float) -> None:
-    async with _open_inbox(state, place) as inbox:
-        purged = await inbox.purge(older_than=age)
+    purged = await inbox.purge(older_than=age)
     state.out.result({"purged": purged}, f"Purged {count(purged, 'event')}.")
 
 
-@command()
-@_inbox_options
-def stats(state: State, place: _Place) -> None:
+@_inbox_command("stats")
+async def stats(state: State, inbox: Inbox) -> None:
     """Count events by state; show the age of the oldest pending event.
 
     \b
@@ -254,53 +250,12 @@ def stats(state: State, place: _Place) -> None:
       signing-async inbox stats
       signing-async inbox stats --json
     """
-    state.run(_stats(state, place))
-
-
-async def _stats(state: State, place: _Place) -> None:
-    async with _open_inbox(state, place) as inbox:
-        stats = await inbox.stats()
-    counts = {status.value: stats.counts.get(status, 0) for status in EventStatus}
-    oldest = stats.oldest_pending
+    found = await inbox.stats()
+    counts = {status.value: found.counts.get(status, 0) for status in EventStatus}
+    oldest = found.oldest_pending
     if state.json:
         waited = None if oldest is None else (datetime.now(UTC) - oldest).total_seconds()
         state.out.result({**counts, "oldest_pending": oldest, "oldest_pending_seconds": waited})
         return
-    facts: list[tuple[str, object]] = [*counts.items()]
-    if oldest is not None:
-        facts.append(("oldest pending", f"{iso(oldest)} ({ago(oldest)})"))
-    state.out.facts("Events", facts)
-
-
-def _no_event(ids: list[str]) -> InboxError:
-    return event_error(f"no such event: {', '.join(on_one_line(name) for name in ids)}")
-
-
-@contextlib.asynccontextmanager
-async def _open_inbox(state: State, place: _Place) -> AsyncIterator[Inbox]:
-    """Open the inbox; raise `ConfigurationError` if it does not exist."""
-    if place.address == "":
-        raise ConfigurationError("--inbox: must not be empty")
-    refuse_password("--inbox", place.address, "put the URL into SIGNING_INBOX")
-    chosen = place.address or state.settings.inbox
-    if chosen is None:
-        raise click.UsageError("no inbox: use --inbox PATH, or set SIGNING_INBOX")
-    key = state.settings.inbox_key
-    if "://" in str(chosen):
-        from ..postgres import PostgresInbox
-
-        async with PostgresInbox(str(chosen), table=place.table, key=key) as opened:
-            if not await opened.table_exists():
-                raise ConfigurationError(f"{opened!r} has no table {place.table!r}: no receiver has used it yet")
-            yield opened
-    else:
-        from ..webhooks import Inbox
-
-        if not Path(chosen).expanduser().exists():
-            raise ConfigurationError(f"the inbox {str(chosen)!r} does not exist")
-        async with Inbox(chosen, key=key) as opened:
-            yield opened
-
-
-for _command in (list_events, show, retry, purge, stats):
-    inbox.add_command(_command)
+    pending = [] if oldest is None else [("oldest pending", f"{iso(oldest)} ({ago(oldest)})")]
+    state.out.facts("Events", [*counts.items(), *pending])

@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,11 +22,10 @@ import click
 from .exits import PIPE_CLOSED, facts_of
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
-    from rich.progress import Progress as RichProgress
+    from rich.console import Console
+    from rich.progress import Progress as Bar
     from rich.progress import ProgressColumn
-    from rich.table import Column
-    from rich.text import Text
+    from rich.table import Table
 
     from ..bulk import Progress
 
@@ -38,14 +37,8 @@ CONTROLS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufef
 
 _CONTROLS = re.compile(f"[{CONTROLS}]")
 _NARROWEST = 12
-_STYLES = {
-    "draft": "yellow",
-    "sent": "cyan",
-    "completed": "green",
-    "cancelled": "red",
-    "signed": "green",
-    "pending": "yellow",
-}
+_STYLES = dict.fromkeys(("draft", "pending"), "yellow") | dict.fromkeys(("completed", "signed"), "green")
+_STYLES |= {"sent": "cyan", "cancelled": "red"}
 
 
 class Output:
@@ -53,7 +46,6 @@ class Output:
 
     def __init__(self, *, json: bool = False) -> None:
         self.json = json
-        self._bar: RichProgress | None = None
 
     @property
     def is_terminal(self) -> bool:
@@ -65,33 +57,22 @@ class Output:
         """Whether standard error can show a progress bar."""
         return not self.json and _is_styled(sys.stderr)
 
-    def time(self, moment: datetime | None) -> str:
-        """Return a time for a table: relative to now on a terminal."""
-        return ago(moment) if self.is_terminal else iso(moment)
-
     @cached_property
     def console(self) -> Console:
         """Rich's console for standard output; use it only on a terminal."""
         return _console(sys.stdout)
 
-    @cached_property
-    def errors(self) -> Console:
-        """Rich's console for standard error; use it only on a terminal."""
-        return _console(sys.stderr)
-
     def result(self, facts: Mapping[str, Any], text: str | None = None, colour: str | None = None) -> None:
         """Print a result to standard output: the facts as a line of JSON, or the text if there is one."""
         if self.json:
-            self._write(json.dumps(facts, default=_as_json) + "\n")
+            self.text(json.dumps(facts, default=_as_json))
         elif text is not None:
             self.text(self.styled(clean(text), colour))
 
     def say(self, text: str, **facts: Any) -> None:
         """Print a remark to standard error; with --json, its facts instead, if there are any."""
-        if not self.json:
-            self._print(clean(text))
-        elif facts:
-            self._print_json(facts)
+        if facts or not self.json:
+            self._remark(clean(text), facts)
 
     def failed(self, name: str, error: BaseException, facts: Mapping[str, Any]) -> None:
         """Print one failed item among several; with --json, it is a result like the others."""
@@ -104,17 +85,11 @@ class Output:
 
     def warn(self, text: str) -> None:
         """Print a warning to standard error."""
-        if self.json:
-            self._print_json({"warning": text})
-        else:
-            self._print(f"Warning: {clean(text)}", "yellow")
+        self._remark(clean(text), {"warning": text}, "Warning: ", "yellow")
 
     def error(self, text: str, facts: Mapping[str, Any]) -> None:
         """Print an error to standard error."""
-        if self.json:
-            self._print_json({"error": facts})
-        else:
-            self._print(f"Error: {clean(text)}", "red")
+        self._remark(clean(text), {"error": facts}, "Error: ", "red")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()) -> None:
         """Print rows for people.
@@ -122,38 +97,70 @@ class Output:
         A terminal shows the first column and STATE in full. If the terminal is too narrow, ``optional`` columns are
         left out one by one; if that is not enough, each cell gets a line of its own.
         """
+        lines = [tuple(columns), *(tuple(on_one_line(str(cell)) for cell in row) for row in rows)]
         if not self.is_terminal:
-            self._write(_plain(columns, rows))
+            widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+            padded = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines]
+            self.text("\n".join(line.rstrip() for line in padded))
             return
+        width = self.console.width
         for name in optional:
-            if not _overflows(columns, rows, self.console.width):
-                break
-            left_out = columns.index(name)
-            columns = [*columns[:left_out], *columns[left_out + 1 :]]
-            rows = [[*row[:left_out], *row[left_out + 1 :]] for row in rows]
+            if _minimum(lines) > width:
+                at = lines[0].index(name)
+                lines = [(*line[:at], *line[at + 1 :]) for line in lines]
         with self.console.capture() as captured:
-            if optional and _overflows(columns, rows, self.console.width):
-                self._print_stacked(columns, rows)
+            if optional and _minimum(lines) > width:
+                for first, *others in lines[1:]:
+                    self.console.print(first)
+                    for cell in others:
+                        self.console.print(f"  {cell}", no_wrap=True, overflow="ellipsis", soft_wrap=False)
             else:
-                self.console.print(self.table_of(columns, rows))
-        self._write(captured.get())
+                self.console.print(self.table_of(lines[0], lines[1:]), soft_wrap=False)
+        self.text(captured.get().removesuffix("\n"))
 
-    def _print_stacked(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-        for row in rows:
-            self.console.print(_cell(columns[0], str(row[0])), soft_wrap=True)
-            for name, cell in zip(columns[1:], row[1:], strict=True):
-                self.console.print(_cell(name, f"  {cell}"), no_wrap=True, overflow="ellipsis")
+    def table_of(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+        """Return the table for a terminal."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+        cells = [[on_one_line(str(cell)) for cell in row] for row in rows]
+        for number, column in enumerate(columns):
+            widest = max((Text(row[number]).cell_len for row in cells), default=0) if number == 0 else 0
+            table.add_column(Text(column), no_wrap=column == "STATE", min_width=widest)
+        for row in cells:
+            styles = [
+                _STYLES.get(cell.split(" ")[0], "") if name == "STATE" else ""
+                for name, cell in zip(columns, row, strict=True)
+            ]
+            table.add_row(
+                *(Text(cell, style, no_wrap=True, overflow="ellipsis") for cell, style in zip(row, styles, strict=True))
+            )
+        return table
 
     def facts(self, title: str, pairs: Sequence[tuple[str, object]]) -> None:
         """Print a title and a line per fact. Further lines of a value are indented, so they do not look like facts."""
         width = max(len(name) for name, _ in pairs) + 2
         margin = "\n" + " " * width
-        lines = [f"{name:<{width}}{clean(str(value)).replace(chr(10), margin)}\n" for name, value in pairs]
-        self._write(f"{self.styled(on_one_line(title), bold=True)}\n{''.join(lines)}")
+        lines = [f"{name:<{width}}{clean(str(value)).replace(chr(10), margin)}" for name, value in pairs]
+        self.text("\n".join([self.styled(on_one_line(title), bold=True), *lines]))
 
     def text(self, line: str) -> None:
         """Print a line for people."""
-        self._write(line + "\n")
+        self._write(lambda: sys.stdout.write(line + "\n"))
+
+    def binary(self, content: bytes) -> None:
+        """Write to standard output unchanged."""
+        self._write(lambda: sys.stdout.buffer.write(content))
+
+    def _write(self, write: Callable[[], int]) -> None:
+        try:
+            write()
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader closed the pipe: discard the buffer, also at exit.
+            discard_output()
+            raise click.exceptions.Exit(PIPE_CLOSED) from None
 
     def styled(self, text: str, colour: str | None = None, *, bold: bool = False) -> str:
         """Return the text with the styles that standard output supports."""
@@ -161,20 +168,6 @@ class Output:
             return text
         colour = colour if _is_coloured(sys.stdout) else None
         return click.style(text, fg=colour, bold=bold or None) if colour or bold else text
-
-    def table_of(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> RenderableType:
-        """Return the table for a terminal."""
-        from rich.cells import cell_len
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-        for number, column in enumerate(columns):
-            widest = max((cell_len(clean(str(row[number]))) for row in rows), default=0) if number == 0 else 0
-            table.add_column(Text(clean(column)), no_wrap=column == "STATE", min_width=widest)
-        for row in rows:
-            table.add_row(*(_cell(column, str(cell)) for column, cell in zip(columns, row, strict=True)))
-        return table
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Callable[[Progress], None] | None]:
@@ -184,7 +177,7 @@ class Output:
             return
         from rich.progress import DownloadColumn, TransferSpeedColumn
 
-        with self.bar(DownloadColumn(table_column=_one_line()), TransferSpeedColumn(_one_line())) as bar:
+        with self.bar(DownloadColumn, TransferSpeedColumn) as bar:
             task = bar.add_task(title, total=None, info="")
 
             def report(progress: Progress) -> None:
@@ -193,61 +186,78 @@ class Output:
 
             yield report
 
-    @contextlib.contextmanager
-    def bar(self, *columns: ProgressColumn) -> Iterator[RichProgress]:
-        """Show a progress bar with the field ``info``, these columns and the remaining time; print above it."""
+    def bar(self, *columns: type[ProgressColumn]) -> Bar:
+        """Return a progress bar with the field ``info``, these columns and the remaining time; text goes above it."""
         from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as RichProgress
+        from rich.progress import Progress as Bar
+        from rich.table import Column
 
-        with RichProgress(
+        kinds: list[type[ProgressColumn]] = [*columns, TimeRemainingColumn]
+        return Bar(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None, complete_style="cyan", finished_style="green", pulse_style="cyan"),
-            TextColumn("{task.fields[info]}", table_column=_one_line()),
-            *columns,
-            TimeRemainingColumn(table_column=_one_line()),
-            console=self.errors,
+            TextColumn("{task.fields[info]}", table_column=Column(no_wrap=True)),
+            *(kind(table_column=Column(no_wrap=True)) for kind in kinds),
+            console=_console(sys.stderr),
             transient=True,
-            # Otherwise standard output would be redirected to the bar's stream, even if it is a file.
-            redirect_stdout=False,
-            redirect_stderr=False,
-        ) as self._bar:
-            try:
-                yield self._bar
-            finally:
-                self._bar = None
+            redirect_stdout=self.is_terminal,  # not a file
+        )
 
-    def _print_json(self, facts: Mapping[str, Any]) -> None:
-        click.echo(json.dumps(facts, default=_as_json), err=True)
+    def _remark(self, text: str, facts: Mapping[str, Any], head: str = "", colour: str | None = None) -> None:
+        if self.json:
+            text, head = json.dumps(facts, default=_as_json), ""
+        elif head and _is_coloured(sys.stderr):
+            head = click.style(head.rstrip(" "), fg=colour, bold=True) + " "
+        # Not `click.echo`: it bypasses a progress bar, and would write into its line.
+        sys.stderr.write(f"{head}{text}\n")
+        sys.stderr.flush()
 
-    def _print(self, text: str, style: str | None = None) -> None:
-        if style and _is_coloured(sys.stderr):
-            head, colon, rest = text.partition(":")
-            text = click.style(head + colon, fg=style, bold=True) + rest
-        if not self._print_above_bar(text + "\n", sys.stderr):
-            click.echo(text, err=True)
 
-    def _print_above_bar(self, text: str, stream: Any) -> bool:
-        """Print above the progress bar if there is one and the stream is a terminal. Return whether it was printed."""
-        if self._bar is None or not _is_terminal(stream):
-            return False
-        from rich.text import Text
+class ProgressDisplay:
+    """The number of items done: a bar with rate and remaining time on a terminal, an occasional line elsewhere."""
 
-        self._bar.console.print(Text.from_ansi(text.rstrip("\n")), soft_wrap=True)
-        return True
+    def __init__(self, out: Output, what: str, total: int | None) -> None:
+        self._out = out
+        self._what = what
+        self._total = total
+        self._done = self._failed = 0
+        self._began = self._last_line = time.monotonic()
+        self._bar = out.bar() if out.live else None
 
-    def _write(self, text: str) -> None:
-        if self._print_above_bar(text, sys.stdout):
-            return
-        self.binary(text)
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+            self._bar.add_task(self._what, total=self._total, info="")
+        return self
 
-    def binary(self, content: str | bytes) -> None:
-        """Write to standard output unchanged."""
-        try:
-            click.echo(content, nl=False, color=True)
-        except BrokenPipeError:
-            # The reader closed the pipe: discard the buffer, also at exit.
-            discard_output()
-            raise click.exceptions.Exit(PIPE_CLOSED) from None
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def advance(self, *, failed: bool = False) -> None:
+        """Count one item as done."""
+        self._done += 1
+        self._failed += failed
+        now = time.monotonic()
+        rate = self._done / max(now - self._began, 0.001)
+        if self._bar is not None:
+            info = f"{self._done}/{'?' if self._total is None else self._total} {rate:.1f}/s"
+            info += f" {self._failed} failed" if self._failed else ""
+            self._bar.update(self._bar.task_ids[0], completed=self._done, info=info)
+        elif now - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            self._print_line(rate)
+
+    def _print_line(self, rate: float) -> None:
+        facts: dict[str, Any] = {"done": self._done, "total": self._total, "failed": self._failed, "rate": rate}
+        text = f"{self._what}: {self._done}"
+        if self._total is not None:
+            facts["seconds_left"] = (self._total - self._done) / rate
+            text += f" of {self._total}, {self._failed} failed"
+        text += f", {rate:.1f} a second"
+        if self._total is not None:
+            text += f", about {timedelta(seconds=round(facts['seconds_left']))} left"
+        self._out.say(text, progress=facts)
 
 
 def clean(text: str) -> str:
@@ -287,23 +297,27 @@ def iso(moment: datetime | None) -> str:
     return moment.isoformat(" ", "seconds")
 
 
-def _cell(column: str, text: str) -> Text:
-    """Return a cell that is cut to one line."""
-    from rich.text import Text
+def discard_output() -> None:
+    """Redirect standard output to the null device, so that buffered output is discarded."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(null, sys.stdout.fileno())
+    finally:
+        os.close(null)
 
-    style = _STYLES.get(text.split(" ")[0], "") if column == "STATE" else ""
-    return Text(on_one_line(text), style, no_wrap=True, overflow="ellipsis")
 
-
-def _overflows(columns: Sequence[str], rows: Sequence[Sequence[object]], width: int) -> bool:
-    """Return whether the table is wider than the terminal, even if its wide columns are cut to `_NARROWEST`."""
+def _minimum(lines: Sequence[Sequence[str]]) -> int:
+    """Return the width of a table whose first column and STATE are shown in full, and the others in part."""
     from rich.cells import cell_len
 
-    total = 2 * (len(columns) - 1)
-    for number, column in enumerate(columns):
-        widest = max(cell_len(clean(str(cell))) for cell in (column, *(row[number] for row in rows)))
-        total += widest if number == 0 or column == "STATE" else min(widest, _NARROWEST)
-    return total > width
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    return (
+        sum(
+            width + 2 if number == 0 or lines[0][number] == "STATE" else min(width, _NARROWEST) + 2
+            for number, width in enumerate(widths)
+        )
+        - 2
+    )
 
 
 def _as_json(value: object) -> object:
@@ -312,31 +326,16 @@ def _as_json(value: object) -> object:
 
     if isinstance(value, datetime):
         return value.isoformat()
-    kind: Any = type(value)
-    if attrs.has(kind):
-        shown = {field.name: getattr(value, field.name) for field in attrs.fields(kind) if field.repr}
-        return {name.lstrip("_"): content for name, content in shown.items()}
+    if attrs.has(type(value)):
+        shown: Any = value
+        return attrs.asdict(shown, recurse=False, filter=lambda field, _: bool(field.repr))
     return str(value)
-
-
-def _plain(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return the table as plain text, one line per row, nothing truncated."""
-    lines = [columns, *([on_one_line(str(cell)) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines]
-    return "".join(f"{line.rstrip()}\n" for line in padded)
 
 
 def _console(stream: Any) -> Console:
     from rich.console import Console
 
-    return Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False)
-
-
-def _one_line() -> Column:
-    from rich.table import Column
-
-    return Column(no_wrap=True)
+    return Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def _is_terminal(stream: Any) -> bool:
@@ -350,71 +349,3 @@ def _is_styled(stream: Any) -> bool:
 
 def _is_coloured(stream: Any) -> bool:
     return _is_styled(stream) and not os.environ.get("NO_COLOR")
-
-
-def discard_output() -> None:
-    """Redirect standard output to the null device, so that buffered output is discarded."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, sys.stdout.fileno())
-    finally:
-        os.close(null)
-
-
-class ProgressDisplay:
-    """The number of items done: a bar with rate and remaining time on a terminal, an occasional line elsewhere."""
-
-    def __init__(self, out: Output, what: str, total: int | None) -> None:
-        self._out = out
-        self._what = what
-        self._total = total
-        self._done = self._failed = 0
-        self._began = self._last_line = time.monotonic()
-        self._exits = contextlib.ExitStack()
-        self._bar: RichProgress | None = None
-        self._info = ""
-
-    def __enter__(self) -> Self:
-        if self._out.live:
-            self._bar = self._exits.enter_context(self._out.bar())
-            self._bar.add_task(self._what, total=self._total, info="")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._exits.close()
-
-    def advance(self, *, failed: bool = False) -> None:
-        """Count one item as done."""
-        self._done += 1
-        self._failed += failed
-        now = time.monotonic()
-        rate = self._done / max(now - self._began, 0.001)
-        if self._bar is not None:
-            self._info = f"{self._done}/{'?' if self._total is None else self._total} {rate:.1f}/s"
-            self._info += f" {self._failed} failed" if self._failed else ""
-            self._bar.update(self._bar.task_ids[0], completed=self._done, info=self._info)
-        elif now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            self._print_line(rate)
-
-    def note(self, text: str) -> None:
-        """Show a remark in the bar until the next item is done."""
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], info=f"{self._info} {text}".lstrip())
-
-    def _print_line(self, rate: float) -> None:
-        facts: dict[str, Any] = {"done": self._done, "total": self._total, "failed": self._failed, "rate": rate}
-        words = f"{self._what}: {self._done}"
-        if self._total is not None:
-            facts["seconds_left"] = (self._total - self._done) / rate
-            words += f" of {self._total}, {self._failed} failed"
-        words += f", {rate:.1f} a second"
-        if "seconds_left" in facts:
-            words += f", about {_duration(facts['seconds_left'])} left"
-        self._out.say(words, progress=facts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

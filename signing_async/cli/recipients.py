@@ -8,14 +8,32 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InvalidRequest
-from .command_base import State, command, read_text
+from .command_base import State, command, text_file
 from .exits import code_of_all
-from .output import on_one_line
+from .output import Output, on_one_line
 from .records import recipient_facts
 
 if TYPE_CHECKING:
     from ..client import SigningClient
     from ..models import Recipient
+    from ..recipients import RemindResult
+
+
+def _name_and_value(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise click.BadParameter(f"must have the form NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def _json_object(path: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(text_file(path))
+    except (ValueError, RecursionError):
+        fields = None
+    if not isinstance(fields, dict):
+        raise click.BadParameter(f"{path} does not contain a JSON object")
+    return fields
 
 
 @command("add-recipient", changing=True)
@@ -26,16 +44,26 @@ if TYPE_CHECKING:
 @click.option("--method", "signing_method", default="email", show_default=True, help="email, bankid, approval, ...")
 @click.option("--order", type=int, help="Position in a sequential signing, from 1.")
 @click.option(
-    "--field", "fields", multiple=True, metavar="NAME=VALUE", help="Another field, such as phone. May be repeated."
+    "--field",
+    "fields",
+    multiple=True,
+    type=_name_and_value,
+    metavar="NAME=VALUE",
+    help="Another field, such as phone. May be repeated.",
 )
 @click.option(
     "--fields",
-    "fields_file",
-    type=click.Path(dir_okay=False, allow_dash=True),
+    "from_file",
+    type=_json_object,
+    metavar="FILE",
     help="Other fields as a JSON object in a file (- for standard input), hidden from other users of the machine.",
 )
-def add_recipient(
-    state: State, signing: str, email: str, fields: tuple[str, ...], fields_file: str | None, **named: Any
+async def add_recipient(
+    state: State,
+    signing: str,
+    fields: tuple[tuple[str, str], ...],
+    from_file: dict[str, Any] | None,
+    **named: Any,
 ) -> None:
     """Add a recipient to a draft. Only the recipient's id goes to standard output.
 
@@ -44,42 +72,17 @@ def add_recipient(
       signing-async add-recipient $SIGNING anna@example.com --first-name Anna --last-name Berg --order 1
       signing-async add-recipient $SIGNING bo@example.com --method bankid --field personal_number=198001011234
     """
-    extra = {**_from_file(fields_file), **_from_options(fields)}
-    state.run(_add(state, signing, {"email": email, **named, "extra": extra}))
-
-
-async def _add(state: State, signing_id: str, fields: dict[str, Any]) -> None:
     async with state.client() as client:
-        recipient = await client.recipients.add(signing_id, **fields)
-    state.out.say(f"Added {fields['email']}.")
+        recipient = await client.recipients.add(signing, **named, extra={**(from_file or {}), **dict(fields)})
+    state.out.say(f"Added {named['email']}.")
     state.out.result(recipient_facts(recipient, ()), on_one_line(recipient.id))
-
-
-def _from_options(fields: tuple[str, ...]) -> dict[str, str]:
-    pairs = [field.partition("=") for field in fields]
-    for field, (name, equals, _) in zip(fields, pairs, strict=True):
-        if not equals or not name:
-            raise click.BadParameter(f"must have the form NAME=VALUE, got {field!r}", param_hint="--field")
-    return {name: value for name, _, value in pairs}
-
-
-def _from_file(path: str | None) -> dict[str, Any]:
-    if path is None:
-        return {}
-    try:
-        fields = json.loads(read_text(path, "--fields"))
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict):
-        raise click.BadParameter(f"{path} does not contain a JSON object", param_hint="--fields")
-    return fields
 
 
 @command(changing=True)
 @click.argument("signing")
 @click.argument("recipient", required=False)
 @click.option("--all-pending", is_flag=True, help="All recipients who have not finished.")
-def remind(state: State, signing: str, recipient: str | None, all_pending: bool) -> None:
+async def remind(state: State, signing: str, recipient: str | None, all_pending: bool) -> None:
     """Remind RECIPIENT (an id or an e-mail address), or all who have not finished.
 
     A reminder that fails does not stop the others. A reminder whose response was lost is not repeated: exit code 3.
@@ -91,30 +94,31 @@ def remind(state: State, signing: str, recipient: str | None, all_pending: bool)
     """
     if (recipient is None) is not all_pending:
         raise click.UsageError("use either RECIPIENT or --all-pending")
-    state.run(_remind(state, signing, recipient))
+    from ..recipients import RemindResult
 
-
-async def _remind(state: State, signing_id: str, wanted: str | None) -> None:
     async with state.client() as client:
-        if wanted is None:
-            results = await client.recipients.remind_pending(signing_id)
+        if recipient is None:
+            results = await client.recipients.remind_pending(signing)
         else:
-            recipient = await _find(client, signing_id, wanted)
-            await client.recipients.remind(signing_id, recipient)
-            facts = {"id": recipient.id, "email": recipient.email, "reminded": True}
-            state.out.result(facts, on_one_line(f"Reminded {recipient.email}."))
-            return
-    errors = []
+            found = await _find(client, signing, recipient)
+            await client.recipients.remind(signing, found)
+            results = [RemindResult(found)]
     for result in results:
-        facts = {"id": result.recipient.id, "email": result.recipient.email, "reminded": result.error is None}
-        if result.error is None:
-            state.out.result(facts, on_one_line(f"Reminded {result.recipient.email}."))
-        else:
-            errors.append(result.error)
-            state.out.failed(result.recipient.email, result.error, facts)
+        show_reminder(state.out, result, {"id": result.recipient.id})
     if not results:
         state.out.say("No recipient is pending.")
+    errors = [result.error for result in results if result.error is not None]
     state.end(code_of_all(errors, done=len(results) - len(errors)))
+
+
+def show_reminder(out: Output, result: RemindResult, facts: dict[str, Any], of: str = "") -> None:
+    """Print the outcome of a reminder."""
+    email = result.recipient.email
+    facts = {**facts, "email": email, "reminded": result.error is None}
+    if result.error is None:
+        out.result(facts, on_one_line(f"Reminded {email}{of}."))
+    else:
+        out.failed(email, result.error, facts)
 
 
 async def _find(client: SigningClient, signing_id: str, wanted: str) -> Recipient:

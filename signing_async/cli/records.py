@@ -13,19 +13,9 @@ if TYPE_CHECKING:
 
 def signing_facts(signing: Signing) -> dict[str, Any]:
     """Return a signing's fields, without its documents."""
-    return {
-        **signing.extra,
-        "id": signing.id,
-        "name": signing.name,
-        "state": signing.state.value,
-        "language": signing.language,
-        "signing_order": signing.signing_order,
-        "message": signing.message,
-        "is_draft": signing.is_draft,
-        "is_completed": signing.is_completed,
-        "cancelled_at": signing.cancelled_at,
-        "updated_at": signing.updated_at,
-    }
+    names = ("language", "signing_order", "message", "is_draft", "is_completed", "cancelled_at", "updated_at")
+    facts = {"id": signing.id, "name": signing.name, "state": signing.state.value}
+    return {**signing.extra, **facts, **{name: getattr(signing, name) for name in names}}
 
 
 def document_facts(document: Document) -> dict[str, Any]:
@@ -36,16 +26,16 @@ def document_facts(document: Document) -> dict[str, Any]:
 
 def recipient_facts(recipient: Recipient, done_fields: Iterable[str]) -> dict[str, Any]:
     """Return a recipient's fields, and whether they have finished."""
-    return {
-        **recipient.extra,
-        "id": recipient.id,
-        "email": recipient.email,
-        "first_name": recipient.first_name,
-        "last_name": recipient.last_name,
-        "signing_method": recipient.signing_method,
-        "order": recipient.order,
-        "finished": is_done(recipient, done_fields),
-    }
+    names = ("id", "email", "first_name", "last_name", "signing_method", "order")
+    facts = {name: getattr(recipient, name) for name in names}
+    return {**recipient.extra, **facts, "finished": is_done(recipient, done_fields)}
+
+
+def all_facts(signing: Signing, recipients: Sequence[Recipient], done_fields: Sequence[str]) -> dict[str, Any]:
+    """Return a signing's fields with its documents and recipients."""
+    documents = [document_facts(document) for document in signing.documents]
+    people = [recipient_facts(recipient, done_fields) for recipient in recipients]
+    return {**signing_facts(signing), "documents": documents, "recipients": people}
 
 
 def is_done(recipient: Recipient, done_fields: Iterable[str]) -> bool:

@@ -13,7 +13,7 @@ import click
 
 from ..errors import ConfigurationError, InvalidSignature, MalformedEvent, TransportError
 from ..webhooks import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, WebhookVerifier, diagnose
-from .command_base import Seconds, State, command, common_options, read_bytes, read_text
+from .command_base import Seconds, State, command, common_options, read_bytes, shared_options, text_file
 from .output import on_one_line
 
 if TYPE_CHECKING:
@@ -30,7 +30,13 @@ SCHEMES = {
 }
 
 T = TypeVar("T")
-Command = Callable[..., None]
+
+
+def _name_and_value(header: str) -> tuple[str, str]:
+    name, colon, value = header.partition(":")
+    if not colon or not name.strip():
+        raise click.BadParameter(f"must have the form 'NAME: VALUE', got {header!r}")
+    return name.strip(), value.strip()
 
 
 @click.group(params=list(common_options()))
@@ -46,50 +52,48 @@ def webhook() -> None:
     """
 
 
-def _secret_option(command: Command) -> Command:
-    return click.option(
+_sender_options = shared_options(
+    click.option(
         "--secret",
         "source",
         metavar="SOURCE",
         help=f"Source of the secret: env:NAME, file:PATH, or - for standard input. [default: env:{SECRET_VARIABLE}]",
-    )(command)
-
-
-def _scheme_option(command: Command) -> Command:
-    return click.option(
+    ),
+    click.option(
         "--scheme",
         type=click.Choice(sorted(SCHEMES)),
         default="default",
         show_default=True,
+        callback=lambda _, __, name: SCHEMES[name],
         help="How the sender signs.",
-    )(command)
-
-
-def _delivery_options(command: Command) -> Command:
-    command = click.option(
+    ),
+)
+_delivery_options = shared_options(
+    click.argument("body", type=click.Path(exists=True, dir_okay=False, allow_dash=True)),
+    click.option("--signature", metavar="VALUE", help="The value of the signature header."),
+    click.option(
         "-H",
         "--header",
         "headers",
         multiple=True,
+        type=_name_and_value,
         metavar="'NAME: VALUE'",
         help="A header of the delivery. May be repeated.",
-    )(command)
-    command = click.option("--signature", metavar="VALUE", help="The value of the signature header.")(command)
-    return click.argument("body", type=click.Path(exists=True, dir_okay=False, allow_dash=True))(command)
+    ),
+    _sender_options,
+)
 
 
 @command()
 @_delivery_options
-@_secret_option
-@_scheme_option
 @click.option("--any-age", is_flag=True, help="Accept a signed timestamp of any age. A saved delivery may be old.")
 def verify(
     state: State,
     body: str,
     signature: str | None,
-    headers: tuple[str, ...],
+    headers: tuple[tuple[str, str], ...],
     source: str | None,
-    scheme: str,
+    scheme: Scheme,
     any_age: bool,
 ) -> None:
     """Verify the delivery saved in the file BODY (- for standard input).
@@ -100,21 +104,20 @@ def verify(
 
     Exit code 0: the signature is valid. 1: it is not. 2: wrong usage.
     """
-    selected = replace(SCHEMES[scheme], tolerance=math.inf) if any_age else SCHEMES[scheme]
-    pairs = _parse_headers(headers)
-    if signature is None and not any(str(name).lower() == selected.header.lower() for name, _ in pairs):
-        raise click.UsageError(f"no signature: use --signature VALUE, or --header '{selected.header}: VALUE'")
+    if signature is None and not any(name.lower() == scheme.header.lower() for name, _ in headers):
+        raise click.UsageError(f"no signature: use --signature VALUE, or --header '{scheme.header}: VALUE'")
     secret = _load_secret(state, source, body)
-    verifier = _as_usage_error(lambda: WebhookVerifier(secret, selected))
-    content = read_bytes(body, "BODY")
+    scheme = replace(scheme, tolerance=math.inf) if any_age else scheme
+    verifier = _as_usage_error(lambda: WebhookVerifier(secret, scheme))
+    content = read_bytes(body)
     try:
-        verifier.verify(content, signature, headers=pairs)
+        verifier.verify(content, signature, headers=headers)
     except InvalidSignature as error:
         facts = {"valid": False, "reason": error.reason, "message": str(error)}
         state.out.result(facts, f"not valid: {error}", "red")
         state.end(1)
     try:
-        event = verifier.parse(content, signature, headers=pairs)
+        event = verifier.parse(content, signature, headers=headers)
     except MalformedEvent as error:
         facts = {"valid": True, "event": None, "message": str(error)}
         state.out.result(facts, f"valid signature, but not an event: {error}", "yellow")
@@ -126,10 +129,13 @@ def verify(
 
 @command()
 @_delivery_options
-@_secret_option
-@_scheme_option
 def doctor(
-    state: State, body: str, signature: str | None, headers: tuple[str, ...], source: str | None, scheme: str
+    state: State,
+    body: str,
+    signature: str | None,
+    headers: tuple[tuple[str, str], ...],
+    source: str | None,
+    scheme: Scheme,
 ) -> None:
     """Explain why the delivery saved in BODY does not verify.
 
@@ -143,23 +149,16 @@ def doctor(
     Exit code 0: the delivery verifies. 1: it does not, and the cause is shown. 2: wrong usage. 3: no cause was found.
     """
     secret = _load_secret(state, source, body, keep_line_end=True)
-    diagnosis = diagnose(
-        secret, read_bytes(body, "BODY"), signature, headers=_parse_headers(headers), scheme=SCHEMES[scheme]
-    )
-    facts = {
-        "accepted": diagnosis.accepted,
-        "explained": diagnosis.explained,
-        "findings": list(diagnosis.findings),
-    }
-    colour, code = ("green", 0) if diagnosis.accepted else ("yellow", 1) if diagnosis.explained else ("red", 3)
-    state.out.result(facts, str(diagnosis), colour)
+    found = diagnose(secret, read_bytes(body), signature, headers=headers, scheme=scheme)
+    facts = {"accepted": found.accepted, "explained": found.explained, "findings": list(found.findings)}
+    colour, code = ("green", 0) if found.accepted else ("yellow", 1) if found.explained else ("red", 3)
+    state.out.result(facts, str(found), colour)
     state.end(code)
 
 
 @command()
 @click.argument("url")
-@_secret_option
-@_scheme_option
+@_sender_options
 @click.option("--event-type", default="webhook.check", show_default=True, help="The type of the events to send.")
 @click.option(
     "--slow-limit",
@@ -176,7 +175,7 @@ def doctor(
     help="Size of the over-long body in bytes.",
 )
 @click.option("--plain-http", is_flag=True, help="Allow plain http to another machine.")
-def check(state: State, url: str, source: str | None, scheme: str, **options: Any) -> None:
+def check(state: State, url: str, source: str | None, **options: Any) -> None:
     """Check how your endpoint handles valid and invalid deliveries.
 
     If the URL redirects or is not found, the check says so and stops. The endpoint receives a few valid events of a
@@ -190,17 +189,21 @@ def check(state: State, url: str, source: str | None, scheme: str, **options: An
     """
     from ..webhooks.check import check_receiver
 
-    async def run() -> list[CheckResult]:
-        results = []
-        async for result in check_receiver(url, secret, scheme=SCHEMES[scheme], **options):
+    results: list[CheckResult] = []
+
+    async def run() -> None:
+        async for result in check_receiver(url, secret, **options):
             results.append(result)
             if not state.json:
-                _print_result(state, result)
-        return results
+                verdict, colour = ("ok  ", "green") if result.ok else ("FAIL", "red")
+                line = f"{verdict}  {result.name:<20} {result.got} in {result.seconds * 1000:.0f} ms"
+                state.out.result({}, line, colour)
+                if not result.ok:
+                    state.out.text(f"      expected {result.expected}: {on_one_line(result.advice)}")
 
     secret = _load_secret(state, source)
     try:
-        results = _as_usage_error(lambda: state.run(run()))
+        _as_usage_error(lambda: state.run(run()))
     except TransportError as error:
         if state.json:
             state.out.result({"url": url, "ok": False, "message": str(error)})
@@ -214,14 +217,6 @@ def check(state: State, url: str, source: str | None, scheme: str, **options: An
     state.end(1 if failed else 0)
 
 
-def _print_result(state: State, result: CheckResult) -> None:
-    verdict, colour = ("ok  ", "green") if result.ok else ("FAIL", "red")
-    line = f"{verdict}  {result.name:<20} {result.got} in {result.seconds * 1000:.0f} ms"
-    state.out.result({}, line, colour)
-    if not result.ok:
-        state.out.text(f"      expected {result.expected}: {on_one_line(result.advice)}")
-
-
 def _as_usage_error(call: Callable[[], T]) -> T:
     try:
         return call()
@@ -229,41 +224,24 @@ def _as_usage_error(call: Callable[[], T]) -> T:
         raise click.UsageError(str(error)) from None
 
 
-def _parse_headers(headers: tuple[str, ...]) -> list[tuple[str | bytes, str | bytes]]:
-    pairs: list[tuple[str | bytes, str | bytes]] = []
-    for header in headers:
-        name, colon, value = header.partition(":")
-        if not colon or not name.strip():
-            raise click.BadParameter(f"must have the form 'NAME: VALUE', got {header!r}", param_hint="--header")
-        pairs.append((name.strip(), value.strip()))
-    return pairs
-
-
 def _load_secret(state: State, source: str | None, body: str = "", *, keep_line_end: bool = False) -> str:
     kind, _, rest = (source or f"env:{SECRET_VARIABLE}").partition(":")
     if source == "-" and body == "-":
         raise click.UsageError("standard input can be either the body or the secret, not both")
     if source == "-" or (kind == "file" and rest):
-        text = read_text(rest or "-", "--secret")
+        text = text_file(rest or "-")
         return text if keep_line_end else text.removesuffix("\n").removesuffix("\r")
-    if kind == "env" and rest:
-        return _secret_from_variable(state, rest)
-    raise click.BadParameter(
-        "every process can read a secret on the command line: use env:NAME, file:PATH, or -",
-        param_hint="--secret",
-    )
-
-
-def _secret_from_variable(state: State, name: str) -> str:
-    if name in os.environ:
-        return os.environ[name]
-    configured = state.settings.webhook_secret if name == SECRET_VARIABLE else None
-    if configured is not None:
-        return configured
-    if name == SECRET_VARIABLE and sys.stdin.isatty():
-        secret: str = click.prompt("Webhook secret", hide_input=True, err=True)
-        return secret
-    raise click.UsageError(f"no secret: set {name}, or use --secret with env:NAME, file:PATH, or -")
+    if kind != "env" or not rest:
+        problem = "every process can read a secret on the command line: use env:NAME, file:PATH, or -"
+        raise click.BadParameter(problem, param_hint="--secret")
+    secret = os.environ.get(rest)
+    if secret is None and rest == SECRET_VARIABLE:
+        secret = state.settings.webhook_secret
+        if secret is None and sys.stdin.isatty():
+            secret = click.prompt("Webhook secret", hide_input=True, err=True)
+    if secret is None:
+        raise click.UsageError(f"no secret: set {rest}, or use --secret with env:NAME, file:PATH, or -")
+    return secret
 
 
 for _command in (verify, doctor, check):

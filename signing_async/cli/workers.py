@@ -25,21 +25,6 @@ QUIET = 30.0
 
 
 @attrs.frozen
-class WaitPolicy:
-    """How long to wait for the broker and the workers, and how to warn of a delay."""
-
-    timeout: float | None
-    """In seconds, for an unavailable broker and for the workers; None: no limit."""
-    for_outcomes: bool
-    """Whether to wait for the workers, and not only for the broker."""
-    warn: Callable[[str], None]
-
-    def has_expired(self, began: float) -> bool:
-        """Return whether a wait has lasted longer than the timeout; ``began`` is its start (`time.monotonic`)."""
-        return self.timeout is not None and time.monotonic() - began >= self.timeout
-
-
-@attrs.frozen
 class Enqueued:
     """A package that workers will send."""
 
@@ -63,7 +48,9 @@ class WorkerError(Exception):
 
 
 @asynccontextmanager
-async def workers(url: str, journal: str, max_pdf_bytes: int, policy: WaitPolicy) -> AsyncIterator[Workers]:
+async def workers(
+    url: str, journal: str, max_pdf_bytes: int, timeout: float | None, warn: Callable[[str], None], *, wait: bool
+) -> AsyncIterator[Workers]:
     """Connect to the workers' broker."""
     if "://" not in journal:
         raise InvalidRequest("--broker: needs a journal that all workers can reach: --journal postgresql://...")
@@ -72,15 +59,28 @@ async def workers(url: str, journal: str, max_pdf_bytes: int, policy: WaitPolicy
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"--broker: {error}") from None
     async with enqueuing(redis_streams(url), max_pdf_bytes=max_pdf_bytes) as enqueue:
-        yield Workers(enqueue, policy)
+        yield Workers(enqueue, timeout, warn, wait=wait)
 
 
 class Workers:
-    """Replaces the part of a client that `dispatch` uses: workers send the packages."""
+    """Replaces the part of a client that `dispatch` uses: workers send the packages.
 
-    def __init__(self, enqueue: Callable[[SigningPackage], Awaitable[Any]], policy: WaitPolicy) -> None:
+    ``timeout`` limits the wait for an unavailable broker and for the workers. Without ``wait``, a package is done when
+    it was enqueued. ``warn`` is called with a text about each delay.
+    """
+
+    def __init__(
+        self,
+        enqueue: Callable[[SigningPackage], Awaitable[Any]],
+        timeout: float | None,
+        warn: Callable[[str], None],
+        *,
+        wait: bool,
+    ) -> None:
         self._enqueue = enqueue
-        self._policy = policy
+        self._timeout = timeout
+        self._warn = warn
+        self._wait = wait
 
     @asynccontextmanager
     async def dispatch_many(
@@ -99,16 +99,18 @@ class Workers:
             try:
                 enqueued = await self._enqueue_through_outage(package)
             except SigningError as error:
-                if error.client_wide:
-                    ended_by = error
+                ended_by = error if error.client_wide else None
                 yield DispatchFailure(package, None, error)
                 continue
-            if self._policy.for_outcomes:
+            if self._wait:
                 pending[enqueued] = package
             else:
                 yield Enqueued(package)
-        async for result in self._outcomes(pending, self._policy):
+        async for result in self._outcomes(pending):
             yield result
+
+    def _has_expired(self, began: float) -> bool:
+        return self._timeout is not None and time.monotonic() - began >= self._timeout
 
     async def _enqueue_through_outage(self, package: SigningPackage) -> Any:
         """Enqueue a package. Wait out an outage of the broker; raise its error when the timeout expires."""
@@ -117,21 +119,21 @@ class Workers:
             try:
                 return await self._enqueue(package)
             except SigningError as error:
-                if self._policy.has_expired(began) or error.fatal or not error.client_wide:
+                if self._has_expired(began) or error.fatal or not error.client_wide:
                     if is_outage:  # an earlier attempt may have enqueued the package
                         raise amended(error, effect="unknown") from error.__cause__
                     raise
                 if not is_outage:
-                    self._policy.warn(f"{error}; waiting for it")
+                    self._warn(f"{error}; waiting for it")
                 is_outage = True
             await asyncio.sleep(POLL)
 
-    async def _outcomes(self, pending: dict[Any, SigningPackage], policy: WaitPolicy) -> AsyncIterator[WorkerResult]:
+    async def _outcomes(self, pending: dict[Any, SigningPackage]) -> AsyncIterator[WorkerResult]:
         began = last_outcome = time.monotonic()
         is_timeout = is_outage = False
         while pending and not is_timeout:
             now = time.monotonic()
-            is_timeout = policy.has_expired(began)
+            is_timeout = self._has_expired(began)
             for enqueued in list(pending)[: None if is_timeout else BATCH]:
                 try:
                     outcome = await enqueued.outcome()
@@ -141,23 +143,21 @@ class Workers:
                             yield DispatchFailure(package, None, error)
                         return
                     if not is_outage:
-                        policy.warn(f"{error}; waiting for it")
+                        self._warn(f"{error}; waiting for it")
                     is_outage = True
                     break
                 is_outage = False
                 if outcome is not None:
                     last_outcome = now
-                    yield _result(pending.pop(enqueued), outcome)
+                    package = pending.pop(enqueued)
+                    if outcome.error is None:
+                        yield DispatchSuccess(package, Signing(outcome.signing))
+                    else:
+                        yield DispatchFailure(package, None, WorkerError(outcome))
             if now - last_outcome >= QUIET:
-                policy.warn(f"no worker has reported for {now - last_outcome:.0f} s; packages pending: {len(pending)}")
+                self._warn(f"no worker has reported for {now - last_outcome:.0f} s; packages pending: {len(pending)}")
                 last_outcome = now
             await asyncio.sleep(POLL)
         for package in pending.values():
-            message = f"no worker reported within {policy.timeout:g} s: the package may still be sent"
+            message = f"no worker reported within {self._timeout:g} s: the package may still be sent"
             yield DispatchFailure(package, None, WaitTimeout(message, effect="unknown"))
-
-
-def _result(package: SigningPackage, outcome: Any) -> WorkerResult:
-    if outcome.error is None:
-        return DispatchSuccess(package, Signing(outcome.signing))
-    return DispatchFailure(package, None, WorkerError(outcome))

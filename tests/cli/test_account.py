@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
-import logging
 import os
 import re
 import socket
 import stat
-import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import pytest
 
-from signing_async import AuthError, FileTokenStore, SigningClient, Token
+from signing_async import FileTokenStore, SigningClient, Token
 from signing_async.auth.oauth import OAuth
 from signing_async.cli import account
 from signing_async.cli.callback import is_loopback
-from signing_async.sandbox.accounts import redirect_with
-from signing_async.settings import Settings
 from tests.cli.browser import agree
 from tests.cli.conftest import Run
 from tests.cli.service import Service
-from tests.cli.terminal import COMMAND, ROOT, Terminal
+from tests.cli.terminal import Terminal
 
 SSH = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")
 BROWSER = f"{sys.executable} {Path(__file__).parent / 'browser.py'} %s"
@@ -203,69 +197,6 @@ def test_request_without_the_state_does_not_end_the_login(
     assert (ran.code, statuses) == (0, [b"400"]), ran.err
 
 
-@pytest.mark.parametrize(
-    "request_line", ["GET /callback HTTP/9.9", "GET /callback HTTP/1.1\r\nbad header", f"GET /?{'a' * 9000} HTTP/1.1"]
-)
-def test_malformed_request_is_refused_without_a_log_record(
-    request_line: str,
-    run: Run,
-    app: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    statuses: list[bytes] = []
-
-    def visit(address: str) -> str:
-        port = urlsplit(app["SIGNING_REDIRECT_URI"]).port or 0
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-            connection.sendall(f"{request_line}\r\n\r\n".encode())
-            statuses.append(connection.recv(4096).split()[1])
-        return agree(address)
-
-    browse_with(monkeypatch, visit)
-    ran = run("login")
-    assert (ran.code, statuses) == (0, [b"400"]), ran.err
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-@pytest.mark.parametrize("arguments", [["login"], ["login", "--no-browser"]])
-@pytest.mark.parametrize("pkce", [True, False])
-def test_login_uses_pkce_unless_assumptions_disable_it(
-    arguments: list[str],
-    pkce: bool,
-    run: Run,
-    app: dict[str, str],
-    service: Service,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "assumptions.toml").write_text(f"pkce = {str(pkce).lower()}\n")
-    monkeypatch.setenv("SIGNING_ASSUMPTIONS", str(tmp_path / "assumptions.toml"))
-    asked: list[dict[str, str]] = []
-    ask = OAuth.authorization_request
-
-    def request(oauth: OAuth, **settings: Any) -> Any:
-        made = ask(oauth, **settings)
-        asked.append(dict(parse_qsl(urlsplit(made.url).query)))
-        return made
-
-    class Pasted(io.StringIO):
-        def readline(self, size: int | None = -1) -> str:
-            (made,) = service.do(lambda: service.sandbox.apps)
-            query = asked[0]
-            code = service.do(service.sandbox.accounts.authorize, made, challenge=query.get("code_challenge"))
-            return redirect_with(made, code=code, state=query["state"]) + "\n"
-
-    monkeypatch.setattr(OAuth, "authorization_request", request)
-    monkeypatch.setattr(sys, "stdin", Pasted())
-    browse_with(monkeypatch, agree)
-    ran = run(*arguments)
-    assert ran.code == 0, ran.err
-    assert asked[0].get("code_challenge_method") == ("S256" if pkce else None)
-    kept = service.do(service.sandbox._database.value, "SELECT challenge FROM codes")
-    assert kept == asked[0].get("code_challenge")
-
-
 def test_denied_access_is_exit_code_4_and_shown_in_browser_and_terminal(
     run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,15 +287,6 @@ def test_login_opens_no_browser_over_ssh_or_without_display(
         assert visited == []
 
 
-@pytest.mark.parametrize("path", ["a{b", "{x}", ""])
-def test_login_works_with_unusual_redirect_path(
-    path: str, run: Run, service: Service, monkeypatch: pytest.MonkeyPatch, pages: list[str]
-) -> None:
-    register_app(service, monkeypatch, f"http://127.0.0.1:{free_port()}/{path}")
-    ran = run("login", "--wait", "5")
-    assert ran.code == 0, ran.err
-
-
 @pytest.mark.parametrize(
     ("redirect_uri", "shown"),
     [
@@ -435,19 +357,6 @@ def test_login_without_browser_prompts_for_callback_url_and_checks_its_state(
     ended = terminal.end()
     assert ended.code == 0, ended.text
     assert "Logged in at" in ended.text
-
-
-def test_undecodable_standard_input_is_an_error_without_traceback(app: dict[str, str]) -> None:
-    ran = subprocess.run(
-        [*COMMAND, "login", "--no-browser"],
-        input=b"\xff\n",
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8:strict"},
-        capture_output=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode in (2, 4)
-    assert b"Traceback" not in ran.stderr
 
 
 def test_login_with_remote_redirect_uri_reads_code_from_stdin_and_refuses_forged_state(
@@ -547,40 +456,6 @@ def test_logout_removes_the_token_and_says_that_the_service_was_not_told(
     assert run("logout").out == f"Not logged in at {service.sandbox.base_url}\n"
 
 
-def test_refresh_after_logout_fails_and_does_not_restore_the_token_file(
-    run: Run, app: dict[str, str], service: Service, pages: list[str]
-) -> None:
-    run("login")
-    (kept,) = Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")
-
-    async def work() -> None:
-        async with Settings.load().oauth() as oauth:
-            await oauth.access_token()
-            ran = await asyncio.to_thread(run, "logout")
-            assert ran.code == 0
-            with pytest.raises(AuthError, match="was removed from its store"):
-                await oauth.refresh()
-
-    asyncio.run(work())
-    assert not kept.exists()
-    assert len(service.do(lambda: service.sandbox.requests_of("oauth.token"))) == 1
-
-
-def test_access_token_of_the_environment_is_not_sent_to_another_tenant(run: Run) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        other.setblocking(False)
-        ran = run("me", "--base-url", f"http://127.0.0.1:{other.getsockname()[1]}")
-        assert ran.code == 2
-        assert (
-            f"not used: SIGNING_ACCESS_TOKEN in the environment, which belong to {os.environ['SIGNING_BASE_URL']}"
-            in ran.err
-        )
-        with pytest.raises(BlockingIOError):
-            other.accept()
-
-
 def test_token_file_with_other_content_is_neither_overwritten_nor_removed(
     run: Run, app: dict[str, str], pages: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -593,14 +468,6 @@ def test_token_file_with_other_content_is_neither_overwritten_nor_removed(
         assert "lease.pdf holds no token; it was not changed" in ran.err
     assert (tmp_path / "lease.pdf").read_bytes() == b"%PDF-1.7 and so on"
     assert pages == []
-
-
-def test_login_and_logout_warn_that_an_access_token_is_set(
-    run: Run, app: dict[str, str], service: Service, pages: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SIGNING_ACCESS_TOKEN", service.do(service.sandbox.access_token))
-    assert "is used instead of the login" in run("login").err
-    assert "is still set" in run("logout").err
 
 
 def test_logout_fails_when_the_token_file_stays_locked(

@@ -9,22 +9,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any, ClassVar
-from urllib.parse import quote
 
 import pytest
 
 from signing_async import archive
-from signing_async.errors import AuthError
 from tests.archive.s3_server import CREDENTIALS, S3Server
 from tests.cli.conftest import Run
 from tests.cli.service import Service, listening
 from tests.cli.terminal import COMMAND, ROOT
-from tests.pdfs import make_pdf
 
 Complete = Callable[..., list[str]]
 # The process that runs the tests may ignore it, as in the background of a shell.
@@ -77,15 +72,6 @@ def test_every_document_is_archived_once_and_the_folder_verifies(
     assert "the archive matches its manifest. Head: " in ran.out
 
 
-def test_json_has_a_line_for_each_document(run: Run, complete: Complete) -> None:
-    (signing,) = complete(1)
-    ran = run("archive", "contracts", "--json")
-    *documents, summary = ran.lines
-    assert [document["signing"] for document in documents] == [signing] * 2
-    assert all(document["sha256"] and document["path"] for document in documents)
-    assert summary["summary"]["archived"] == 2
-
-
 def test_filters_select_signings(run: Run, complete: Complete) -> None:
     complete(1, "Lease")
     complete(1, "Loan")
@@ -126,12 +112,6 @@ def test_verify_of_what_is_no_archive_is_wrong_usage(run: Run, tmp_path: Path) -
         assert (ran.code, "is not an archive" in ran.err) == (2, True)
 
 
-def test_folder_named_like_a_command_is_archived_by_its_path(run: Run, complete: Complete, tmp_path: Path) -> None:
-    complete(1)
-    assert run("archive", "./verify").code == 0
-    assert len(list((tmp_path / "verify").rglob("*.pdf"))) == 2
-
-
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -160,19 +140,6 @@ def test_option_of_archive_before_a_command_is_wrong_usage(
     name = next(one for one in arguments if one in ("status", "verify"))
     assert (ran.code, list(tmp_path.iterdir())) == (2, [])
     assert f'put options after "{name}"; for a folder of that name use ./{name}' in " ".join(ran.err.split())
-
-
-def test_options_may_come_before_the_folder(run: Run, complete: Complete) -> None:
-    complete(1)
-    assert run("archive", "--json", "--name", "Lease *", "contracts").lines[-1]["summary"]["archived"] == 2
-    assert run("archive", "--json", "verify", "contracts").lines[-1]["summary"]["ok"] is True
-
-
-def test_help_shows_the_options_and_the_commands(run: Run) -> None:
-    shown = run("archive", "--help").out
-    for part in ("FOLDER|s3://BUCKET/PREFIX", "--follow", "--since", "verify", "status", "Example:"):
-        assert part in shown
-    assert "--follow" in run("archive", "contracts", "--help").out
 
 
 def test_failed_document_is_reported_and_the_others_are_archived(
@@ -223,50 +190,6 @@ def test_document_that_is_not_yet_sealed_is_counted_and_is_no_failure(
         assert "0 documents were archived (0 bytes), 0 failed. 1 not yet sealed: a later run fetches them." in ran.out
         ran = run("archive", "status")
         assert (ran.code, "not sealed" in ran.out, "lease.pdf" in ran.out) == (9, True, True)
-
-
-class _LateSeal(_Unsealed):
-    """A service whose downloads get these statuses, one after another."""
-
-    statuses: ClassVar[list[int]] = []
-
-    def do_GET(self) -> None:
-        if not self.path.endswith("/download-signed"):
-            super().do_GET()
-            return
-        status = self.statuses.pop(0)
-        self.send_response(status)
-        self.end_headers()
-        self.wfile.write(make_pdf() if status == 200 else b"{}")
-
-
-@pytest.mark.parametrize("before", [(400, 400), (404, 404), (400, 404)])
-def test_document_archived_by_a_later_sweep_is_neither_failed_nor_unsealed_in_the_summary(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, before: tuple[int, ...]
-) -> None:
-    monkeypatch.setattr(_LateSeal, "statuses", [*before, 200])
-    with listening(_LateSeal) as origin:
-        following = subprocess.Popen(
-            [*COMMAND, "archive", "contracts", "--follow", "--every", "1", "--json"],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "SIGNING_BASE_URL": origin},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=END_ON_SIGINT,
-        )
-        assert following.stdout is not None
-        while "sha256" not in json.loads(following.stdout.readline()):
-            pass
-        following.send_signal(signal.SIGINT)
-        out, _ = following.communicate(timeout=30)
-    summary = json.loads(out.splitlines()[-1])["summary"]
-    assert (summary["archived"], summary["failed"], summary["not_yet_sealed"]) == (1, 0, 0)
-
-
-def test_missing_token_is_exit_code_4(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "wrong")
-    assert run("archive", "contracts").code == 4
 
 
 def test_follow_archives_what_is_completed_later_and_ends_cleanly(
@@ -338,15 +261,6 @@ def test_reminders_that_fail_end_a_single_run_with_the_error(
     service.do(service.sandbox.faults.add, "recipients.list", "500", times=None)
     ran = run("archive", "contracts", "--remind-after", "0d")
     assert (ran.code, "HTTP 500" in ran.err) == (1, True)
-
-
-def test_token_that_is_rejected_for_reminders_ends_a_single_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def rejected(*_: object, **__: object) -> None:
-        raise AuthError("the token is rejected")
-
-    monkeypatch.setattr("signing_async.archive.archive_status", rejected)
-    ran = run("archive", "contracts", "--remind-after", "0d")
-    assert (ran.code, "the token is rejected" in ran.err) == (4, True)
 
 
 def test_failures_beyond_the_first_twenty_are_counted_and_not_shown(
@@ -450,46 +364,6 @@ def test_archive_in_s3_is_archived_and_verified(
     assert run("archive", "verify", to, "--json").lines[-1]["summary"]["documents"] == 4
 
 
-@pytest.mark.parametrize("change", ["removed first", "removed", "shorter", "longer", "shorter last"])
-def test_changed_part_of_a_manifest_in_s3_is_a_finding(
-    run: Run, complete: Complete, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, change: str
-) -> None:
-    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": s3_server.url}.items():
-        monkeypatch.setenv(name, value)
-    bucket = s3_server.new_bucket()
-    for _ in range(3):
-        complete(1)
-        assert run("archive", f"s3://{bucket}", "--journal", "s3.journal").code == 0
-    listed = s3_server.request("GET", f"{bucket}?list-type=2")[0].decode()
-    parts = sorted(re.findall(r"manifest\.jsonl/\d{20}\.part", listed))
-    assert len(parts) >= 3
-    part = f"{bucket}/{parts[{'removed first': 0, 'shorter last': -1}.get(change, 1)]}"
-    content = s3_server.request("GET", part)[0]
-    if change.startswith("removed"):
-        s3_server.request("DELETE", part)
-    else:
-        s3_server.request("PUT", part, content + b"{}\n" if change == "longer" else content[:-9])
-    ran = run("archive", "verify", f"s3://{bucket}", "--json")
-    assert (ran.code, ran.lines[-1]["summary"]["ok"]) == (7, False)
-
-
-def test_objects_of_an_archive_in_s3_are_retained(
-    run: Run, complete: Complete, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {**CREDENTIALS, "AWS_ENDPOINT_URL": s3_server.url}.items():
-        monkeypatch.setenv(name, value)
-    complete(1)
-    bucket = s3_server.new_bucket(versioned=True)
-    lock = ("--object-lock", "GOVERNANCE", "30")
-    ran = run("archive", f"s3://{bucket}", "--journal", "s3.journal", *lock, "--json")
-    assert ran.lines[-1]["summary"]["archived"] == 2
-    for key in (f"manifest.jsonl/{0:020}.part", ran.lines[0]["path"]):
-        headers = s3_server.request("GET", f"{bucket}/{quote(key)}")[1]
-        assert headers["x-amz-object-lock-mode"] == "GOVERNANCE"
-        retained = datetime.fromisoformat(headers["x-amz-object-lock-retain-until-date"])
-        assert timedelta(days=29) < retained - datetime.now(UTC) < timedelta(days=31)
-
-
 def test_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "aiobotocore.session", None)
     monkeypatch.delitem(sys.modules, "signing_async.archive.s3", raising=False)
@@ -518,11 +392,3 @@ def test_bad_argument_is_refused(run: Run, tmp_path: Path, arguments: tuple[str,
     ran = run("archive", *arguments)
     assert ran.code == 2
     assert message in " ".join(ran.err.split())
-
-
-def test_default_journal_is_not_part_of_the_archive(run: Run, complete: Complete, tmp_path: Path) -> None:
-    complete(1)
-    run("archive", "contracts")
-    assert (tmp_path / "contracts" / ".journal").exists()
-    names: list[Any] = [line.get("finding") for line in run("archive", "verify", "contracts", "--json").lines]
-    assert names == [None]

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import errno
 import json
-import logging
 import os
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
 
-from signing_async.cli.command_base import State
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 
@@ -37,20 +33,6 @@ def test_errors_as_json_go_to_standard_error_with_type_and_exit_code(
         assert (ran.error["type"], ran.error["exit_code"]) == (kind, code)
         assert ran.error["message"]
         assert kind != "NotFound" or ran.error["request_id"].startswith("req_")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that cannot be read at its start")
-@pytest.mark.parametrize(
-    "arguments", [("webhook", "verify", "body", "--signature", "x"), ("webhook", "doctor", "body"), ("list",)]
-)
-def test_settings_that_the_disk_fails_to_read_are_a_failure_and_not_wrong_usage(
-    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
-) -> None:
-    Path("body").write_bytes(b"{}")
-    monkeypatch.setenv("SIGNING_CONFIG", "/proc/self/mem")
-    ran = run(*arguments)
-    assert (ran.code, ran.out) == (1, "")
-    assert "/proc/self/mem cannot be read: Input/output error" in ran.err
 
 
 @pytest.mark.parametrize(
@@ -101,18 +83,6 @@ def test_verbose_shows_status_time_request_id_error_and_delay_of_each_attempt(
     assert "no response" in run("me", "-v", "--timeout", "0.1").err
 
 
-def test_package_warnings_are_printed_while_a_client_is_open(capfd: pytest.CaptureFixture[str]) -> None:
-    log = logging.getLogger("signing_async")
-    before = list(log.handlers)
-    for as_json, expected in ((False, "Warning: a refresh failed\n"), (True, '{"warning": "a refresh failed"}\n')):
-        state = State()
-        state.json = as_json
-        with state._print_warnings():
-            log.warning("a %s failed", "refresh")
-        assert capfd.readouterr().err == expected
-    assert log.handlers == before
-
-
 @pytest.mark.parametrize(
     "arguments", ["watch x --for", "watch x --poll", "login --wait", "webhook check x --slow-limit"]
 )
@@ -121,10 +91,3 @@ def test_options_in_seconds_refuse_nan_negative_numbers_and_text(arguments: str,
         ran = run(*arguments.split(), text)
         assert (ran.code, ran.out) == (2, "")
         assert re.search(rf"'{arguments.split()[-1]}': .*{text}", ran.err)
-
-
-def test_end_exits_with_a_code_and_returns_for_0() -> None:
-    State().end(0)
-    with pytest.raises(click.exceptions.Exit) as caught:
-        State().end(3)
-    assert caught.value.exit_code == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 
-import click
 import pytest
 
 from signing_async.cli import app as cli
@@ -56,7 +55,3 @@ def test_completion_works_without_extras_and_imports_no_command(
         printed = capfd.readouterr()
         assert (candidate in printed.out.splitlines(), printed.err) == (bool(candidate), "")
     assert "signing_async.cli.dispatch" not in sys.modules
-
-
-def test_command_names_are_listed_without_importing_the_commands() -> None:
-    assert cli.group.list_commands(click.Context(cli.group)) == sorted(cli.COMMANDS)

@@ -13,22 +13,18 @@ from email.utils import format_datetime
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 import trustme
 from aiohttp import web
 
 from signing_async import (
     Assumptions,
-    AuthError,
-    MemoryTokenStore,
-    OAuth,
     RetryPolicy,
     SigningClient,
     SigningError,
 )
 from signing_async.cli.doctor import NO_SUCH, Examination, Finding
-from signing_async.sandbox import Profile, Sandbox
+from signing_async.sandbox import Profile
 from tests.cli.conftest import Ran, Run
 from tests.cli.service import Service, running
 from tests.cli.terminal import ROOT, piped
@@ -119,30 +115,6 @@ def test_written_assumptions_make_a_client_work(service: Service, run: Run, tmp_
 _SETUP = ("signings.create", "signings.send", "documents.upload", "recipients.add", "recipients.remind")
 
 
-NEEDED = ["numeric", "cursors of another name", "items of another name", "a cursor at the top", "signed elsewhere"]
-
-
-@pytest.mark.parametrize("service", [PROFILES[name] for name in NEEDED], ids=NEEDED, indirect=True)
-def test_default_assumptions_do_not_work_with_these_profiles(service: Service) -> None:
-    """Otherwise the test above would prove nothing."""
-    try:
-        names = listed(service, Assumptions())
-        works = sorted(names) == ["one", "three", "two"] and pending(service, Assumptions()) == 0
-    except SigningError:
-        works = False
-    limit = service.sandbox.profile.limit_param != "limit"
-    assert not works or limit
-
-
-@pytest.mark.parametrize("service", [Profile(pagination="bare")], ids=["bare"], indirect=True)
-def test_unlimitable_list_is_reported_and_changes_no_assumption(service: Service, run: Run) -> None:
-    ran = run("doctor", "--json")
-    found = checks(ran)
-    assert found["page size"]["state"] == "warning"
-    assert found["next page"]["state"] == "unknown"
-    assert found["client"]["pages"] == 1
-
-
 def test_help_example_runs_and_does_not_replace_its_file_without_force(run: Run, tmp_path: Path) -> None:
     _, _, example = run("doctor", "--help").out.partition("Example:\n")
     line = example.splitlines()[0].split()[1:]
@@ -165,18 +137,6 @@ def test_sample_in_the_guide_is_written(run: Run, tmp_path: Path) -> None:
     guide = (ROOT / "signing_async/settings.md").read_text("utf-8")
     (sample,) = re.findall(r"writes `assumptions.toml`.*?^```toml\n(.*?)^```", guide, re.MULTILINE | re.DOTALL)
     assert sample in (tmp_path / "assumptions.toml").read_text()
-
-
-def test_check_only_writes_no_file(run: Run, tmp_path: Path) -> None:
-    ran = run("doctor", "--check-only")
-    assert (ran.code, list(tmp_path.iterdir())) == (0, [])
-
-
-def test_next_command_uses_the_written_assumptions(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    run("doctor")
-    monkeypatch.setenv("SIGNING_ASSUMPTIONS", str(tmp_path / "assumptions.toml"))
-    assert run("doctor", "--check-only").code == 0
-    assert run("list").code == 0
 
 
 def test_unwritable_output_is_an_error_with_option_path_and_reason(run: Run) -> None:
@@ -214,13 +174,6 @@ def test_rejected_token_is_exit_code_4_and_its_status_is_learned_with_one_reques
         service.sandbox.profile.expired_token_status,
     }
     assert len(service.sandbox.requests) == before + 1
-
-
-def test_wrong_token_is_sent_only_on_request(service: Service, run: Run) -> None:
-    run("doctor", "--check-only")
-    assert sum(one.status == 401 for one in service.sandbox.requests_of("me")) == 0
-    run("doctor", "--check-only", "--wrong-token")
-    assert sum(one.status == 401 for one in service.sandbox.requests_of("me")) == 1
 
 
 def test_429_and_5xx_are_retried(service: Service, run: Run) -> None:
@@ -443,28 +396,6 @@ async def test_wrong_token_teaches_a_rejection_and_no_other_status(status: int, 
 async def test_other_refusal_of_me_is_not_learned_as_a_rejected_token(status: int, check: str) -> None:
     found, values, _ = await examine({"/me": lambda _: web.Response(status=status, headers={"Retry-After": "0"})})
     assert (list(found), found[check].state, values) == (["https", "clock", check], "failed", {})
-
-
-async def test_rejected_token_is_refreshed_once(sandbox: Sandbox) -> None:
-    app = sandbox.register_app(redirect_uri="http://127.0.0.1:8000/callback")
-    store = MemoryTokenStore()
-
-    def oauth() -> OAuth:
-        named = {"client_id": app.client_id, "client_secret": app.client_secret or "", "redirect_uri": app.redirect_uri}
-        return OAuth(sandbox.base_url, **named, store=store)  # type: ignore[arg-type]  # the names are right
-
-    async with oauth() as first:
-        request = first.authorization_request()
-        code = sandbox.authorize(app)
-        token = await first.exchange(f"{app.redirect_uri}?code={code}&state={request.state}", state=request.state)
-    await store.save(attrs.evolve(token, access_token="old"))
-    async with oauth() as second, SigningClient(sandbox.base_url, second) as client:
-        found = {finding.check: finding async for finding in Examination(client).findings()}
-    assert found["token"].state == "ok"
-    await store.save(attrs.evolve(token, access_token="old", refresh_token="old"))
-    async with oauth() as third, SigningClient(sandbox.base_url, third) as client:
-        with pytest.raises(AuthError):
-            [finding async for finding in Examination(client).findings()]
 
 
 @pytest.fixture

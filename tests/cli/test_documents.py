@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 import os
 import re
 import stat
 import subprocess
 import sys
-import threading
-import time
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
@@ -20,8 +15,8 @@ import pytest
 from signing_async import Document
 from signing_async.cli.documents import _file_names, safe_stem
 from tests.cli.conftest import Run
-from tests.cli.service import Service, listening
-from tests.cli.terminal import COMMAND, ROOT, Terminal, piped, screen
+from tests.cli.service import Service
+from tests.cli.terminal import COMMAND, ROOT, Terminal, screen
 from tests.pdfs import make_pdf
 
 
@@ -89,15 +84,6 @@ def test_documents_keep_the_order_of_the_arguments_in_the_signing(run: Run, serv
     assert [document.name for document in service.do(service.sandbox.documents, signing)] == names
 
 
-def test_files_are_uploaded_at_once_only_with_concurrency(run: Run, service: Service, tmp_path: Path) -> None:
-    names = [f"{number}.pdf" for number in range(4)]
-    for name in names:
-        (tmp_path / name).write_bytes(make_pdf(text=name))
-    signing = service.draft()
-    assert run("upload", signing, *names, "--concurrency", "4").code == 0
-    assert sorted(document.name for document in service.do(service.sandbox.documents, signing)) == names
-
-
 def test_file_that_the_draft_already_holds_is_uploaded_only_with_again(
     run: Run, service: Service, tmp_path: Path
 ) -> None:
@@ -114,46 +100,6 @@ def test_file_that_the_draft_already_holds_is_uploaded_only_with_again(
     assert len(service.do(service.sandbox.documents, signing)) == 2
     assert run("upload", signing, "lease.pdf", "--again").code == 0
     assert len(service.do(service.sandbox.documents, signing)) == 3
-
-
-def test_file_of_the_same_name_but_another_size_is_uploaded(run: Run, service: Service, tmp_path: Path) -> None:
-    signing = service.draft("lease.pdf")
-    (tmp_path / "lease.pdf").write_bytes(make_pdf(5000))
-    assert run("upload", signing, "lease.pdf").code == 0
-    assert len(service.do(service.sandbox.documents, signing)) == 2
-
-
-class ReportsHashes(BaseHTTPRequestHandler):
-    """A service whose draft holds lease.pdf, and that reports its sha256 but not its size."""
-
-    sha256 = hashlib.sha256(make_pdf()).hexdigest()
-
-    def _respond(self) -> None:
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        held = {"id": "doc-1", "name": "lease.pdf", "sha256": self.sha256}
-        body = json.dumps({"id": "doc-2"} if self.command == "POST" else {"id": "s", "documents": [held]}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = do_POST = _respond  # noqa: N815  # the names that http.server calls
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
-def test_held_file_is_recognised_by_its_hash_where_the_service_reports_one(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with listening(ReportsHashes) as origin:
-        monkeypatch.setenv("SIGNING_BASE_URL", origin)
-        (tmp_path / "lease.pdf").write_bytes(make_pdf(seed=1))
-        assert run("upload", "s", "lease.pdf").out == "doc-2  lease.pdf\n"
-        (tmp_path / "lease.pdf").write_bytes(make_pdf())
-        ran = run("upload", "s", "lease.pdf")
-    assert (ran.code, ran.out) == (0, "doc-1  lease.pdf  (already there)\n")
 
 
 def test_upload_shows_a_progress_bar_that_leaves_only_the_results(service: Service, tmp_path: Path) -> None:
@@ -194,12 +140,6 @@ def test_download_by_name_or_id_to_a_file_or_folder(run: Run, completed: str, tm
     ran = run("download", completed, facts["id"], facts["id"], "lease.pdf", "-o", ".", "--force")
     assert ran.out == "lease-signed.pdf\n"
     assert stat.S_ISREG((tmp_path / "kept.pdf").stat().st_mode)
-
-
-def test_only_document_of_a_signing_needs_no_name(run: Run, service: Service) -> None:
-    signing = service.draft("only.pdf", to=("anna@example.com",), sent=True)
-    service.call(service.sandbox.complete(signing))
-    assert run("download", signing).out == "only-signed.pdf\n"
 
 
 def test_output_with_all_is_always_a_folder(run: Run, service: Service, tmp_path: Path) -> None:
@@ -291,33 +231,6 @@ def test_existing_file_is_kept_without_force_and_others_are_downloaded(
     assert (tmp_path / "lease-signed.pdf").read_bytes().startswith(b"%PDF-")
 
 
-def test_file_that_appears_during_the_download_is_kept_without_force(
-    run: Run, service: Service, completed: str, tmp_path: Path
-) -> None:
-    target = tmp_path / "lease-signed.pdf"
-    service.do(service.sandbox.faults.add, "documents.download_signed", "slow", 1, seconds=1)
-
-    def appear() -> None:
-        while not service.sandbox.faults.arranged[0].hits:
-            time.sleep(0.01)
-        target.write_text("mine")
-
-    thread = threading.Thread(target=appear)
-    thread.start()
-    ran = run("download", completed, "lease.pdf")
-    thread.join()
-    assert (ran.code, ran.out, target.read_text()) == (2, "", "mine")
-    assert "lease-signed.pdf" in ran.err
-    assert run("download", completed, "lease.pdf", "--force").code == 0
-    assert target.read_bytes().startswith(b"%PDF-")
-
-
-def test_dangling_symlink_counts_as_an_existing_file(run: Run, completed: str, tmp_path: Path) -> None:
-    (tmp_path / "lease-signed.pdf").symlink_to("elsewhere")
-    assert run("download", completed, "lease.pdf").code == 2
-    assert (tmp_path / "lease-signed.pdf").is_symlink()
-
-
 def test_document_that_is_not_signed_yet_leaves_no_file(run: Run, service: Service, tmp_path: Path) -> None:
     signing = service.draft("a.pdf", "b.pdf", to=("anna@example.com",), sent=True)
     ran = run("download", signing, "--all", "--json")
@@ -390,14 +303,6 @@ def test_file_names_are_unique_ignoring_case() -> None:
     names = ["Lease-signed.pdf", "lease-signed-2.pdf", "lease-signed-3.pdf", "document-signed.pdf"]
     assert list(_file_names(documents)) == names
     assert list(_file_names([Document("doc-1", "")])) == ["doc-1-signed.pdf"]
-
-
-def test_download_shows_a_progress_bar_on_a_terminal_only(completed: str, service: Service, tmp_path: Path) -> None:
-    output = ("--output", str(tmp_path / "signed"), "--force")
-    shown = screen("download", completed, "--all", *output, environment=service.environment)
-    assert (shown.code, "Downloading" in shown.text) == (0, True)
-    ran = piped("download", completed, "--all", *output, environment=service.environment)
-    assert (ran.returncode, ran.stderr) == (0, "")
 
 
 def test_results_go_to_a_redirected_file_while_the_terminal_shows_the_bar(

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from signing_async import Document, Signing, errors
+from signing_async import errors
 from signing_async.cli import exits
-from signing_async.cli.output import Output
 
 
 @pytest.mark.parametrize(
@@ -35,15 +32,6 @@ def test_each_error_has_its_documented_exit_code(error: Exception, code: int) ->
     assert exits.code_of(error) == code
     assert code in exits.CODES
     assert exits.facts_of(error)["exit_code"] == code
-
-
-def test_known_records_of_an_unknown_outcome_are_in_the_json(capfd: pytest.CaptureFixture[str]) -> None:
-    signing = Signing("s-1", is_draft=True, documents=(Document("d-1", name="lease.pdf"),), extra={"owner": {"id": 7}})
-    error = errors.OutcomeUnknown("unknown", known=[signing])
-    Output(json=True).error("unknown", exits.facts_of(error))
-    (known,) = json.loads(capfd.readouterr().err)["error"]["known"]
-    assert (known["id"], known["is_draft"], known["documents"][0]["name"]) == ("s-1", True, "lease.pdf")
-    assert known["extra"] == {"owner": {"id": 7}}
 
 
 def test_several_errors_become_one_exit_code_and_an_unknown_outcome_wins() -> None:

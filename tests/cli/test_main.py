@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from signing_async.cli import app as cli
-from signing_async.cli import main
 from signing_async.cli.exits import CODES
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -28,14 +27,6 @@ def test_help_lists_every_command_and_exit_code() -> None:
         assert line.split(",")[0].split(":")[0] in printed
 
 
-def test_unknown_command_exits_with_2_without_a_traceback() -> None:
-    unknown = piped("no-such-command")
-    assert unknown.returncode == 2
-    assert "No such command" in unknown.stderr
-    version = piped("--version")
-    assert version.returncode == 0
-
-
 def test_ctrl_c_during_the_start_prints_no_traceback() -> None:
     """The command's own imports take longer than those of Python."""
     script = (
@@ -50,18 +41,6 @@ def test_ctrl_c_during_the_start_prints_no_traceback() -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "Error: interrupted\n")
-
-
-def test_ctrl_c_before_the_command_runs_is_exit_code_130(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted() -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "main", interrupted)
-    with pytest.raises(SystemExit, match="130"):
-        main()
-    assert capfd.readouterr().err == "Error: interrupted\n"
 
 
 @pytest.mark.parametrize(
@@ -149,27 +128,8 @@ def test_full_disk_is_one_sentence_and_exit_code_1(service: Service) -> None:
         assert ran.stderr.count("\n") == 1
 
 
-def test_unexpected_os_error_is_one_sentence_with_the_file(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*args: object, **named: object) -> None:
-        raise PermissionError(13, "Permission denied", "/somewhere")
-
-    monkeypatch.setattr(cli.group, "main", fail)
-    monkeypatch.setattr(cli, "discard_output", lambda: None)
-    assert cli.run([]) == 1
-    assert capfd.readouterr().err == "Error: /somewhere: Permission denied\n"
-
-
 def test_closed_standard_streams_are_replaced_by_the_null_device(service: Service) -> None:
     script = f"{sys.executable} -c 'from signing_async.cli import main; main()' me <&- >&-"
     env = {**os.environ, **service.environment, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
-
-
-def test_missing_stdout_object_is_replaced(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "stdout", None)
-    cli._replace_closed_streams()
-    print("x", flush=True)
-    assert capfd.readouterr().out == "x\n"

@@ -70,18 +70,6 @@ def test_ctrl_c_during_a_change_says_that_it_may_have_taken_effect(service: Serv
     assert "interrupted; a request in flight may have taken effect" in ended.text
 
 
-def test_ctrl_c_during_a_reading_says_nothing_of_an_effect(service: Service) -> None:
-    """Even if an argument has the name of a command that changes something."""
-    hanging = service.do(service.sandbox.faults.add, "signings.get", "hang")
-    terminal = Terminal("show", "send", environment=service.environment)
-    while not hanging.hits:
-        time.sleep(0.02)
-    terminal.type("\x03")
-    ended = terminal.end()
-    assert ended.code == 130
-    assert ended.text.endswith("Error: interrupted\n")
-
-
 def test_ctrl_c_at_a_prompt_exits_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SIGNING_ACCESS_TOKEN")
     terminal = Terminal("login")

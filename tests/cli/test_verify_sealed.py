@@ -168,16 +168,3 @@ def test_json_prints_one_object_per_file(folder: Path, capsys: pytest.CaptureFix
     assert "not a legal opinion" in sound["note"]
     assert (changed["sound"], changed["trusted"], changed["revisions"]) == (False, False, 3)
     assert (letter["sound"], letter["error"]["reason"]) == (None, "not_pdf")
-
-
-def test_missing_extra_is_one_sentence_with_what_to_install(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import importlib.util
-
-    found = importlib.util.find_spec
-    monkeypatch.delitem(sys.modules, "signing_async.sealed")
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "pyhanko" else found(name))
-    assert cli.run(["verify-sealed", "lease-signed.pdf"]) == 1
-    said = "Error: signing_async.sealed needs pyHanko: pip install 'signing-async[verify]'\n"
-    assert capsys.readouterr().err == said

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from signing_async import FileTokenStore, OAuth
-from signing_async.sandbox.records import App
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.cli.terminal import Terminal
@@ -92,46 +87,6 @@ def test_watch_waits_out_an_outage_with_a_warning_but_not_at_the_start(
     assert "Warning: still watching: HTTP 500" in ran.err
     service.do(service.sandbox.faults.add, "signings.get", "500", 1)
     assert run("watch", signing, "--config", _once(tmp_path)).code == 1
-
-
-def test_watch_waits_out_an_outage_of_the_token_endpoint(
-    run: Run, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
-    redirect_uri = "http://127.0.0.1/callback"
-    app = service.do(service.sandbox.register_app, redirect_uri=redirect_uri)
-    code = service.do(service.sandbox.authorize, app)
-    asyncio.run(_log_in(service.sandbox.base_url, app, code, tmp_path / "token.json"))
-    monkeypatch.delenv("SIGNING_ACCESS_TOKEN")
-    monkeypatch.setenv("SIGNING_CLIENT_ID", app.client_id)
-    monkeypatch.setenv("SIGNING_CLIENT_SECRET", app.client_secret or "")
-    monkeypatch.setenv("SIGNING_REDIRECT_URI", redirect_uri)
-    monkeypatch.setenv("SIGNING_TOKEN_FILE", str(tmp_path / "token.json"))
-    faults = service.sandbox.faults
-    thread = _soon(
-        service,
-        lambda: (
-            service.do(faults.add, "oauth.token", "500", 1),
-            service.do(faults.add, "signings.get", "expired-token", 1),
-        ),
-        lambda: service.call(service.sandbox.complete(signing)),
-    )
-    ran = run("watch", signing, *WATCH, "--config", _once(tmp_path))
-    thread.join()
-    assert ran.code == 0, ran.err
-    assert "Warning: still watching: HTTP 500" in ran.err
-
-
-async def _log_in(base_url: str, app: App, code: str, file: Path) -> None:
-    async with OAuth(
-        base_url,
-        client_id=app.client_id,
-        client_secret=app.client_secret or "",
-        redirect_uri=app.redirect_uri,
-        store=FileTokenStore(file),
-    ) as oauth:
-        request = oauth.authorization_request()
-        await oauth.exchange(f"{app.redirect_uri}?code={code}&state={request.state}", state=request.state)
 
 
 def test_timeout_of_the_first_call_is_a_request_timeout_and_not_the_end_of_the_wait(run: Run, service: Service) -> None:

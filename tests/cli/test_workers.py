@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from signing_async import NewRecipient, SigningPackage, TransportError, WaitTimeout
+from signing_async import NewRecipient, SigningPackage, TransportError
 from signing_async.cli.dispatch import without_password
-from signing_async.cli.output import Output
-from signing_async.cli.workers import WaitPolicy, Workers
+from signing_async.cli.workers import Workers
 from signing_async.taskiq import Outcome
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -137,25 +136,6 @@ def test_package_that_fails_at_a_worker_is_reported_and_can_be_run_again(
     assert sent(service) == ALL
 
 
-def test_error_of_a_worker_is_reported_like_one_of_this_machine(
-    run: Run, service: Service, leases: None, journal: str, redis: RedisServer, worker: Worker
-) -> None:
-    """By its own type, and with its exit code."""
-    header, first, *_ = Path("leases.csv").read_text().splitlines()
-    dispatch = ("--json", "dispatch", "leases.csv", "--broker", redis.url, "--wait")
-    for name, method, code, kind in (
-        ("Lease", "fax", 1, "BadRequest"),
-        ("Lease", "email", 0, None),
-        ("Another lease", "email", 2, "InvalidRequest"),
-    ):
-        row = first.replace("Lease 0", name)
-        Path("leases.csv").write_text(f"{header},recipient1_signing_method,key\n{row},{method},k\n")
-        ran = run(*dispatch)
-        failed = ran.lines[0].get("error", {})
-        assert (ran.code, failed.get("type"), failed.get("exit_code", 0)) == (code, kind, code)
-    assert sent(service) == ["Lease"]
-
-
 def test_packages_that_no_worker_reports_fail_after_the_timeout_and_can_be_run_again(
     run: Run,
     service: Service,
@@ -175,22 +155,6 @@ def test_packages_that_no_worker_reports_fail_after_the_timeout_and_can_be_run_a
     ran = run("dispatch", "leases.failures.csv", "--broker", redis.url, "--wait", "--for", "60")
     assert (ran.code, ran.out) == (0, "3 sent.\n")
     assert sent(service) == ALL
-
-
-async def test_package_that_no_worker_reports_on_may_still_be_sent() -> None:
-    class Silent:
-        async def outcome(self) -> None:
-            return None
-
-    async def enqueue(package: SigningPackage) -> Silent:
-        return Silent()
-
-    package = SigningPackage("Lease", "EN", ["lease.pdf"], [NewRecipient("anna@example.com")])
-    waiting = Workers(enqueue, WaitPolicy(0.01, True, lambda text: None))
-    async with waiting.dispatch_many([package], None, 1) as results:
-        (result,) = [each async for each in results]
-    assert isinstance(result.error, WaitTimeout)
-    assert result.error.effect == "unknown"
 
 
 class Reported:
@@ -229,7 +193,7 @@ async def test_outage_of_the_broker_is_reported_once_and_waited_out(transient: b
     faults = broker_errors(3, transient=transient)
     refusal = faults[-1]
     warnings: list[str] = []
-    waiting = Workers(enqueue, WaitPolicy(60, True, warnings.append))
+    waiting = Workers(enqueue, 60, warnings.append, wait=True)
     async with waiting.dispatch_many(packages("a", "b"), None, 1) as results:
         found = [result async for result in results]
     if transient:
@@ -253,7 +217,7 @@ async def test_packages_enqueued_before_the_broker_fails_for_good_or_too_long_ar
         raise broker_errors(1, transient=transient)[0]
 
     attempts: list[str] = []
-    waiting = Workers(enqueue, WaitPolicy(0.3, outcomes, lambda text: None))
+    waiting = Workers(enqueue, 0.3, lambda text: None, wait=outcomes)
     async with waiting.dispatch_many(packages("a", "b", "c"), None, 1) as results:
         found = {result.package.key: result async for result in results}
     assert found["a"].error is None
@@ -268,56 +232,11 @@ async def test_package_refused_after_an_outage_may_have_been_enqueued() -> None:
     async def enqueue(package: SigningPackage) -> Reported:
         raise faults.pop(0)
 
-    waiting = Workers(enqueue, WaitPolicy(60, False, lambda text: None))
+    waiting = Workers(enqueue, 60, lambda text: None, wait=False)
     async with waiting.dispatch_many(packages("a", "b"), None, 1) as results:
         effects = [result.error and result.error.effect async for result in results]
     assert effects == ["unknown", "none"]
     assert not faults
-
-
-def test_outage_of_the_broker_during_the_enqueuing_is_reported_once_and_waited_out(
-    run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    warn, dispatch_many = Output.warn, Workers.dispatch_many
-
-    def fill_memory(*arguments: Any) -> Any:
-        with Redis.from_url(redis.url) as direct:
-            direct.config_set("maxmemory", "1")
-        return dispatch_many(*arguments)
-
-    def free_memory(*arguments: Any) -> None:
-        warn(*arguments)
-        with Redis.from_url(redis.url) as direct:
-            direct.config_set("maxmemory", "0")
-
-    monkeypatch.setattr(Workers, "dispatch_many", fill_memory)
-    monkeypatch.setattr(Output, "warn", free_memory)
-    ran = run("dispatch", "leases.csv", "--broker", redis.url)
-    assert (ran.code, ran.out) == (0, "3 enqueued.\n")
-    assert ran.err.count("Warning: the broker is unavailable (OutOfMemoryError); waiting for it") == 1
-    with Redis.from_url(redis.url) as direct:
-        assert direct.xlen("signing-dispatch") == 3
-
-
-def test_packages_that_the_broker_refuses_for_good_are_in_the_report(
-    run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dispatch_many = Workers.dispatch_many
-
-    def forbid(*arguments: Any) -> Any:
-        with Redis.from_url(redis.url) as direct:
-            direct.execute_command("ACL", "SETUSER", "default", "-xadd")
-        return dispatch_many(*arguments)
-
-    monkeypatch.setattr(Workers, "dispatch_many", forbid)
-    try:
-        ran = run("dispatch", "leases.csv", "--broker", redis.url)
-    finally:
-        with Redis.from_url(redis.url) as direct:
-            direct.execute_command("ACL", "SETUSER", "default", "+xadd")
-    assert ran.code == 1
-    assert "0 enqueued, 3 failed." in ran.out
-    assert Path("leases.failures.csv").read_text("utf-8").count("the broker is unavailable (NoPermissionError)") == 3
 
 
 def test_report_is_kept_until_its_packages_are_sent(
@@ -362,7 +281,7 @@ def test_earlier_report_is_kept_until_its_packages_are_sent(
         "2 enqueued, 1 failed.\n"
         "leases.failures.csv is kept until its packages are sent; dispatch it again with --wait.\n"
         "The failed packages are not added to the earlier leases.failures.csv;"
-        " to retry them, dispatch leases.csv again.\n"
+        " to retry the failed packages, dispatch leases.csv again.\n"
     )
     assert not list(Path().glob("*.part"))
 
@@ -377,31 +296,6 @@ def spoil_document_after_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Workers, "dispatch_many", spoiled)
 
 
-def test_packages_that_cannot_be_enqueued_stay_in_the_report(
-    run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is kept whole: a new one would hold only those."""
-    spoil_document_after_the_check(monkeypatch)
-    report = Path("leases.failures.csv")
-    Path("leases.csv").rename(report)
-    before = report.read_bytes()
-    ran = run("dispatch", report.name, "--broker", redis.url)
-    assert (ran.code, report.read_bytes()) == (1, before)
-    assert "leases.failures.csv, line 3" in ran.err
-    assert not list(Path().glob("*.part"))
-
-
-def test_document_that_changes_while_it_is_enqueued_is_an_error(
-    run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """That package is not enqueued, and the others are."""
-    spoil_document_after_the_check(monkeypatch)
-    ran = run("dispatch", "leases.csv", "--broker", redis.url)
-    assert ran.code == 1
-    assert "2 enqueued, 1 failed." in ran.out
-    assert "leases.csv, line 3" in ran.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
@@ -412,7 +306,7 @@ def test_document_that_changes_while_it_is_enqueued_is_an_error(
         (["--broker", "env:OTHER"], 2, "invalid Redis URL: must begin with redis://"),
         (["--broker", "env:SIGNING_BROKER"], 1, "the broker is unavailable"),
         (["--journal", "postgresql://app@127.0.0.1:1/x"], 1, "PostgreSQL at 127.0.0.1:1/x: "),
-        (["--journal", "mysql://app@db/x"], 2, "must be a path or postgresql://..., got 'mysql://app@db/x'"),
+        (["--journal", "mysql://app@db/x"], 2, "must be a path or postgresql://..., got 'mysql://...'"),
         (["--journal", "x://[geheim"], 2, "must be a path or postgresql://..., got 'x://...'"),
     ],
 )
