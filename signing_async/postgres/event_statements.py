@@ -6,6 +6,7 @@ __all__ = [
     "ADD",
     "BACKLOG",
     "CLAIM",
+    "FREE",
     "IS_ENDED",
     "PAGE",
     "POSTPONE",
@@ -21,11 +22,8 @@ __all__ = [
 
 PAGE = 100
 """The most events in one statement: each may have a body of 1 MiB."""
-_SPREAD = 2.0
-"""Seconds, for each attempt after the first, over which the takeover of a dead process's events is spread.
-
-One of the events may have killed the process. If they ran together again, the others would use up their attempts too.
-"""
+_ALONE = "2"
+"""After how many crashes an event is claimed alone."""
 
 # The unique index lets one event of a signing be claimed at a time, whatever concurrent claimers see.
 TABLE = """\
@@ -44,6 +42,7 @@ CREATE TABLE IF NOT EXISTS {table} (
     owner text,
     fence bigint NOT NULL DEFAULT 0,
     leased_until timestamptz,
+    crashes integer NOT NULL DEFAULT 0,
     trace_context text
 );
 CREATE UNIQUE INDEX IF NOT EXISTS {name}_claimed ON {table} (signing_id) WHERE owner IS NOT NULL;
@@ -69,26 +68,30 @@ WITH added AS (
     RETURNING id
 )
 SELECT id, pg_notify($1, '') FROM added"""
+# One of the events under way may have killed its process. After two crashes an event is claimed alone, when its owner
+# handles nothing else and after all events that were due before; an attempt counts when its process dies only if it ran
+# alone. A freed claim keeps its fence: an owner that was only paused may still end it.
+FREE = """\
+UPDATE {table} AS event
+SET owner = '', crashes = crashes + 1, attempts = attempts - (crashes < {alone} AND crashed.events > 1)::int,
+    due_at = statement_timestamp()
+FROM (
+    SELECT seq, count(*) OVER (PARTITION BY owner) AS events FROM (
+        SELECT seq, owner FROM {table}
+        WHERE owner IS NOT NULL AND owner NOT IN ('', $1) AND leased_until <= statement_timestamp()
+        FOR UPDATE SKIP LOCKED
+    ) AS expired
+) AS crashed
+WHERE event.seq = crashed.seq""".replace("{alone}", _ALONE)
 # An expired claim is taken over before other events of its signing are claimed. If the response to a claim was lost,
 # the next claim returns its events, which have this owner but are not held, and counts no second attempt.
-# From the second attempt on, an expired claim first gets an empty owner and the time of its takeover. It keeps its
-# fence: an owner that was only paused may still end it.
 CLAIM = """\
-WITH expired AS (
-    UPDATE {table} AS event
-    SET owner = '', leased_until = statement_timestamp() + random() * (attempts - 1) * interval '{spread} s'
-    FROM (
-        SELECT seq FROM {table}
-        WHERE owner IS NOT NULL AND owner NOT IN ('', $2) AND leased_until <= statement_timestamp() AND attempts > 1
-        FOR UPDATE SKIP LOCKED
-    ) AS lost
-    WHERE event.seq = lost.seq
-), claimable AS (
-    SELECT seq FROM {table} AS event
+WITH due AS (
+    SELECT seq, due_at, crashes >= {alone} AS alone FROM {table} AS event
     WHERE status = 'pending' AND due_at <= statement_timestamp() AND id <> ALL($4::text[])
         AND (
-            owner IS NULL OR owner = $2 AND (id <> ALL($5::text[]) OR leased_until <= statement_timestamp())
-            OR leased_until <= statement_timestamp() AND (owner = '' OR attempts = 1)
+            owner IS NULL OR owner = '' AND leased_until <= statement_timestamp()
+            OR owner = $2 AND (id <> ALL($5::text[]) OR leased_until <= statement_timestamp())
         )
         AND (owner IS NOT NULL OR NOT EXISTS (
             SELECT FROM {table} AS other
@@ -96,12 +99,17 @@ WITH expired AS (
                 AND (other.seq < event.seq OR other.seq > event.seq AND other.owner IS NOT NULL)
         ))
     ORDER BY due_at, seq LIMIT $1 FOR UPDATE SKIP LOCKED
+), queue AS (
+    SELECT seq, alone, row_number() OVER in_order AS place, bool_or(alone) OVER in_order AS waits
+    FROM due WINDOW in_order AS (ORDER BY due_at, seq)
 )
 UPDATE {table} AS event
 SET owner = $2, fence = event.fence + 1, leased_until = statement_timestamp() + $3,
     attempts = event.attempts + (event.owner IS DISTINCT FROM $2)::int
-FROM claimable WHERE event.seq = claimable.seq
-RETURNING {columns}, event.due_at AS due""".replace("{columns}", _COLUMNS).replace("{spread}", f"{_SPREAD}")
+FROM queue
+WHERE event.seq = queue.seq AND (NOT waits OR alone AND place = 1 AND cardinality($4::text[]) = 0)
+    AND NOT EXISTS (SELECT FROM {table} AS held WHERE held.id = ANY($4::text[]) AND held.crashes >= {alone})
+RETURNING {columns}, event.due_at AS due""".replace("{columns}", _COLUMNS).replace("{alone}", _ALONE)
 RENEW = """\
 UPDATE {table} AS event SET leased_until = statement_timestamp() + $3
 FROM unnest($1::text[], $2::bigint[]) AS held (key, fence)
@@ -111,7 +119,8 @@ RETURNING held.key"""
 # them due.
 SETTLE = """\
 WITH settled AS (
-    UPDATE {table} SET status = $3, error = $4, settled_at = statement_timestamp(), owner = NULL, leased_until = NULL
+    UPDATE {table} SET status = $3, error = $4, settled_at = statement_timestamp(), owner = NULL,
+        leased_until = NULL, crashes = 0
     WHERE id = $1 AND fence = $2 AND owner IS NOT NULL
     RETURNING signing_id
 ), due AS (
@@ -124,7 +133,7 @@ SELECT true FROM settled"""
 POSTPONE = """\
 WITH postponed AS (
     UPDATE {table} SET due_at = statement_timestamp() + $3, error = $4, attempts = attempts - $5::int,
-        owner = NULL, leased_until = NULL
+        owner = NULL, leased_until = NULL, crashes = 0
     WHERE id = $1 AND fence = $2 AND owner IS NOT NULL
     RETURNING seq, signing_id, due_at
 ), waiting AS (
@@ -155,7 +164,7 @@ WITH chosen AS (
     ORDER BY seq LIMIT 1000 FOR UPDATE
 ), requeued AS (
     UPDATE {table} AS event
-    SET status = 'pending', attempts = 0, due_at = statement_timestamp(), error = NULL, settled_at = NULL
+    SET status = 'pending', attempts = 0, crashes = 0, due_at = statement_timestamp(), error = NULL, settled_at = NULL
     FROM chosen WHERE event.seq = chosen.seq
     RETURNING event.seq
 )

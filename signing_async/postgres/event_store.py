@@ -129,6 +129,7 @@ class PostgresEventStore:
             while True:
                 # Another worker has just claimed an event of the same signing: a new snapshot shows it.
                 with contextlib.suppress(asyncpg.UniqueViolationError):
+                    await connection.execute(self._database.render(sql.FREE), owner)
                     known = list(self._leases.held), list(self._unrecorded)
                     arguments = limit, owner, self._leases.duration, *known
                     return await connection.fetch(statement, *arguments)

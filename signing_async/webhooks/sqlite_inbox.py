@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import math
 import os
-import random
 import sqlite3
 import time
 import warnings
@@ -30,13 +30,15 @@ _TABLES = (
     "CREATE TABLE events (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, type TEXT NOT NULL,"
     " signing TEXT, received_at REAL NOT NULL, status TEXT NOT NULL, ready INTEGER NOT NULL, due REAL NOT NULL,"
     " attempts INTEGER NOT NULL DEFAULT 0, owner TEXT, fence INTEGER NOT NULL DEFAULT 0, error TEXT, settled_at REAL,"
-    " body BLOB, trace_context TEXT)",
+    " crashes INTEGER NOT NULL DEFAULT 0, body BLOB, trace_context TEXT)",
     "CREATE INDEX ready_events ON events (due, seq) WHERE ready",
     "CREATE INDEX pending_events ON events (signing, seq) WHERE status = 'pending'",
     "CREATE INDEX claimed_events ON events (signing, owner) WHERE owner IS NOT NULL",
     "CREATE INDEX kept_bodies ON events (settled_at) WHERE settled_at IS NOT NULL AND body IS NOT NULL",
     "CREATE INDEX events_by_status ON events (status, received_at)",
 )
+_ALONE = 2
+"""After how many crashes of its process an event is claimed alone."""
 _FORMAT = FileFormat("inbox", "Inbox", 0x5369676F, 1, _TABLES, InboxError)
 
 # Without INDEXED BY, SQLite may read all pending events by their status instead.
@@ -47,19 +49,28 @@ _ADD = (
     " WHERE true ON CONFLICT (id) DO NOTHING"
 )
 _COLUMNS = (
-    "seq, id, type, signing, body, received_at, status, attempts, due, error, settled_at, owner, trace_context, fence"
+    "seq, id, type, signing, body, received_at, status, attempts, due, error, settled_at, owner, trace_context,"
+    " crashes, fence"
 )
 _DUE = f"SELECT {_COLUMNS} FROM events WHERE ready AND due <= ? ORDER BY due, seq LIMIT ?"  # noqa: S608  # constants
 _CLAIM = "UPDATE events SET ready = 0, owner = ?, fence = fence + 1, attempts = attempts + 1 WHERE seq = ?"
-_SETTLE = "UPDATE events SET status = ?, error = ?, settled_at = ?, owner = NULL"
-_POSTPONE = "UPDATE events SET error = ?, due = ?, attempts = attempts - ?, owner = NULL"
+_SETTLE = "UPDATE events SET status = ?, error = ?, settled_at = ?, owner = NULL, crashes = 0"
+_POSTPONE = "UPDATE events SET error = ?, due = ?, attempts = attempts - ?, owner = NULL, crashes = 0"
 _RELEASE = "UPDATE events SET attempts = attempts - 1, owner = NULL"
 _READY = (
     "UPDATE events SET ready = 1 WHERE seq ="
     " (SELECT seq FROM events INDEXED BY pending_events WHERE signing = ? AND status = 'pending' ORDER BY seq LIMIT 1)"
 )
 _READY_WITHOUT_SIGNING = "UPDATE events SET ready = 1 WHERE id = ? AND status = 'pending'"
-_FREE = "UPDATE events SET owner = NULL, due = ?, error = 'the process ended during the attempt' WHERE id = ?"
+# One of the events under way may have killed its process. After two crashes an event is claimed alone, when its process
+# handles nothing else and after all events that were due before; only an attempt that ran alone counts when its process
+# dies.
+_FREE = (
+    "UPDATE events SET owner = NULL, due = ?, error = 'the process ended during the attempt', crashes = crashes + 1,"
+    " attempts = attempts - (crashes < ? AND ? > 1) WHERE owner = ?"
+)
+_IS_MINE = "SELECT 1 FROM events WHERE owner = ?"
+_IS_ALONE = "SELECT 1 FROM events INDEXED BY claimed_events WHERE owner = ? AND crashes >= ?"
 # Only the first pending event of a signing can be ready.
 _NOT_READY = (
     "UPDATE events SET ready = 0 WHERE seq ="
@@ -69,7 +80,7 @@ _IS_CLAIMED = "SELECT 1 FROM events INDEXED BY claimed_events WHERE signing = ? 
 # A first attempt is due when its event arrives: a later time was set before the clock was set back.
 _MAKE_DUE = "UPDATE events SET due = ? WHERE status = 'pending' AND fence = 0 AND due > ?"
 _REQUEUE = (
-    "UPDATE events SET status = 'pending', attempts = 0, due = ?, error = NULL, settled_at = NULL,"
+    "UPDATE events SET status = 'pending', attempts = 0, crashes = 0, due = ?, error = NULL, settled_at = NULL,"
     " ready = signing IS NULL WHERE seq = ?"
 )
 _PURGE = (
@@ -86,11 +97,6 @@ _STEP = 1.0
 _PAGE = 500
 _YIELD = 0.01
 """Seconds between two pages of changes, in which other processes can write."""
-_SPREAD = 2.0
-"""Seconds over which the events of a dead process are spread, for each attempt after the first.
-
-One of these events may have killed the process. Retried together, the others would use up their attempts as well.
-"""
 
 
 class SqliteEventStore:
@@ -109,6 +115,8 @@ class SqliteEventStore:
         self._waiting: set[Subscription] = set()
         self._held: set[tuple[str, int]] = set()
         """The ids and fences of the claims in use. `_claim` frees every other event that this owner has claimed."""
+        self._waits_for_handlers = False
+        """Whether the last claim left an event that must run alone."""
         self._clock_ahead = math.inf
         """By how much the wall clock was ahead of the monotonic one at the last claim."""
 
@@ -167,9 +175,9 @@ class SqliteEventStore:
         arrival = Subscription(None, asyncio.get_running_loop())
         self._waiting.add(arrival)
         try:
-            while (
-                not await self._engine.perform(_is_any_due, durable=False) and (left := deadline - time.monotonic()) > 0
-            ):
+            while (left := deadline - time.monotonic()) > 0:
+                if not self._waits_for_handlers and await self._engine.perform(_is_any_due, durable=False):
+                    break
                 await arrival.wait(min(_POLL, left))
         finally:
             self._waiting.discard(arrival)
@@ -229,7 +237,7 @@ class SqliteEventStore:
         if ahead < self._clock_ahead - _STEP:
             connection.execute(_MAKE_DUE, (time.time(), time.time() + _STEP))
         self._clock_ahead = ahead
-        rows = connection.execute(_DUE, (time.time(), limit)).fetchall()
+        rows = self._claimable(connection, connection.execute(_DUE, (time.time(), limit)).fetchall())
         connection.executemany(_CLAIM, [(mine, row[0]) for row in rows])
         for row in rows:
             fence = row[-1] + 1
@@ -237,6 +245,17 @@ class SqliteEventStore:
             claims.append(EventClaim(stored, fence))
         self._held.update(map(_key, claims))
         return claims
+
+    def _claimable(self, connection: sqlite3.Connection, due: list[Any]) -> list[Any]:
+        """Return the events before the first that must run alone; that one only if nothing else is claimed."""
+        before = list(itertools.takewhile(lambda row: row[-2] < _ALONE, due))
+        mine = self._engine.lock.owner
+        if connection.execute(_IS_ALONE, (mine, _ALONE)).fetchone():
+            before = []
+        elif due and not before and not connection.execute(_IS_MINE, (mine,)).fetchone():
+            before = due[:1]
+        self._waits_for_handlers = len(before) < len(due)
+        return before
 
     def _free_mine(self, connection: sqlite3.Connection, held: frozenset[tuple[str, int]]) -> None:
         """Free the events of this owner that are not held; their attempts do not count."""
@@ -278,10 +297,9 @@ def _insert(connection: sqlite3.Connection, event: Event, body: bytes) -> bool:
 
 
 def _free(connection: sqlite3.Connection, owner: str) -> None:
-    claimed = connection.execute("SELECT id, signing, attempts FROM events WHERE owner = ?", (owner,)).fetchall()
-    for event_id, signing, attempts in claimed:
-        due = time.time() + random.uniform(0, _SPREAD * (attempts - 1))
-        connection.execute(_FREE, (due, event_id))
+    claimed = connection.execute("SELECT id, signing FROM events WHERE owner = ?", (owner,)).fetchall()
+    connection.execute(_FREE, (time.time(), _ALONE, len(claimed), owner))
+    for event_id, signing in claimed:
         _make_ready(connection, event_id, signing)
 
 
@@ -364,7 +382,7 @@ def _where(selection: EventFilter) -> tuple[str, list[object]]:
 
 
 def _decode(row: Any) -> StoredEvent:
-    _, name, kind, signing, body, received, status, attempts, due, error, settled, owner, context, fence = row
+    _, name, kind, signing, body, received, status, attempts, due, error, settled, owner, context, _, fence = row
     return StoredEvent(
         id=name,
         type=kind,

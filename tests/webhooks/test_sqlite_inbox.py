@@ -196,9 +196,11 @@ async def test_event_that_kills_its_process_is_dead_after_its_attempts_and_takes
                     process.kill()
                     await ended
         events = {event.id: (event.status, event.error) for event in settling.result()}
-    assert codes == [-signal.SIGKILL] * 4
+        attempts = {event.id: event.attempts for event in settling.result()}
+    assert codes == [-signal.SIGKILL] * (2 + 4)  # twice with the others, then each attempt alone
     assert events.pop("poison") == (EventStatus.DEAD, "the process ended during the attempt")
     assert events == dict.fromkeys(("slow1", "slow2", "slow3", "next"), (EventStatus.HANDLED, None))
+    assert {attempts[name] for name in events} == {1}
 
 
 async def test_events_survive_a_restart_in_every_status(tmp_path: Path) -> None:
