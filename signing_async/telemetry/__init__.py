@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import threading
-from typing import Any
 
 from ..errors import ConfigurationError
 from .null import AttemptSpan, CallSpan, Span, Telemetry
@@ -15,9 +14,6 @@ __all__ = ["AttemptSpan", "CallSpan", "Span", "Telemetry", "active", "is_enabled
 
 _VARIABLE = "SIGNING_TELEMETRY"
 _API = "opentelemetry.trace"
-_METRICS_API = "opentelemetry.metrics"
-_IS_NAMED = not os.environ.keys().isdisjoint({"OTEL_PYTHON_TRACER_PROVIDER", "OTEL_PYTHON_METER_PROVIDER"})
-"""Whether the environment names a provider, which the API loads when it is first asked for one."""
 _NULL = Telemetry()
 _loaded: Telemetry | None = None
 _loading = threading.Lock()  # receivers may run in threads
@@ -52,19 +48,13 @@ def active(enabled: bool = True) -> Telemetry:
 
 def _is_unset() -> bool:
     """Return whether no provider is set. Asking the API takes 6 µs, 5 % of a small call."""
-    traces, meters = sys.modules[_API], sys.modules.get(f"{_METRICS_API}._internal")
-    # If a later release keeps its providers elsewhere, the API is asked.
-    found = getattr(traces, "_TRACER_PROVIDER", traces), getattr(meters, "_METER_PROVIDER", meters)
-    return found == (None, None) and not _IS_NAMED
+    traces, meters = sys.modules[_API], sys.modules.get("opentelemetry.metrics._internal")
+    return (getattr(traces, "_TRACER_PROVIDER", traces), getattr(meters, "_METER_PROVIDER", meters)) == (None, None)
 
 
 def _load() -> Telemetry:
     global _loaded
     try:
-        from opentelemetry import metrics, trace
-
-        if _records_nothing(trace.get_tracer_provider()) and _records_nothing(metrics.get_meter_provider()):
-            return _NULL
         from .otel import OpenTelemetry
 
         with _loading:
@@ -75,8 +65,3 @@ def _load() -> Telemetry:
         name = type(error).__name__
         log.warning("OpenTelemetry is not used (%s): its SDK failed, or install signing-async[otel]", name)
     return _loaded
-
-
-def _records_nothing(provider: Any) -> bool:
-    """Return whether a provider is one of the API package."""
-    return type(provider).__module__.startswith((_API, _METRICS_API))

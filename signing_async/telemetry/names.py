@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Literal
+from typing import Literal, NamedTuple
 
 SCHEMA_URL = "https://opentelemetry.io/schemas/1.38.0"
 """The version of the semantic conventions that the names follow."""
@@ -53,26 +53,16 @@ _LONGEST = (*_LONG, 1000, 2500, 5000, 10000)
 _COUNTS = (1, 2, 3, 4, 5, 7, 10)
 
 
-class Metric:
+class Metric(NamedTuple):
     """A metric. ``combine`` makes one value of a gauge from the values of several parts of a process."""
 
-    def __init__(
-        self,
-        name: str,
-        kind: Literal["counter", "up_down_counter", "histogram", "gauge"],
-        unit: str,
-        description: str,
-        attributes: tuple[str, ...] = (),
-        boundaries: tuple[float, ...] = (),
-        combine: Callable[[Iterable[float]], float] = sum,
-    ) -> None:
-        self.name: str = name
-        self.kind: Literal["counter", "up_down_counter", "histogram", "gauge"] = kind
-        self.unit: str = unit
-        self.description: str = description
-        self.attributes: tuple[str, ...] = attributes
-        self.boundaries: tuple[float, ...] = boundaries
-        self.combine: Callable[[Iterable[float]], float] = combine
+    name: str
+    kind: Literal["counter", "up_down_counter", "histogram", "gauge"]
+    unit: str
+    description: str
+    attributes: tuple[str, ...] = ()
+    boundaries: tuple[float, ...] = ()
+    combine: Callable[[Iterable[float]], float] = sum
 
 
 def _duration(name: str, of: str, boundaries: tuple[float, ...], *attributes: str) -> Metric:
@@ -126,21 +116,15 @@ ARCHIVE_FINDINGS = _counter("archive.findings", "{finding}", "Findings in archiv
 METRICS = tuple(each for each in tuple(globals().values()) if isinstance(each, Metric))
 
 
-class SpanType:
+class SpanType(NamedTuple):
     """What a span records at its end: its outcome, under this attribute, and metrics.
 
     A histogram gets the seconds, a counter is increased by one, and an up-down counter is one higher during the span.
     """
 
-    def __init__(
-        self,
-        outcome: str | None = None,
-        metrics: tuple[Metric, ...] = (),
-        kind: Literal["internal", "consumer", "client"] = "internal",
-    ) -> None:
-        self.outcome: str | None = outcome
-        self.metrics: tuple[Metric, ...] = metrics
-        self.kind: Literal["internal", "consumer", "client"] = kind
+    outcome: str | None = None
+    metrics: tuple[Metric, ...] = ()
+    kind: Literal["internal", "consumer", "client"] = "internal"
 
 
 # The span of an operation has the operation's name, that of an attempt its method and URL template.

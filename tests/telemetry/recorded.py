@@ -14,7 +14,6 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.util._once import Once
 
 from signing_async import telemetry
 from signing_async.telemetry.names import Metric
@@ -108,18 +107,6 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
         yield recorded
     recorded.traces.shutdown()
     recorded.meters.shutdown()
-
-
-@contextmanager
-def configurable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let the block set the providers of the process, which works once otherwise, and shut them down."""
-    with nothing_configured(monkeypatch), monkeypatch.context() as patched:
-        patched.setattr(trace, "_TRACER_PROVIDER_SET_ONCE", Once())
-        patched.setattr(metrics._internal, "_METER_PROVIDER_SET_ONCE", Once())
-        yield
-        for provider in (trace.get_tracer_provider(), metrics.get_meter_provider()):
-            if isinstance(provider, TracerProvider | MeterProvider):
-                provider.shutdown()
 
 
 @contextmanager

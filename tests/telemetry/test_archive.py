@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from opentelemetry.trace import StatusCode, format_span_id
 
-from signing_async import NotYetSigned, RetryPolicy, ServerError, SigningClient, SqliteJournal
+from signing_async import ServerError, SigningClient, SqliteJournal
 from signing_async.archive import Archive, verify_archive
 from signing_async.sandbox import Profile, Sandbox
 from signing_async.telemetry import names
-from tests.archive.tenants import completed, front_of, judge, sent
-from tests.guides import ROOT
+from tests.archive.tenants import completed, sent
 from tests.telemetry.recorded import Recorded, attributes
 
 
@@ -69,31 +65,6 @@ async def test_sweep_has_a_span_and_each_document_one_under_it(
     assert recorded.total(names.SWEEP_DURATION, signing_async__outcome="success") == 1
 
 
-async def test_document_that_is_not_signed_yet_is_no_error(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
-) -> None:
-    await completed(sandbox, client, documents=("a.pdf",))
-    await completed(sandbox, client, documents=("b.pdf",))
-    late, broken = (document.id for signing in sandbox.signings for document in sandbox.documents(signing.id))
-    sandbox.faults.add("documents.download_signed", "truncate", times=None)
-    async with front_of(sandbox) as (origin, unsigned):
-        unsigned.add(late)
-        async with (
-            SigningClient(origin, sandbox.access_token(), retry=RetryPolicy(base_delay=0.01)) as behind,
-            Archive(behind, folder, journal=journal) as archive,
-        ):
-            errors = await _sweep(archive)
-    assert any(isinstance(error, NotYetSigned) for error in errors)
-    spans = {attributes(span)["signing.document_id"]: span for span in recorded.named("archive.document")}
-    assert attributes(spans[late])["signing_async.outcome"] == "not_yet_signed"
-    assert spans[late].status.status_code is StatusCode.UNSET
-    assert attributes(spans[broken])["signing_async.outcome"] == "error"
-    assert spans[broken].status.status_code is StatusCode.ERROR
-    assert recorded.total(names.ARCHIVE_DOCUMENTS, signing_async__outcome="not_yet_signed") == 1
-    assert recorded.total(names.ARCHIVE_DOCUMENTS, signing_async__outcome="error") == 1
-    assert not recorded.total(names.ARCHIVE_SIZE)
-
-
 async def test_sweep_links_to_the_interrupted_one_that_it_resumes(
     sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
 ) -> None:
@@ -119,29 +90,6 @@ async def test_sweep_links_to_the_interrupted_one_that_it_resumes(
     assert interrupted.context is not None
     assert [link.context.span_id for link in resumed.links] == [interrupted.context.span_id]
     assert not whole.links
-
-
-async def test_document_links_to_the_killed_run_that_had_begun_to_place_it(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, tmp_path: Path, recorded: Recorded
-) -> None:
-    signing = await completed(sandbox, client, documents=("a.pdf",))
-    arguments = [sandbox.base_url, sandbox.access_token(), signing.id, str(folder), str(journal)]
-    command = [sys.executable, "-m", "tests.telemetry.archive_victim", *arguments]
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT, stdout=asyncio.subprocess.PIPE)
-    try:
-        assert process.stdout is not None
-        async with asyncio.timeout(60):
-            context = (await process.stdout.readline()).decode().strip()
-    finally:
-        process.kill()
-        await process.wait()
-    assert context
-    recorded.clear()
-    async with Archive(client, folder, journal=journal) as archive:
-        await archive.collect(signing.id)
-    (link,) = recorded.one("archive.document").links
-    assert format_span_id(link.context.span_id) == context
-    assert (await judge(sandbox, folder)).wrong == []
 
 
 @pytest.mark.parametrize("is_on", [False, True])

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import sys
 from pathlib import Path
 
 import pytest
-from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
+from opentelemetry.trace import StatusCode
 
 from signing_async import (
-    JournalError,
     NewRecipient,
     RetryPolicy,
     ServerError,
     SigningClient,
     SigningPackage,
-    SqliteJournal,
 )
-from signing_async.dispatch.journal import Claim, ClaimLost
 from signing_async.sandbox import Sandbox
 from signing_async.telemetry import active, names
-from tests.dispatch.observing import Failing
-from tests.guides import ROOT
 from tests.pdfs import make_pdf
 from tests.telemetry.recorded import Recorded, attributes
-from tests.telemetry.victim import package
 
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -38,17 +29,6 @@ def _packages(folder: Path, count: int) -> list[SigningPackage]:
         SigningPackage("Lease", "EN", [folder / "lease.pdf"], [recipient], key=f"lease-{number}")
         for number in range(count)
     ]
-
-
-async def test_package_whose_claim_was_lost_is_deferred_and_has_another_span(
-    client: SigningClient, recorded: Recorded, tmp_path: Path
-) -> None:
-    async with SqliteJournal(tmp_path / "journal") as journal:
-        failing = Failing(journal, 1, ClaimLost("lease-0"), only="write", once=True)
-        assert (await client.dispatch(_packages(tmp_path, 1)[0], failing)).is_draft is False
-    first, second = recorded.named("dispatch.package")
-    assert attributes(first)["signing_async.outcome"] == "deferred"
-    assert attributes(second)["signing_async.outcome"] == "success"
 
 
 async def test_run_has_a_span_and_each_package_one_under_it(
@@ -69,38 +49,8 @@ async def test_run_has_a_span_and_each_package_one_under_it(
         assert calls == ["signings.create", "documents.upload", "recipients.add", "signings.send", "signings.get"]
     assert recorded.total(names.DISPATCH_DURATION, signing_async__outcome="success") == 3
     assert recorded.total(names.DISPATCH_ACTIVE) == 0
-
-
-async def test_operations_of_the_journal_are_timed(client: SigningClient, recorded: Recorded, tmp_path: Path) -> None:
-    (lease,) = _packages(tmp_path, 1)
-    await client.dispatch(lease, tmp_path / "journal")
     timed = {point.attributes["signing_async.journal.operation"] for point in recorded.points(names.JOURNAL_DURATION)}
     assert timed == {"claim", "write", "release"}
-
-
-async def test_failure_of_the_journal_is_timed_with_its_type(
-    client: SigningClient, recorded: Recorded, tmp_path: Path
-) -> None:
-    class Failing(SqliteJournal):
-        async def write(self, claim: Claim, state: str) -> None:
-            raise OSError("the disk of Anna Berg")
-
-    async with Failing(tmp_path / "journal") as journal:
-        with pytest.raises(JournalError):
-            await client.dispatch(_packages(tmp_path, 1)[0], journal)
-    assert recorded.total(names.JOURNAL_DURATION, error__type="JournalError") == 1
-    assert attributes(recorded.one("dispatch"))["error.type"] == "JournalError"
-    assert "Anna" not in recorded.text()
-
-
-async def test_run_of_many_that_is_left_early_is_cancelled(
-    sandbox: Sandbox, client: SigningClient, recorded: Recorded, tmp_path: Path
-) -> None:
-    sandbox.faults.add("signings.send", "hang", skip=1)
-    async with client.dispatch_many(_packages(tmp_path, 2), tmp_path / "journal", concurrency=1) as results:
-        await anext(results)
-    assert attributes(recorded.one("dispatch")) == {"error.type": "CancelledError"}
-    assert recorded.total(names.DISPATCH_ACTIVE) == 0
 
 
 async def test_failed_package_is_an_error_and_the_next_run_links_to_it(
@@ -119,30 +69,6 @@ async def test_failed_package_is_an_error_and_the_next_run_links_to_it(
     assert attributes(failed)["signing_async.outcome"] == "error"
     assert [link.context.span_id for link in sent.links] == [failed.context.span_id]
     assert recorded.total(names.DISPATCH_DURATION, signing_async__outcome="error") == 1
-
-
-async def test_run_links_to_the_span_of_the_killed_run(
-    sandbox: Sandbox, client: SigningClient, recorded: Recorded, tmp_path: Path
-) -> None:
-    hang = sandbox.faults.add("documents.upload", "hang")
-    command = [sys.executable, "-m", "tests.telemetry.victim", sandbox.base_url, sandbox.access_token(), str(tmp_path)]
-    process = await asyncio.create_subprocess_exec(*command, cwd=ROOT)
-    try:
-        while not hang.hits:
-            assert process.returncode is None
-            await asyncio.sleep(0.02)
-    finally:
-        process.kill()
-        await process.wait()
-    hang.remove()
-    await client.dispatch(package(tmp_path), tmp_path / "journal")
-    assert len(sandbox.notifications) == 1
-    (link,) = recorded.one("dispatch.package").links
-    spans = [json.loads(line) for line in (tmp_path / "spans.jsonl").read_text().splitlines()]
-    (create,) = (span for span in spans if span["name"] == "signings.create")
-    assert create["context"]["trace_id"] == f"0x{format_trace_id(link.context.trace_id)}"
-    assert create["parent_id"] == f"0x{format_span_id(link.context.span_id)}"
-    assert link.context.is_remote
 
 
 # The context in the journal

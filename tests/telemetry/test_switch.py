@@ -12,12 +12,18 @@ from typing import Any
 import pytest
 from opentelemetry import metrics, trace
 
-from signing_async import ConfigurationError, NewRecipient, SigningClient, SigningPackage, SqliteJournal
+from signing_async import (
+    ConfigurationError,
+    MemoryTokenStore,
+    NewRecipient,
+    SigningClient,
+    SigningPackage,
+    SqliteJournal,
+)
 from signing_async.archive import Archive
-from signing_async.dispatch.send import find_sent
 from signing_async.sandbox import Sandbox
 from signing_async.settings import Settings
-from signing_async.telemetry import Telemetry, active, is_enabled, names
+from signing_async.telemetry import Telemetry, active, names
 from tests.auth.oauth_servers import Scripted, expired, grants, oauth_for
 from tests.guides import ROOT
 from tests.pdfs import make_pdf
@@ -54,26 +60,6 @@ def test_client_works_without_the_api_package() -> None:
     _run(before="sys.modules['opentelemetry'] = None", after="assert 'opentelemetry.trace' not in sys.modules")
 
 
-def test_provider_that_the_environment_names_is_used() -> None:
-    """The API loads it when it is first asked for a provider."""
-    after = """
-from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry import trace
-from signing_async import telemetry
-assert type(telemetry.active()) is not telemetry.Telemetry
-assert isinstance(trace.get_tracer_provider(), TracerProvider)
-"""
-    _run(before="import opentelemetry.trace", after=after, OTEL_PYTHON_TRACER_PROVIDER="sdk_tracer_provider")
-
-
-async def test_providers_of_the_api_record_nothing(client: SigningClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    with nothing_configured(monkeypatch), monkeypatch.context() as patched:
-        patched.setattr(trace, "_TRACER_PROVIDER", trace.NoOpTracerProvider())
-        patched.setattr(metrics._internal, "_METER_PROVIDER", metrics.NoOpMeterProvider())
-        await client.me()
-        assert type(active()) is Telemetry
-
-
 async def test_sdk_that_is_configured_later_is_used(client: SigningClient, monkeypatch: pytest.MonkeyPatch) -> None:
     with nothing_configured(monkeypatch):
         await client.me()
@@ -104,7 +90,6 @@ async def test_client_without_telemetry_records_nothing(sandbox: Sandbox, record
         await client.with_options(timeout=5).me()
         (sent,) = [each async for each in client.dispatch_many([package], tmp_path / "journal")]
         assert sent.signing is not None
-        await find_sent(client._api, sent.signing.id)
         await sandbox.complete(sent.signing.id)
         async with Archive(client, tmp_path / "archive", journal=tmp_path / "journal") as archive:
             assert [result.error async for result in archive.sweep()] == [None]
@@ -112,48 +97,30 @@ async def test_client_without_telemetry_records_nothing(sandbox: Sandbox, record
     assert not any(recorded.points(metric) for metric in names.METRICS)
 
 
-async def test_environment_switches_everything_off(
-    sandbox: Sandbox, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("SIGNING_TELEMETRY", "off")
-    async with SigningClient(sandbox.base_url, sandbox.access_token()) as client:
-        await client.me()
-    async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
-        await oauth.current._store.save(expired())
-        await oauth.refresh()
-    assert not recorded.spans
-    async with SigningClient(sandbox.base_url, sandbox.access_token(), telemetry=True) as client:
-        await client.me()
-    assert len(recorded.named("me")) == 1
-
-
-@pytest.mark.parametrize(("value", "is_on"), [("on", True), ("OFF", False), ("", True)])
-def test_value_of_the_environment(value: str, is_on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIGNING_TELEMETRY", value)
-    assert is_enabled() is is_on
-    assert Settings.load().telemetry is is_on
-
-
-@pytest.mark.parametrize("make", [lambda: SigningClient("https://tenant.example.com", "token"), Settings.load])
-def test_invalid_value_of_the_environment_is_refused(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIGNING_TELEMETRY", "maybe")
-    with pytest.raises(ConfigurationError, match="SIGNING_TELEMETRY: must be on or off, got 'maybe'"):
-        make()
-
-
-def test_invalid_argument_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="telemetry: must be True or False, got 'off'"):
-        SigningClient("https://tenant.example.com", "token", telemetry="off")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(("line", "is_on"), [("telemetry = false", False), ('telemetry = "on"', True), ("", True)])
-async def test_settings_file_switches_a_client_off(
-    line: str, is_on: bool, sandbox: Sandbox, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("variable", "line", "is_on"),
+    [
+        ("off", "", False),
+        ("", "telemetry = false", False),
+        ("ON", "telemetry = false", True),
+        ("", 'telemetry = "on"', True),
+        ("", "", True),
+    ],
+)
+async def test_environment_and_settings_file_switch_a_client_off(
+    variable: str,
+    line: str,
+    is_on: bool,
+    sandbox: Sandbox,
+    recorded: Recorded,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     path = tmp_path / "config.toml"
     path.write_text(f'base_url = "{sandbox.base_url}"\naccess_token = "{sandbox.access_token()}"\n{line}\n')
     path.chmod(0o600)
     monkeypatch.setenv("SIGNING_CONFIG", str(path))
+    monkeypatch.setenv("SIGNING_TELEMETRY", variable)
     async with SigningClient.from_env() as client:
         await client.me()
     assert len(recorded.named("me")) == is_on
@@ -162,11 +129,25 @@ async def test_settings_file_switches_a_client_off(
     assert len(recorded.named("me")) == is_on + 1
 
 
-def test_invalid_value_in_the_settings_file_names_the_file(tmp_path: Path) -> None:
+async def test_environment_switches_refreshes_off(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGNING_TELEMETRY", "off")
+    store = MemoryTokenStore(expired())
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
+        await oauth.refresh()
+    assert not recorded.spans
+
+
+def test_invalid_switch_is_refused_with_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("telemetry = 1\n")
     with pytest.raises(ConfigurationError, match=r"telemetry in .*config\.toml: must be on or off, got 1"):
         Settings.load(path)
+    with pytest.raises(ConfigurationError, match="telemetry: must be True or False, got 'off'"):
+        SigningClient("https://tenant.example.com", "token", telemetry="off")  # type: ignore[arg-type]
+    monkeypatch.setenv("SIGNING_TELEMETRY", "maybe")
+    for make in (lambda: SigningClient("https://tenant.example.com", "token"), Settings.load):
+        with pytest.raises(ConfigurationError, match="SIGNING_TELEMETRY: must be on or off, got 'maybe'"):
+            make()
 
 
 @pytest.mark.usefixtures("recorded")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable
-from io import BytesIO
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from signing_async.webhooks import (
     Receiver,
     WebhookVerifier,
     aiohttp_handler,
-    wsgi_app,
 )
 from tests.telemetry.recorded import Recorded, attributes
 from tests.webhooks.deliveries import SECRET, event_body, signed
@@ -113,15 +111,6 @@ async def test_body_that_does_not_arrive_has_a_verdict(recorded: Recorded) -> No
     assert _verdicts(recorded) == {"too_slow": 1, "incomplete": 1}
 
 
-def test_chunked_body_that_the_server_cannot_read_is_a_delivery_too(recorded: Recorded) -> None:
-    environ: Any = {"REQUEST_METHOD": "POST", "HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input": BytesIO()}
-    statuses: list[str] = []
-    start: Any = lambda status, _: statuses.append(status)  # noqa: E731
-    list(wsgi_app(Receiver(VERIFIER, _accept))(environ, start))
-    assert statuses == ["411 Length Required"]
-    assert _verdicts(recorded) == {"no_length": 1}
-
-
 def test_threaded_server_has_spans(recorded: Recorded) -> None:
     events: list[Event] = []
     receiver = Receiver(VERIFIER, events.append)
@@ -162,40 +151,6 @@ async def test_delivery_that_must_be_repeated_is_an_error(
     assert attributes(span)["error.type"] == "503"
     assert _verdicts(recorded) == {verdict: 1}
     assert "Anna" not in recorded.text()
-
-
-async def test_delivery_during_a_drain_or_another_attempt_has_its_verdict(recorded: Recorded) -> None:
-    started, go_on = asyncio.Event(), asyncio.Event()
-
-    async def handler(_: Event) -> None:
-        started.set()
-        await go_on.wait()
-
-    receiver = Receiver(VERIFIER, handler)
-    first = asyncio.create_task(receiver.receive(signed(BODY), BODY))
-    await started.wait()
-    await receiver.receive(signed(BODY), BODY)
-    go_on.set()
-    await first
-    await receiver.drain()
-    await receiver.receive(signed(BODY), BODY)
-    assert _verdicts(recorded) == {"in_progress": 1, "accepted": 1, "shutting_down": 1}
-
-
-async def test_cancelled_delivery_ends_its_span(recorded: Recorded) -> None:
-    started = asyncio.Event()
-
-    async def handler(_: Event) -> None:
-        started.set()
-        await asyncio.Event().wait()
-
-    receiving = asyncio.create_task(Receiver(VERIFIER, handler).receive(signed(BODY), BODY))
-    await started.wait()
-    receiving.cancel()
-    await asyncio.wait([receiving])
-    span = recorded.one("webhook.delivery")
-    assert attributes(span)["error.type"] == "CancelledError"
-    assert _verdicts(recorded) == {"cancelled": 1}
 
 
 async def test_environment_switches_deliveries_off(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
