@@ -23,6 +23,7 @@ _MODULES = {"Profile": "profile", "Refused": "refused", "Sandbox": "server"}
 _REQUIRED = {
     "cryptography": "cryptography",
     "fontTools": "fonttools",
+    "jinja2": "jinja2",
     "pikepdf": "pikepdf",
     "pyhanko": "pyhanko",
     "yaml": "pyyaml",

@@ -41,7 +41,10 @@ class Forms:
 
     def page(self, request: web.Request, html: str, status: int = 200) -> web.Response:
         """Return a page as a response that sets the browser's cookie if it has none."""
-        response = web.Response(text=html, status=status, content_type="text/html", headers=PAGE_HEADERS)
+        body = html.encode("utf-8", "replace")  # a lone surrogate cannot be encoded
+        response = web.Response(
+            body=body, status=status, content_type="text/html", charset="utf-8", headers=PAGE_HEADERS
+        )
         if not request.cookies.get(COOKIE):
             response.set_cookie(COOKIE, self._cookie(request), httponly=True, samesite="Lax")
         return response

@@ -12,15 +12,10 @@ from ..refused import Refused, not_found
 from ..responses import is_api_path
 from ..state import State
 from .apps import AUTHORIZE, Apps
-from .components import alert, heading
 from .dashboard import Dashboard
 from .faults import FaultsPage
-from .inbox import Inbox
-from .markup import tag
-from .requests import Requests
-from .signing_details import SigningDetails
 from .signing_page import SigningPage
-from .site import APPS, DASHBOARD, SCRIPT, SCRIPT_PATH, STYLE, STYLE_PATH, Site
+from .site import APPS, DASHBOARD, SCRIPT, STYLE, Site
 from .webhooks import Webhooks
 
 TITLES = {403: "Not allowed", 404: "Not found", 405: "Not possible"}
@@ -33,25 +28,15 @@ class Pages:
 
     def __init__(self, state: State) -> None:
         self._site = Site(state)
-        site = self._site
-        self._parts = (
-            Apps(site),
-            Dashboard(site),
-            Inbox(site),
-            SigningDetails(site),
-            SigningPage(site),
-            Webhooks(site),
-            FaultsPage(site),
-            Requests(site),
-        )
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
+        parts = (part(self._site) for part in (Apps, Dashboard, SigningPage, Webhooks, FaultsPage))
         return [
             web.get("/", _to_dashboard),
-            web.get(STYLE_PATH, partial(_asset, STYLE, "text/css")),
-            web.get(SCRIPT_PATH, partial(_asset, SCRIPT, "text/javascript")),
-            *(route for part in self._parts for route in part.routes()),
+            web.get("/sandbox/style.css", partial(_asset, STYLE, "text/css")),
+            web.get("/sandbox/refresh.js", partial(_asset, SCRIPT, "text/javascript")),
+            *(route for part in parts for route in part.routes()),
         ]
 
     @web.middleware
@@ -71,14 +56,7 @@ class Pages:
 
     def _error(self, request: web.Request, refused: Refused) -> web.Response:
         title = TITLES.get(refused.status, "That did not work")
-        back = tag("a", "To the dashboard", href=DASHBOARD, class_="button")
-        response = self._site.page(
-            request,
-            title,
-            heading(title, own=False),
-            tag("section", alert(refused.message), tag("p", back), class_="card"),
-            status=refused.status,
-        )
+        response = self._site.page(request, "error.html", refused.status, title=title, problem=refused.message)
         response.headers.extend(refused.headers)
         return response
 

@@ -1,15 +1,24 @@
-"""The frame of every page, and forms that only pages of this sandbox can send."""
+"""What all pages share: the frame, filters, forms and the state of a recipient."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
 from importlib.resources import files
 
 from aiohttp import web
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-from ..forms import FIELD
+from ..clock import to_datetime
+from ..records import Recipient, Signing
+from ..refused import Refused
 from ..state import State
-from .markup import Child, Html, render, tag
 
 DASHBOARD, INBOX, WEBHOOKS = "/sandbox", "/sandbox/inbox", "/sandbox/webhooks"
 REQUESTS, FAULTS, APPS = "/sandbox/requests", "/sandbox/faults", "/developer/my-apps"
@@ -21,19 +30,7 @@ SECTIONS = {
     FAULTS: "Faults",
     APPS: "My apps",
 }
-
-STYLE = files(__package__).joinpath("style.css").read_bytes()
-STYLE_PATH = "/sandbox/style.css"
-SCRIPT = files(__package__).joinpath("refresh.js").read_bytes()
-SCRIPT_PATH = "/sandbox/refresh.js"
-VERSION = hashlib.sha256(STYLE + SCRIPT).hexdigest()[:12]
-
-ICON = (
-    "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 32 32'%3E"
-    "%3Crect width='32' height='32' rx='7' fill='%232b46c8'/%3E"
-    "%3Cpath d='M7 21c5-1 5-12 9-12s-1 12 3 12 3-4 6-4' fill='none' stroke='white' stroke-width='2.6'"
-    " stroke-linecap='round'/%3E%3C/svg%3E"
-)
+STYLE, SCRIPT = (files(__package__).joinpath(name).read_bytes() for name in ("style.css", "refresh.js"))
 
 NOTICES = {
     "cancelled": "The signing was cancelled.",
@@ -49,44 +46,60 @@ NOTICES = {
 }
 """What a page says after an action. The URL carries the key, never the text."""
 
+LABELS: dict[str, tuple[str, str]] = {
+    "draft": ("Draft", "quiet"),
+    "sent": ("Sent", "busy"),
+    "completed": ("Completed", "good"),
+    "cancelled": ("Cancelled", "bad"),
+    "waiting": ("Not invited yet", "quiet"),
+    "invited": ("Invited", "busy"),
+    "expired": ("Invitation expired", "warn"),
+    "signed": ("Signed", "good"),
+    "declined": ("Declined", "bad"),
+    "pending": ("Pending", "busy"),
+    "retrying": ("Retrying", "warn"),
+    "delivered": ("Delivered", "good"),
+    "failed": ("Failed", "bad"),
+    "lost": ("Lost", "warn"),
+}
+"""The text and the tone of each state of a signing, a recipient or a delivery."""
+
+
+@dataclass(frozen=True)
+class Filled:
+    """The values of a submitted form and their errors; `problem` concerns the form as a whole."""
+
+    values: Mapping[str, str] = field(default_factory=dict)
+    errors: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    problem: str | None = None
+
+    @classmethod
+    def refused(cls, values: Mapping[str, str], refused: Refused) -> Filled:
+        """Return a form that the service refused."""
+        return cls(values, refused.errors, None if refused.errors else refused.message)
+
+
+EMPTY = Filled()
+
 
 class Site:
-    """Makes pages and protected forms for one sandbox."""
+    """Renders the pages of one sandbox."""
 
     def __init__(self, state: State) -> None:
         self.state: State = state
 
-    def page(
-        self,
-        request: web.Request,
-        title: str,
-        *content: Child,
-        status: int = 200,
-        section: str | None = None,
-        for_recipients: bool = False,
-        language: str = "en",
-    ) -> web.Response:
-        """Return a whole page. Pages that the real service would show (`for_recipients`) have no developers' menu."""
-        html = render(
-            [
-                Html("<!doctype html>\n"),
-                tag("html", _head(title), _body(request, content, section, for_recipients), lang=language),
-            ]
-        )
+    def page(self, request: web.Request, template: str, status: int = 200, **context: object) -> web.Response:
+        """Return a page. Templates see the whole state; `filled` is the refused form, if there is one."""
+        shared = {
+            "state": self.state,
+            "standing": partial(standing, self.state),
+            "token": self.state.forms.token(request),
+            "notice": NOTICES.get(request.query.get("done", "")),
+            "page": page_number(request),
+            "filled": EMPTY,
+        }
+        html = ENVIRONMENT.get_template(template).render(shared | context)
         return self.state.forms.page(request, html, status)
-
-    def form(self, request: web.Request, action: str, *content: Child, **attributes: str) -> Html:
-        """Return a form that only pages of this sandbox can send."""
-        token = tag("input", type="hidden", name=FIELD, value=self.state.forms.token(request))
-        return tag("form", token, content, method="post", action=action, **attributes)
-
-    def button(
-        self, request: web.Request, action: str, label: str, about: str = "", kind: str = "", **hidden: str
-    ) -> Html:
-        """Return a form with one button; `about` tells screen readers what the button acts on."""
-        fields = [tag("input", type="hidden", name=name, value=value) for name, value in hidden.items()]
-        text = [label, tag("span", f" {about}", class_="unseen") if about else None]
-        return self.form(request, action, fields, tag("button", text, class_=f"small {kind}".strip()), class_="inline")
 
     async def fields(self, request: web.Request) -> dict[str, str]:
         """Return the fields of a form that a page of this sandbox sent; refuse any other form."""
@@ -98,64 +111,88 @@ def redirect(path: str, done: str | None = None) -> web.HTTPSeeOther:
     return web.HTTPSeeOther(f"{path}?done={done}" if done else path)
 
 
-def _head(title: str) -> Html:
-    return tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{title} – Signing sandbox"),
-        tag("link", rel="icon", href=ICON),
-        tag("link", rel="stylesheet", href=f"{STYLE_PATH}?v={VERSION}"),
-        tag("script", src=f"{SCRIPT_PATH}?v={VERSION}", defer=True),
-    )
+def page_number(request: web.Request) -> int:
+    """Return the number of the page that the query asks for, by default 1."""
+    number = request.query.get("page", "")
+    return max(1, int(number)) if re.fullmatch(r"[0-9]{1,9}", number) else 1
 
 
-def _body(request: web.Request, content: Child, section: str | None, for_recipients: bool) -> Html:
-    notice = NOTICES.get(request.query.get("done", ""))
-    return tag(
-        "body",
-        tag("a", "Skip to content", href="#main", class_="skip"),
-        tag(
-            "header",
-            tag(
-                "p",
-                tag("strong", "Sandbox."),
-                " This is not a legal signing service: signatures made here bind nobody.",
-                class_="banner",
-                lang="en",
-            ),
-            tag(
-                "div",
-                tag("div", tag("a", "Signing sandbox", href=DASHBOARD, class_="brand"), _menu(section, for_recipients)),
-                class_="top",
-            ),
-        ),
-        tag(
-            "main",
-            tag("p", notice, class_="notice", role="status") if notice else None,
-            content,
-            id="main",
-            tabindex="-1",
-            class_="narrow" if for_recipients else None,
-        ),
-        tag(
-            "footer",
-            tag(
-                "p",
-                "A local sandbox of the electronic signing service, for development and tests. ",
-                "Times are in UTC, on the sandbox's clock.",
-            ),
-            lang="en",
-        ),
-    )
+def standing(state: State, signing: Signing, recipient: Recipient) -> str:
+    """Return the state of a recipient, a key of `LABELS`."""
+    if recipient.completed_at is not None:
+        return "signed"
+    if recipient.declined_at is not None:
+        return "declined"
+    if signing.state in {"draft", "cancelled"}:
+        return signing.state
+    if recipient.invited_at is None:
+        return "waiting"
+    return "expired" if state.signatures.refusal(recipient) else "invited"
 
 
-def _menu(section: str | None, for_recipients: bool) -> Html:
-    if for_recipients:
-        return tag("nav", tag("a", "To the dashboard", href=DASHBOARD), aria_label="Sandbox", lang="en")
-    links = (
-        tag("li", tag("a", name, href=path, aria_current="page" if path == section else None))
-        for path, name in SECTIONS.items()
-    )
-    return tag("nav", tag("ul", links), aria_label="Sandbox")
+def isolated(text: str) -> str:
+    """Return text that a user chose, isolated: its direction does not affect the text around it."""
+    return f"\u2068{text}\u2069"
+
+
+def _isolated_element(text: str) -> Markup:
+    return Markup("<bdi>{}</bdi>").format(text)
+
+
+def _badge(state: str) -> Markup:
+    text, tone = LABELS[state]
+    return Markup('<span class="badge {}">{}</span>').format(tone, text)
+
+
+def _moment(at: int | datetime | None) -> Markup:
+    if at is None:
+        return Markup('<span class="quiet">–</span>')
+    at = at if isinstance(at, datetime) else to_datetime(at)
+    return Markup('<time datetime="{}">{:%Y-%m-%d %H:%M:%S}</time>').format(at.isoformat(timespec="seconds"), at)
+
+
+def _counted(number: int, one: str, many: str) -> str:
+    return f"{number:,} {one if number == 1 else many}"
+
+
+def _indented(text: str) -> str:
+    """Return JSON with indentation, and other text as it is."""
+    try:
+        return json.dumps(json.loads(text), indent=2, ensure_ascii=False)
+    except ValueError:
+        return text
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in its two largest units."""
+    parts = []
+    for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):
+        count, seconds = divmod(seconds, length)
+        if count:
+            parts.append(_counted(int(count), unit, f"{unit}s"))
+    return " ".join(parts[:2]) or "less than a second"
+
+
+ENVIRONMENT = Environment(
+    loader=PackageLoader(__package__),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+ENVIRONMENT.filters |= {
+    "badge": _badge,
+    "bdi": _isolated_element,
+    "counted": _counted,
+    "duration": duration,
+    "indented": _indented,
+    "isolated": isolated,
+    "moment": _moment,
+}
+ENVIRONMENT.globals |= {
+    "EMPTY": EMPTY,
+    "LABELS": LABELS,
+    "SECTIONS": SECTIONS,
+    "zip": zip,
+    "VERSION": hashlib.sha256(STYLE + SCRIPT).hexdigest()[:12],
+}

@@ -8,8 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from signing_async.sandbox.pages import dashboard
-from signing_async.sandbox.pages.site import NOTICES
+from signing_async.sandbox.pages import dashboard, site
 from tests.sandbox.browsing import Page, Visitor
 from tests.sandbox.pages.checks import check_document, full
 from tests.sandbox.serving import API, Caller
@@ -146,7 +145,7 @@ def link(page: Page, label: str) -> str:
 async def test_clock_is_advanced_by_an_amount_or_a_usual_step(visitor: Visitor) -> None:
     page = await visitor.get("/sandbox")
     page = await visitor.send(page, "/sandbox/clock", press="Advance", amount=" 1,5 ", unit="hours")
-    assert page.main.find("p", role="status").text == NOTICES["clock"]
+    assert page.main.find("p", role="status").text == site.NOTICES["clock"]
     assert "1 hour 30 minutes ahead of real time" in page.main.text
     page = await visitor.send(page, "/sandbox/clock", press="+14 days")
     assert "14 days 1 hour ahead of real time" in page.main.text
@@ -175,4 +174,4 @@ async def test_unknown_unit_is_refused(visitor: Visitor) -> None:
     ("seconds", "words"), [(0.5, "less than a second"), (86400, "1 day"), (7261, "2 hours 1 minute")]
 )
 def test_duration_has_its_two_largest_units(seconds: float, words: str) -> None:
-    assert dashboard.duration(seconds) == words
+    assert site.duration(seconds) == words

@@ -13,7 +13,7 @@ import pytest
 
 import signing_async.sandbox.pages as pages
 from signing_async.sandbox import Sandbox
-from signing_async.sandbox.pages.markup import isolated
+from signing_async.sandbox.pages.site import isolated
 from signing_async.sandbox.records import App
 from tests.sandbox.browsing import Visitor
 from tests.sandbox.pages.checks import CALLBACK, check_document, check_headers, consent, crawl, full

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from signing_async.sandbox.pages import inbox
+from signing_async.sandbox.pages import dashboard
 from tests.sandbox.browsing import Visitor
 from tests.sandbox.serving import API, Caller
 
@@ -46,7 +46,7 @@ async def test_inbox_is_filtered_by_address_and_bounded(
     assert chosen.text == "p1@example.com"
     page = await visitor.get("/sandbox/inbox?to=nobody%40example.com")
     assert "Nothing was sent to nobody@example.com." in page.main.text
-    monkeypatch.setattr(inbox, "MOST", 2)
+    monkeypatch.setattr(dashboard, "MESSAGES", 2)
     page = await visitor.get("/sandbox/inbox")
     assert len(page.main.every("article")) == 2
     assert "1 older messages are not shown." in page.main.text
