@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ssl
 
-from ._files import is_transient
 from .errors import TransportError
 
 __all__ = [
@@ -48,15 +47,8 @@ def roots_problem(path: str | None, content: str = "trusted certificates") -> st
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(path)
     except (OSError, ValueError) as error:
-        if _is_passing(error):
-            return ""
         return f"cannot load the {content} of {path!r}: {error}"
     return ""
-
-
-def _is_passing(error: OSError | ValueError) -> bool:
-    """Return whether the file may be readable later, when the connection loads it, for example after EMFILE."""
-    return isinstance(error, OSError) and not isinstance(error, ssl.SSLError) and is_transient(error)
 
 
 def certificate_problem(certificate: str | None, key: str | None, password: str | None) -> str:
@@ -70,8 +62,6 @@ def certificate_problem(certificate: str | None, key: str | None, password: str 
         # Without a function, OpenSSL would ask for the password at the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(certificate, key, lambda: password or "")
     except (OSError, ValueError) as error:
-        if _is_passing(error):
-            return ""
         with_key = f" with the key of {key!r}" if key else ""
         return f"cannot load the client certificate of {certificate!r}{with_key}: {error}"
     return ""

@@ -149,21 +149,22 @@ class SigningClient(AnyEndpoint):
         """
         from .settings import Settings  # most clients are made without it
 
+        given: dict[str, Any] = {
+            "session": session,
+            "proxy": proxy,
+            "retry": retry,
+            "timeout": timeout,
+            "assumptions": assumptions,
+            "on_attempt": on_attempt,
+            "on_response": on_response,
+            "rate_limiter": rate_limiter,
+            "telemetry": telemetry,
+        }
         settings = Settings.load()
-        settings = attrs.evolve(settings, assumptions=settings.assumptions if assumptions is None else assumptions)
-        return cls(
-            settings.origin,
-            settings.auth(),
-            session=session,
-            proxy=settings.proxy if proxy is None else proxy,
-            retry=settings.retry if retry is None else retry,
-            timeout=settings.timeouts if timeout is None else timeout,
-            assumptions=settings.assumptions,
-            on_attempt=on_attempt,
-            on_response=on_response,
-            rate_limiter=rate_limiter,
-            telemetry=settings.telemetry if telemetry is None else telemetry,
-        )
+        if assumptions is not None:
+            settings = attrs.evolve(settings, assumptions=assumptions)
+        options = settings.client_options() | {name: value for name, value in given.items() if value is not None}
+        return cls(settings.origin, settings.auth(), **options)
 
     def with_options(
         self,

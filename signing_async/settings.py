@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypedDict, TypeVar
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import attrs
@@ -49,16 +49,6 @@ _OPTIONS = {
 
 def _hide_url(place: Path | str | None) -> str:
     return "'...'" if isinstance(place, str) else repr(place)
-
-
-class ClientOptions(TypedDict):
-    """The arguments of `SigningClient` that come from the settings, besides the tenant and the login."""
-
-    proxy: str | None
-    retry: RetryPolicy
-    timeout: Timeouts
-    assumptions: Assumptions
-    telemetry: bool
 
 
 @attrs.frozen(kw_only=True)
@@ -106,15 +96,27 @@ class Settings:
         layers = [
             {name: _Given(name, text, f"--{name.replace('_', '-')}") for name, text in (given or {}).items()},
             {
-                name: _Given(name, os.environ[_variable(name)], _variable(name))
+                name: _Given(name, text, _variable(name))
                 for name in _CONVERTERS
-                if os.environ.get(_variable(name))
+                if (text := os.environ.get(_variable(name)))
             },
             {} if path is None else _read_file(path),
         ]
         note = _drop_foreign_credentials(layers, path)
         chosen = {name: value for layer in reversed(layers) for name, value in layer.items()}
-        return cls(**_convert(chosen), file=path, note=note)
+        if "timeout" in chosen:
+            # A plain timeout also limits transfers, as the client's argument does.
+            chosen = {"transfer_timeout": chosen["timeout"], **chosen}
+        timeouts, retry = _evolve(Timeouts(), "timeouts", chosen), _evolve(RetryPolicy(), "retry", chosen)
+        # The secrets last: they are in no variable when an error is raised.
+        names = sorted(chosen.keys() - _OPTIONS.keys(), key=lambda name: name in _SECRETS or name in _URLS)
+        return cls(
+            **{name: _CONVERTERS[name](chosen[name]) for name in names},
+            timeouts=timeouts,
+            retry=retry,
+            file=path,
+            note=note,
+        )
 
     @property
     def origin(self) -> str:
@@ -139,7 +141,7 @@ class Settings:
             raise ConfigurationError(f"SIGNING_TOKEN_FILE is not set, and there is no login at {origin}{self.note}")
         return self.oauth()
 
-    def client_options(self) -> ClientOptions:
+    def client_options(self) -> dict[str, Any]:
         """Return the other arguments of `SigningClient`."""
         return {
             "proxy": self.proxy,
@@ -206,27 +208,9 @@ class _Given:
     def path_or_url(self) -> Path | str:
         return self.text() if "://" in self.text() else self.path()
 
-    def switch(self) -> bool:
-        return parse_switch(self.value, self.source)
-
     def _format_value(self) -> str:
         # Even an invalid secret is not shown.
         return type(self.value).__name__ if self.name in _SECRETS else repr(self.value)
-
-
-_CONVERTERS: dict[str, Callable[[_Given], Any]] = {
-    **dict.fromkeys(
-        ("base_url", "access_token", "client_id", "client_secret", "redirect_uri", "webhook_secret", "broker", "proxy"),
-        _Given.text,
-    ),
-    "inbox": _Given.path_or_url,
-    "inbox_key": _Given.text,
-    "token_file": _Given.path,
-    "journal": _Given.path_or_url,
-    **dict.fromkeys(_OPTIONS, _Given.number),
-    "assumptions": _Given.assumptions,
-    "telemetry": _Given.switch,
-}
 
 
 def config_folder() -> Path | None:
@@ -326,21 +310,13 @@ def _origin(given: _Given) -> str:
     return _name_source(partial(urls.check_origin, given.text()), given)
 
 
-def _convert(chosen: dict[str, _Given]) -> dict[str, Any]:
-    values: dict[str, Any] = {"timeouts": Timeouts(), "retry": RetryPolicy()}
-    if "timeout" in chosen:
-        # A plain timeout also limits transfers, as the client's argument does.
-        chosen = {"transfer_timeout": chosen["timeout"], **chosen}
-    hidden = [name for name in chosen if name in _SECRETS or name in _URLS]
-    for name in (name for name in chosen if name not in hidden):
-        given, value = chosen[name], _CONVERTERS[name](chosen[name])
-        if name in _OPTIONS:
-            record, field = _OPTIONS[name]
-            values[record] = _name_source(partial(attrs.evolve, values[record], **{field: value}), given)
-        else:
-            values[name] = _origin(given) if name == "base_url" else value
-    # The secrets last: they are in no variable when an error is raised.
-    return {**values, **{name: _CONVERTERS[name](chosen[name]) for name in hidden}}
+def _evolve(record: T, kind: str, chosen: Mapping[str, _Given]) -> T:
+    """Return the record with the options that are chosen for this kind of record."""
+    for name, (of, field) in _OPTIONS.items():
+        if of == kind and name in chosen:
+            change: Any = partial(attrs.evolve, record, **{field: chosen[name].number()})
+            record = _name_source(change, chosen[name])
+    return record
 
 
 def _name_source(make: Callable[[], T], given: _Given) -> T:
@@ -349,3 +325,15 @@ def _name_source(make: Callable[[], T], given: _Given) -> T:
         return make()
     except ConfigurationError as error:
         raise ConfigurationError(f"{error} ({given.source})") from None
+
+
+_CONVERTERS: dict[str, Callable[[_Given], Any]] = {
+    "base_url": _origin,
+    **dict.fromkeys(("access_token", "client_id", "client_secret", "redirect_uri", "webhook_secret"), _Given.text),
+    **dict.fromkeys(("broker", "proxy", "inbox_key"), _Given.text),
+    **dict.fromkeys(("journal", "inbox"), _Given.path_or_url),
+    "token_file": _Given.path,
+    **dict.fromkeys(_OPTIONS, _Given.number),
+    "assumptions": _Given.assumptions,
+    "telemetry": lambda given: parse_switch(given.value, given.source),
+}

@@ -8,7 +8,6 @@ import warnings
 
 import aiohttp
 import pytest
-from aiohttp import web
 
 from signing_async import (
     Assumptions,
@@ -21,7 +20,6 @@ from signing_async import (
 )
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
-from tests.servers import serving
 
 QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 
@@ -35,15 +33,6 @@ async def test_callers_session_is_shared_by_clients_and_stays_open(sandbox: Sand
         assert not session.closed
     with pytest.raises(ClientClosed, match="session"):
         await SigningClient(sandbox.base_url, "token", session=session).me()
-
-
-async def test_thousands_of_clients_share_one_session_and_need_no_closing(sandbox: Sandbox) -> None:
-    async with aiohttp.ClientSession() as session:
-        token = sandbox.access_token()
-        clients = [SigningClient(sandbox.base_url, token, session=session) for _ in range(3000)]
-        assert (await clients[-1].me()).email
-        del clients
-        gc.collect()
 
 
 async def test_settings_of_the_callers_session_do_not_change_the_client(sandbox: Sandbox) -> None:
@@ -71,27 +60,6 @@ async def test_trace_configs_of_the_callers_session_see_every_request(sandbox: S
     assert seen == ["POST /api/1.0/signings 201", f"POST /api/1.0/signings/{signing.id}/documents 201"]
 
 
-async def test_opentelemetry_makes_a_span_for_every_request(sandbox: Sandbox) -> None:
-    from opentelemetry.instrumentation.aiohttp_client import AioHttpClientInstrumentor
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
-    exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
-    AioHttpClientInstrumentor().instrument(tracer_provider=provider)
-    try:
-        async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=QUICK) as client:
-            sandbox.faults.add("me", "503")
-            await client.me()
-    finally:
-        AioHttpClientInstrumentor().uninstrument()
-        provider.shutdown()
-    spans = exporter.get_finished_spans()
-    assert len(spans) == 2
-    assert all(span.name == "GET" for span in spans)
-
-
 async def test_client_that_was_not_closed_is_a_resource_warning(sandbox: Sandbox) -> None:
     """A view is not."""
     client = SigningClient(sandbox.base_url, sandbox.access_token())
@@ -107,13 +75,6 @@ async def test_client_that_was_not_closed_is_a_resource_warning(sandbox: Sandbox
         gc.collect()
     assert any("SigningClient" in str(one.message) for one in caught if one.category is ResourceWarning)
     await session.close()
-
-
-async def test_unused_client_needs_no_closing() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        SigningClient("https://tenant.example.com", "token")
-        gc.collect()
 
 
 def test_client_in_a_second_event_loop_is_a_configuration_error() -> None:
@@ -177,21 +138,6 @@ async def test_operations_after_aclose_raise_client_closed(sandbox: Sandbox, cli
             await one.documents.upload("id", make_pdf())
         with pytest.raises(ClientClosed):
             await one.recipients.remind_pending("id")
-
-
-async def test_clients_of_two_tenants_keep_their_connections_in_a_shared_session() -> None:
-    ports: list[object] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        ports.append(request.transport.get_extra_info("peername") if request.transport else None)
-        return web.json_response({"id": request.host})
-
-    async with serving(answer) as one, serving(answer) as other, aiohttp.ClientSession() as session:
-        clients = [SigningClient(server.origin, "token", session=session) for server in (one, other)]
-        for client, server in [*zip(clients, (one, other), strict=True)] * 3:
-            assert (await client.me()).id == server.origin.removeprefix("http://")
-    assert len(ports) == 6
-    assert len(set(ports)) == 2
 
 
 def test_session_of_another_event_loop_is_one_clear_error() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import re
 import socket
@@ -28,7 +27,6 @@ from signing_async import ConfigurationError, MemoryTokenStore, OAuth, RetryPoli
 from signing_async import taskiq as taskiq_module
 from signing_async.archive import S3Store
 from signing_async.cli.doctor import Examination
-from signing_async.errors import ArchiveError
 from signing_async.postgres import PostgresJournal
 from signing_async.redis import RedisSeenEvents, RedisTokenStore
 from signing_async.taskiq import enqueuing, redis_streams
@@ -153,17 +151,6 @@ async def test_untrusted_certificate_is_a_permanent_failure(connect: Callable[[s
     assert (caught.value.transient, caught.value.effect) == (False, "none")
 
 
-async def test_untrusted_certificate_is_permanent_while_the_caller_handles_another_error() -> None:
-    """A raised error gets the handled one as its context, in place of that of `ssl`."""
-    async with _untrusted(_load_token) as place:
-        try:
-            raise LookupError
-        except LookupError:
-            with pytest.raises(SigningError) as caught:
-                await _load_token(place)
-    assert not caught.value.transient
-
-
 @each_connection
 async def test_refused_connection_is_a_transient_failure(connect: Callable[[str], Awaitable[None]]) -> None:
     with pytest.raises(SigningError) as caught:
@@ -220,25 +207,6 @@ async def test_file_of_trusted_certificates_that_cannot_be_loaded_is_a_wrong_set
     monkeypatch.setenv("AWS_CA_BUNDLE", "")  # set by one of them, and restored afterwards
     with pytest.raises(ConfigurationError, match=f"cannot load the trusted certificates of '{re.escape(str(roots))}'"):
         await configure(str(roots))
-
-
-async def test_certificates_that_cannot_be_read_for_lack_of_descriptors_are_no_wrong_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The connection loads them again, and its failure is transient."""
-
-    def fail(*arguments: object, **named: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", fail)
-    monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", fail)
-    monkeypatch.setenv("AWS_CA_BUNDLE", "")
-    pair = f"{tmp_path}/certificate.pem"
-    await _configure_postgresql(f"{tmp_path}/ca.pem&sslcert={pair}&sslkey={pair}")
-    await _configure_redis(f"{tmp_path}/ca.pem&ssl_certfile={pair}")
-    with pytest.raises(ArchiveError, match="Too many open files") as caught:
-        await _configure_s3(f"{tmp_path}/ca.pem")
-    assert caught.value.transient
 
 
 def test_certificates_that_asyncpg_does_not_load_may_be_missing() -> None:

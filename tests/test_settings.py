@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
 
-from signing_async import Assumptions, AuthError, ConfigurationError, FileTokenStore, OAuth, SigningClient, Timeouts
+from signing_async import Assumptions, AuthError, ConfigurationError, OAuth, SigningClient, Timeouts
 from signing_async.sandbox import Sandbox
 from signing_async.settings import Settings, config_folder
 
@@ -166,13 +163,9 @@ def test_settings_file_is_chosen_by_argument_then_variable_and_must_exist(
             r"^base_url:? must be https .*'http://example.com' \(base_url in .*toml\)$",
         ),
         ('timeout = "5"', r"^timeout in .*config.toml: must be a number, got '5'$"),
-        ("timeout = true", r"^timeout in .*config.toml: must be a number, got True$"),
         ("timeout = nan", r"^timeout in .*config.toml: must be a number, got nan$"),
         ("timeout = -1", r"-1 \(timeout in .*config.toml\)$"),
-        ("transfer_timeout = 0", r"0 \(transfer_timeout in"),
         ("max_attempts = 0", r"0 \(max_attempts in"),
-        ("max_attempts = 1.5", r"1\.5 \(max_attempts in"),
-        ("max_delay = -1", r"-1 \(max_delay in"),
         ("token_file = 1", r"^token_file in .*config.toml: must be a non-empty string"),
         ("assumptions = 1", r"^assumptions in .*config.toml: must be a non-empty string, got 1$"),
         (
@@ -193,26 +186,7 @@ def test_invalid_setting_in_file_is_an_error_with_file_name_and_value(text: str,
     assert caught.value.__context__ is None or caught.value.__suppress_context__
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "said"),
-    [
-        ("BASE_URL", "x", r"'x' \(SIGNING_BASE_URL\)$"),
-        ("TIMEOUT", "soon", r"^SIGNING_TIMEOUT: must be a number, got 'soon'$"),
-        ("MAX_ATTEMPTS", "inf", r"^SIGNING_MAX_ATTEMPTS: must be a number, got 'inf'$"),
-        ("ASSUMPTIONS", "none.toml", r"^none.toml cannot be read"),
-        ("CONFIG", "none.toml", r"none.toml cannot be read"),
-        ("CONFIG", "/", r"^/ cannot be read: Is a directory$"),
-    ],
-)
-def test_invalid_variable_is_an_error_with_its_name_and_value(
-    name: str, value: str, said: str, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(f"SIGNING_{name}", value)
-    with pytest.raises(ConfigurationError, match=said):
-        Settings.load()
-
-
-@pytest.mark.parametrize("name", ["access_token", "client_secret", "webhook_secret", "inbox_key"])
+@pytest.mark.parametrize("name", ["client_secret", "inbox_key"])
 def test_invalid_secret_is_not_shown(name: str, config: Path) -> None:
     write(config, f'{name} = ["{SECRET}"]')
     with pytest.raises(ConfigurationError, match=rf"^{name} in .*: must be a non-empty string, got list$") as caught:
@@ -223,6 +197,22 @@ def test_invalid_secret_is_not_shown(name: str, config: Path) -> None:
         with pytest.raises(ConfigurationError, match="is not TOML") as caught:
             Settings.load()
         assert SECRET not in f"{caught.value!r} {caught.value.__context__!r} {caught.value.__cause__!r}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("BASE_URL", "x", r"'x' \(SIGNING_BASE_URL\)$"),
+        ("TIMEOUT", "soon", r"^SIGNING_TIMEOUT: must be a number, got 'soon'$"),
+        ("CONFIG", "none.toml", r"none.toml cannot be read"),
+    ],
+)
+def test_invalid_variable_is_an_error_with_its_name_and_value(
+    name: str, value: str, said: str, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"SIGNING_{name}", value)
+    with pytest.raises(ConfigurationError, match=said):
+        Settings.load()
 
 
 def test_settings_file_must_be_utf8(config: Path) -> None:
@@ -254,23 +244,8 @@ def test_secrets_in_a_world_readable_file_are_refused(config: Path) -> None:
     assert Settings.load().timeouts.call == 1
 
 
-def test_broker_url_is_hidden_and_a_secret_if_it_has_a_password(config: Path) -> None:
-    url = f"redis://user:{SECRET}@host/0"
-    write(config, f'broker = "{url}"')
-    settings = Settings.load()
-    assert settings.broker == url
-    assert SECRET not in repr(settings)
-    write(config, f'broker = "{url}"', 0o644)
-    with pytest.raises(ConfigurationError, match="holds broker, and everybody"):
-        Settings.load()
-    write(config, 'broker = "redis://host/0"', 0o644)
-    assert Settings.load().broker == "redis://host/0"
-
-
-@pytest.mark.parametrize("name", ["journal", "inbox"])
-def test_database_url_is_hidden_and_a_secret_if_it_has_a_password(
-    name: str, config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("name", ["journal", "inbox", "broker"])
+def test_database_url_is_hidden_and_a_secret_if_it_has_a_password(name: str, config: Path) -> None:
     url = f"postgresql://user:{SECRET}@host/database"
     write(config, f'{name} = "{url}"')
     settings = Settings.load()
@@ -284,12 +259,9 @@ def test_database_url_is_hidden_and_a_secret_if_it_has_a_password(
         Settings.load()
     write(config, f'{name} = "postgresql://user@host:5432/database"', 0o644)
     assert getattr(Settings.load(), name) == "postgresql://user@host:5432/database"
-    write(config, f'{name} = "postgresql://host/database"', 0o644)
-    assert getattr(Settings.load(), name) == "postgresql://host/database"
-    write(config, f'{name} = "a&password=b.journal"', 0o644)
-    assert getattr(Settings.load(), name) == config.parent / "a&password=b.journal"
-    monkeypatch.setenv(f"SIGNING_{name.upper()}", "j.db")
-    assert "j.db" in repr(Settings.load())
+    write(config, 'journal = "a&password=b.journal"', 0o644)
+    assert Settings.load().journal == config.parent / "a&password=b.journal"
+    assert "a&password=b.journal" in repr(Settings.load())
 
 
 def test_file_modes_are_not_checked_on_windows(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -509,26 +481,3 @@ def test_inaccessible_configuration_folder_counts_as_missing(monkeypatch: pytest
 def test_config_path_with_null_byte_is_an_error() -> None:
     with pytest.raises(ConfigurationError, match="cannot be read: embedded null byte"):
         Settings.load("config\0.toml")
-
-
-def test_home_of_an_unknown_user_is_an_ordinary_name(config: Path) -> None:
-    write(config, 'token_file = "~nobody-of-this-name/x"')
-    assert Settings.load().token_file == config.parent / "~nobody-of-this-name/x"
-
-
-def test_importing_the_client_does_not_import_tomllib() -> None:
-    script = "import sys, signing_async.client; print('tomllib' in sys.modules, 'difflib' in sys.modules)"
-    # The coverage tool reads TOML itself.
-    env = {name: value for name, value in os.environ.items() if not name.startswith("COV")}
-    ran = subprocess.run(
-        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=60, check=True
-    )
-    assert ran.stdout == "False False\n"
-
-
-def test_store_is_the_named_token_file(config: Path, tmp_path: Path) -> None:
-    async def kept() -> Any:
-        return await FileTokenStore(tmp_path / "x.json").load()
-
-    assert asyncio.run(kept()) is None
-    assert Settings(base_url="https://a.example.com", token_file=tmp_path / "x.json").store.path == tmp_path / "x.json"

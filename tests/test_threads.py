@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from signing_async import (
     SqliteJournal,
     TokenStore,
 )
-from signing_async.storage.sqlite_file import SharedDatabase
 from signing_async.webhooks import MemorySeenEvents, SQLiteSeenEvents
 from signing_async.webhooks.seen import Claim
 from tests.cli.service import Service, running
@@ -123,20 +120,3 @@ def test_event_is_new_to_one_thread(tmp_path: Path, kind: str) -> None:
     assert all(Counter(each)[Claim.NEW] == 1 for each in zip(*claims, strict=True))
     if isinstance(seen, SQLiteSeenEvents):
         seen.close()
-
-
-def test_seen_events_file_may_be_closed_by_another_thread_during_a_claim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = SQLiteSeenEvents(tmp_path / "seen.db")
-    seen.claim("evt_1")
-    connected = SharedDatabase.connected
-
-    @contextmanager
-    def closed_afterwards(self: SharedDatabase) -> Iterator[sqlite3.Connection]:
-        with connected(self) as connection:
-            yield connection
-        self.close()
-
-    monkeypatch.setattr(SharedDatabase, "connected", closed_afterwards)
-    assert seen.claim("evt_1") is Claim.PENDING
