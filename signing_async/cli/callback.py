@@ -106,8 +106,8 @@ async def listen(redirect_uri: str) -> AsyncIterator[Callback]:
             message = f"cannot listen at {redirect_uri}: {error.strerror or error}; free the port, or use --no-browser"
             raise ConfigurationError(message) from None
         if not parts.port:
-            host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-            callback.redirect_uri = parts._replace(netloc=f"{host}:{runner.addresses[0][1]}").geturl()
+            netloc = f"{parts.netloc.rstrip(':')}:{runner.addresses[0][1]}"
+            callback.redirect_uri = parts._replace(netloc=netloc).geturl()
         yield callback
     finally:
         await runner.cleanup()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
+import logging
 import os
 import re
 import socket
@@ -109,31 +111,21 @@ def test_login_saves_token_that_commands_and_from_env_use(
     assert app["SIGNING_CLIENT_SECRET"] not in f"{ran.out}{ran.err}{pages[0]}"
 
 
-def test_verbose_shows_the_token_requests_of_a_login_and_of_a_refresh(
+def test_login_shows_no_secret_with_json_and_verbose_nor_does_a_refresh(
     run: Run, app: dict[str, str], service: Service, pages: list[str]
 ) -> None:
-    """Their names and statuses, and nothing of the tokens."""
-    ran = run("login", "-v")
-    assert "oauth.exchange, attempt 1: HTTP 200 in " in ran.err
-    service.do(lambda: service.sandbox.clock.advance(days=1))
-    refreshed = run("me", "-v")
-    assert "oauth.refresh, attempt 1: HTTP 200 in " in refreshed.err
-    (kept,) = Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")
-    secrets = [app["SIGNING_CLIENT_SECRET"], *re.findall(r'_token": "([^"]+)"', kept.read_text())]
-    assert len(secrets) == 3
-    assert not any(secret in ran.err + refreshed.err for secret in secrets)
-
-
-def test_login_json_prints_url_to_stderr_and_user_to_stdout_without_secrets(
-    run: Run, app: dict[str, str], service: Service, pages: list[str]
-) -> None:
-    ran = run("login", "--json")
-    assert json.loads(ran.err)["url"].startswith(f"{service.sandbox.base_url}/oauth/authorize?")
+    ran = run("login", "--json", "-v")
+    told = [json.loads(line) for line in ran.err.splitlines()]
+    assert told[0]["url"].startswith(f"{service.sandbox.base_url}/oauth/authorize?")
+    assert (told[1]["attempt"]["operation"], told[1]["attempt"]["status"]) == ("oauth.exchange", 200)
     (facts,) = ran.lines
     token = json.loads(Path(facts["token_file"]).read_text())
     assert (facts["email"], facts["base_url"]) == ("user@sandbox.example", service.sandbox.base_url)
+    service.do(lambda: service.sandbox.clock.advance(days=1))
+    refreshed = run("me", "-v")
+    assert "oauth.refresh, attempt 1: HTTP 200 in " in refreshed.err
     for secret in (token["access_token"], token["refresh_token"], app["SIGNING_CLIENT_SECRET"]):
-        assert secret not in ran.out + ran.err
+        assert secret not in ran.out + ran.err + refreshed.err
 
 
 def test_callback_pages_are_not_stored_run_nothing_and_send_no_referrer(
@@ -168,33 +160,37 @@ def test_callback_pages_are_not_stored_run_nothing_and_send_no_referrer(
 
 
 @pytest.mark.parametrize(
-    ("query", "host"),
+    "request_line",
     [
-        ("", "127.0.0.1"),
-        ("?code=x", "127.0.0.1"),
-        ("?error=access_denied", "127.0.0.1"),
-        ("?error=access_denied&state=", "127.0.0.1"),
-        ("?" + "a=1&" * 200, "127.0.0.1"),
-        ("?code=x", "a b"),
-        ("?code=x", "\xff"),
+        "GET /callback HTTP/1.1",
+        "GET /callback?code=x HTTP/1.1",
+        "GET /callback?error=access_denied&state= HTTP/1.1",
+        f"GET /callback?{'a=1&' * 200} HTTP/1.1",
+        "GET /callback HTTP/9.9",
+        "GET /callback HTTP/1.1\r\nbad header",
     ],
 )
-def test_request_without_the_state_does_not_end_the_login(
-    query: str, host: str, run: Run, app: dict[str, str], service: Service, monkeypatch: pytest.MonkeyPatch
+def test_request_without_the_state_is_refused_silently_and_does_not_end_the_login(
+    request_line: str,
+    run: Run,
+    app: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Any program on this machine, and any page in a browser, may send one."""
     statuses: list[bytes] = []
 
     def visit(address: str) -> str:
-        parts = urlsplit(app["SIGNING_REDIRECT_URI"])
-        with socket.create_connection(("127.0.0.1", parts.port or 0), timeout=20) as connection:
-            connection.sendall(f"GET {parts.path}{query} HTTP/1.1\r\nHost: {host}\r\n\r\n".encode("latin-1"))
+        port = urlsplit(app["SIGNING_REDIRECT_URI"]).port or 0
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(f"{request_line}\r\nHost: a b\r\n\r\n".encode())
             statuses.append(connection.recv(4096).split()[1])
         return agree(address)
 
     browse_with(monkeypatch, visit)
     ran = run("login")
     assert (ran.code, statuses) == (0, [b"400"]), ran.err
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_denied_access_is_exit_code_4_and_shown_in_browser_and_terminal(
@@ -252,11 +248,8 @@ def test_second_callback_is_refused(run: Run, app: dict[str, str], monkeypatch: 
     ("environment", "platform", "opened"),
     [
         ({"DISPLAY": ":0"}, "linux", True),
-        ({"WAYLAND_DISPLAY": "wayland-0"}, "linux", True),
         ({}, "linux", False),
         ({}, "darwin", True),
-        ({}, "win32", True),
-        ({"DISPLAY": ":0", "SSH_CONNECTION": "192.0.2.1 1 192.0.2.2 22"}, "linux", False),
         ({"SSH_TTY": "/dev/ttys001"}, "darwin", False),
         ({"BROWSER": "firefox", "SSH_CONNECTION": "192.0.2.1 1 192.0.2.2 22"}, "linux", True),
     ],
@@ -287,24 +280,14 @@ def test_login_opens_no_browser_over_ssh_or_without_display(
         assert visited == []
 
 
-@pytest.mark.parametrize(
-    ("redirect_uri", "shown"),
-    [
-        ("http://127.0.0.1/callback", "redirect_uri=http%3A%2F%2F127.0.0.1%3A"),
-        ("http://[::1]/callback", "redirect_uri=http%3A%2F%2F%5B%3A%3A1%5D%3A"),
-    ],
-)
 def test_redirect_uri_without_port_uses_a_free_port_in_the_authorize_url(
-    redirect_uri: str, shown: str, run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch, pages: list[str]
 ) -> None:
-    register_app(service, monkeypatch, redirect_uri)
+    register_app(service, monkeypatch, "http://127.0.0.1/callback")
     addresses: list[str] = []
     browse_with(monkeypatch, lambda address: addresses.append(address) or "")  # type: ignore[func-returns-value]  # None
-    ran = run("login", "--wait", "0.3")
-    if ran.code == 2 and "::1" in redirect_uri:
-        pytest.skip("this machine has no loopback of version 6")
-    assert ran.code == 5
-    assert shown in addresses[0]
+    assert run("login", "--wait", "0.3").code == 5
+    assert re.search(r"redirect_uri=http%3A%2F%2F127\.0\.0\.1%3A\d+%2Fcallback", addresses[0])
 
 
 def test_occupied_port_is_an_error_that_suggests_no_browser(run: Run, app: dict[str, str]) -> None:
@@ -334,13 +317,10 @@ def test_only_plain_http_on_this_machine_is_loopback(address: str, loopback: boo
     assert is_loopback(address) is loopback
 
 
-@pytest.mark.parametrize("address", ["http://[nonsense/", "http://127.0.0.1:99999/", "http://127.0.0.1:x/"])
-def test_invalid_redirect_uri_is_refused(
-    address: str, run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SIGNING_REDIRECT_URI", address)
+def test_invalid_redirect_uri_is_refused(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGNING_REDIRECT_URI", "http://127.0.0.1:x/")
     ran = run("login")
-    assert (ran.code, ran.err) == (2, f"Error: redirect_uri is not a URL: {address!r}\n")
+    assert (ran.code, ran.err) == (2, "Error: redirect_uri is not a URL: 'http://127.0.0.1:x/'\n")
 
 
 def test_login_without_browser_prompts_for_callback_url_and_checks_its_state(
@@ -360,19 +340,16 @@ def test_login_without_browser_prompts_for_callback_url_and_checks_its_state(
 
 
 def test_login_with_remote_redirect_uri_reads_code_from_stdin_and_refuses_forged_state(
-    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_app(service, monkeypatch, "https://app.example.com/callback")
     (made,) = service.do(lambda: service.sandbox.apps)
-    (tmp_path / "code").write_text(service.do(service.sandbox.authorize, made) + "\n")
-    with (tmp_path / "code").open() as code:
-        monkeypatch.setattr(sys, "stdin", code)
-        ran = run("login")
+    code = service.do(service.sandbox.authorize, made)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{code}\n"))
+    ran = run("login")
     assert (ran.code, ran.out[:9]) == (0, "Logged in")
-    (tmp_path / "forged").write_text("https://app.example.com/callback?code=x&state=forged\n")
-    with (tmp_path / "forged").open() as forged:
-        monkeypatch.setattr(sys, "stdin", forged)
-        ran = run("login")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("https://app.example.com/callback?code=x&state=forged\n"))
+    ran = run("login")
     assert ran.code == 4
     assert "state does not match" in ran.err
 
@@ -442,10 +419,13 @@ def test_missing_settings_without_terminal_are_named(run: Run, monkeypatch: pyte
 
 
 def test_logout_removes_the_token_and_says_that_the_service_was_not_told(
-    run: Run, app: dict[str, str], service: Service, pages: list[str]
+    run: Run, app: dict[str, str], service: Service, pages: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run("login")
-    ran = run("logout")
+    with monkeypatch.context() as patched:
+        patched.setenv("SIGNING_ACCESS_TOKEN", service.do(service.sandbox.access_token))
+        assert "is used instead of the login" in run("login").err
+        ran = run("logout")
+        assert "is still set" in ran.err
     assert ran.out.startswith("Token removed: ")
     assert "The service was not told" in ran.err
     assert list(Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")) == []

@@ -86,9 +86,7 @@ PROFILES = {
     "laravel": Profile.laravel(),
     "rfc9457": Profile.rfc9457(),
     "numeric": Profile.numeric(),
-    "cursors of another name": Profile(cursor_param="page_token", limit_param="take"),
     "a cursor at the top": Profile(pagination="top_cursor", cursor_param="after", limit_param="pageSize"),
-    "items of another name": Profile(items_field="rows", limit_param="page_size"),
     "has more": Profile(pagination="has_more", cursor_param="starting_after", items_field="entries"),
     "wrapped records": Profile(record_field="payload"),
     "signed elsewhere": Profile(recipient_completed_field="finished_on"),
@@ -139,16 +137,15 @@ def test_sample_in_the_guide_is_written(run: Run, tmp_path: Path) -> None:
     assert sample in (tmp_path / "assumptions.toml").read_text()
 
 
-def test_unwritable_output_is_an_error_with_option_path_and_reason(run: Run) -> None:
+def test_unwritable_output_is_an_error_with_option_path_and_reason_and_leaves_no_file(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ran = run("doctor", "--output", "none/tenant.toml")
     assert ran.code == 2
     assert "Error: --output: 'none/tenant.toml' cannot be written: No such file or directory\n" in ran.err
-    for folder in ("", ".", "/"):
-        ran = run("doctor", "--force", "--output", folder)
-        assert (ran.code, ran.err) == (2, f"Error: --output: {str(Path(folder))!r} is a folder\n")
+    ran = run("doctor", "--force", "--output", "")
+    assert (ran.code, ran.err) == (2, "Error: --output: '.' is a folder\n")
 
-
-def test_full_disk_leaves_no_partial_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(path: Path, text: str, encoding: str) -> None:
         path.write_bytes(text[:10].encode())
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -257,13 +254,8 @@ LEARNED: dict[str, tuple[Answers, str, dict[str, Any]]] = {
     "unknown names": (
         {"/me": {}, "/signings": pages(ABC, hidden, "size", "start"), "/signings/a": {"thing": {"id": "a"}}},
         "the cursor in meta.paging.nextToken is sent back as 'start'",
-        {
-            "limit_param": "size",
-            "cursor_param": "start",
-            "item_paths": "body.rows",
-            "next_paths": "meta.paging.nextToken",
-            "record_paths": "thing",
-        },
+        {"limit_param": "size", "cursor_param": "start", "item_paths": "body.rows"}
+        | {"next_paths": "meta.paging.nextToken", "record_paths": "thing"},
     ),
     "an unknown flag": (
         {"/signings": pages(ABC, lambda items, more: {"data": items, "info": {"moreToCome": more}})},
@@ -283,16 +275,6 @@ LEARNED: dict[str, tuple[Answers, str, dict[str, Any]]] = {
     "a URL": ({"/signings": {"data": TWO, "links": {"next": "https://x.test/2"}}}, "its URL is in links.next", {}),
     "one signing": ({"/signings": TWO[:1]}, "there are not enough signings for a second page", {}),
     "a cursor that no parameter takes": (
-        {"/signings": {"data": TWO[:1], "next_cursor": "x"}},
-        "a page has a cursor in next_cursor, but no known parameter takes it",
-        {},
-    ),
-    "more without ids": (
-        {"/signings": {"data": [{"name": "x"}], "has_more": True}},
-        "a page has a cursor in has_more and the last item's id, but no known parameter takes it",
-        {},
-    ),
-    "more without records": (
         {"/signings": {"data": ["a", "b"], "has_more": True}},
         "a page has a cursor in has_more and the last item's id, but no known parameter takes it",
         {},
@@ -318,8 +300,8 @@ async def test_member_name_cannot_inject_lines_into_the_file() -> None:
     assert "max_pdf_bytes" not in text
 
 
-async def test_growing_list_is_not_taken_for_an_effect_of_the_cursor() -> None:
-    """Other items come for every parameter, but also without one."""
+async def test_growing_or_repeating_list_is_a_failure() -> None:
+    """A growing list has other items for every parameter, but also without one."""
     numbers = iter(range(10_000))
 
     def page(request: web.Request) -> web.Response:
@@ -328,10 +310,6 @@ async def test_growing_list_is_not_taken_for_an_effect_of_the_cursor() -> None:
 
     found, values, _ = await examine({"/me": {}, "/signings": page})
     assert (found["next page"].state, "cursor_param" in values) == ("failed", False)
-
-
-async def test_list_that_repeats_itself_is_a_failure() -> None:
-    numbers = iter(range(10_000))
     odd = lambda _: web.json_response({"data": TWO[:1], "next_cursor": f"c{next(numbers)}"})  # noqa: E731  # short
     found, _, _ = await examine({"/me": {}, "/signings": odd})
     assert found["client"].message == "page 2 of a list repeats earlier signings"
@@ -377,9 +355,7 @@ async def test_clock_skew_is_a_failure() -> None:
     assert (await clock("noon")).state == "unknown"
 
 
-@pytest.mark.parametrize(
-    ("status", "learns"), [(400, True), (401, True), (403, True), (200, False), (404, False), (429, False)]
-)
+@pytest.mark.parametrize(("status", "learns"), [(400, True), (200, False), (429, False)])
 async def test_wrong_token_teaches_a_rejection_and_no_other_status(status: int, learns: bool) -> None:
     def me(request: web.Request) -> web.Response:
         return web.json_response({}, status=200 if request.headers["Authorization"] == "Bearer t0ken" else status)
@@ -392,7 +368,7 @@ async def test_wrong_token_teaches_a_rejection_and_no_other_status(status: int, 
     assert values.get("expired_token_statuses") == (sorted({401, status}) if learns else None)
 
 
-@pytest.mark.parametrize(("status", "check"), [(404, "token"), (431, "token"), (429, "service"), (503, "service")])
+@pytest.mark.parametrize(("status", "check"), [(404, "token"), (429, "service"), (503, "service")])
 async def test_other_refusal_of_me_is_not_learned_as_a_rejected_token(status: int, check: str) -> None:
     found, values, _ = await examine({"/me": lambda _: web.Response(status=status, headers={"Retry-After": "0"})})
     assert (list(found), found[check].state, values) == (["https", "clock", check], "failed", {})
