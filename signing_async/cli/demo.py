@@ -47,7 +47,7 @@ _COMMAND = (sys.executable, "-c", "from signing_async.cli import main; main()")
     type=click.Path(file_okay=False, path_type=Path),
     help="Folder for the sealed PDFs; by default a new temporary folder.",
 )
-def demo(state: State, folder: Path | None) -> None:
+async def demo(state: State, folder: Path | None) -> None:
     """Run through everything against a sandbox on this machine, in seconds.
 
     \b
@@ -57,13 +57,10 @@ def demo(state: State, folder: Path | None) -> None:
     if folder is None:
         folder = Path(tempfile.mkdtemp(prefix="signing-demo-"))
     make_folder(folder, "--folder")
-    state.run(_run(folder, state.out))
-
-
-async def _run(folder: Path, out: Output) -> None:
     started = time.perf_counter()
-    facts = await _Demo(out, folder).run()
-    out.result({**facts, "seconds": round(time.perf_counter() - started, 2)})
+    with tempfile.TemporaryDirectory() as private:
+        facts = await _Demo(state.out, folder).run(Path(private))
+    state.out.result({**facts, "seconds": round(time.perf_counter() - started, 2)})
 
 
 class _Demo:
@@ -77,11 +74,7 @@ class _Demo:
         self._documents: list[Document] = []
         self._steps = 0
 
-    async def run(self) -> dict[str, Any]:
-        with tempfile.TemporaryDirectory() as state:
-            return await self._run_steps(Path(state))
-
-    async def _run_steps(self, state: Path) -> dict[str, Any]:
+    async def run(self, state: Path) -> dict[str, Any]:
         async with (
             self._serve_webhooks(state / "inbox.db") as url,
             Sandbox(webhook_url=url, webhook_secret=_SECRET) as sandbox,
@@ -110,7 +103,6 @@ class _Demo:
         self._step(
             "The user allows access; the code is exchanged", f"{user.name} <{user.email}>", "state checked, token saved"
         )
-
         signing = await self._prepare(client)
         sandbox.clock.advance(days=1)
         sandbox.faults.add("signings.send", "drop-after-commit")
@@ -174,16 +166,16 @@ class _Demo:
     async def _archive(self, sandbox: Sandbox, client: SigningClient, journal: Path) -> dict[str, Any]:
         contract = PdfSource(sample_pdf("Rent of a berth"), "berth.pdf")
         tenant = NewRecipient("eva@example.com", "Eva", "Dahl")
-        packages = [
-            SigningPackage(f"Berth {number}", "EN", [contract], [tenant], key=f"berth-{number}")
-            for number in range(1, _BERTHS + 1)
-        ]
+        berths = range(1, _BERTHS + 1)
+        packages = [SigningPackage(f"Berth {one}", "EN", [contract], [tenant], key=f"berth-{one}") for one in berths]
         async for sent in client.dispatch_many(packages, journal):
             assert sent.signing is not None, sent.error
             await sandbox.complete(sent.signing.id)
         self._step(f"{_BERTHS} more packages are sent in bulk, and signed", "each exactly once, with a journal")
 
-        archive = self._new_folder("archive")
+        # A folder that no earlier demo has used.
+        names = itertools.chain(["archive"], (f"archive-{number}" for number in itertools.count(2)))
+        archive = next(path for name in names if not (path := self._folder / name).exists())
         before = len(sandbox.requests_of(_DOWNLOAD))
         slow = sandbox.faults.add(_DOWNLOAD, "slow", times=None, seconds=0.2)
         worker = await self._start_worker(sandbox, archive)
@@ -207,28 +199,14 @@ class _Demo:
         return {"path": str(archive), "documents": report.documents, "archived_before_the_kill": kept, "ok": report.ok}
 
     async def _start_worker(self, sandbox: Sandbox, archive: Path) -> asyncio.subprocess.Process:
-        """Start `signing-async archive` in a process of its own."""
-        # Leave out the user's own settings, above all a journal.
+        """Start `signing-async archive` in a process of its own, without the user's own settings."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("SIGNING_")}
-        settings = {
-            "SIGNING_CONFIG": os.devnull,
-            "SIGNING_BASE_URL": sandbox.base_url,
-            "SIGNING_ACCESS_TOKEN": sandbox.access_token(),
-        }
-        return await asyncio.create_subprocess_exec(
-            *_COMMAND,
-            "archive",
-            str(archive),
-            env=environment | settings,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-
-    def _new_folder(self, name: str) -> Path:
-        """Return a path in the demo's folder that no earlier demo has used."""
-        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        return next(path for each in names if not (path := self._folder / each).exists())
+        environment["SIGNING_CONFIG"] = os.devnull
+        environment["SIGNING_BASE_URL"] = sandbox.base_url
+        environment["SIGNING_ACCESS_TOKEN"] = sandbox.access_token()
+        null = asyncio.subprocess.DEVNULL
+        command = (*_COMMAND, "archive", str(archive))
+        return await asyncio.create_subprocess_exec(*command, env=environment, stdin=null, stdout=null, stderr=null)
 
     @asynccontextmanager
     async def _serve_webhooks(self, path: Path) -> AsyncIterator[str]:

@@ -225,25 +225,6 @@ def test_login_without_callback_is_exit_code_5_after_the_wait(
     assert "/oauth/authorize?" in ran.err
 
 
-def test_second_callback_is_refused(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    late: list[int] = []
-
-    def visit(address: str) -> str:
-        page = agree(address)
-        try:
-            urllib.request.urlopen(page.splitlines()[0])
-        except urllib.error.HTTPError as error:
-            late.append(error.code)
-        except OSError:
-            late.append(410)  # the server is gone already
-        return page
-
-    browse_with(monkeypatch, visit)
-    assert run("login").code == 0
-    wait_until(lambda: late)
-    assert late == [410]
-
-
 @pytest.mark.parametrize(
     ("environment", "platform", "opened"),
     [

@@ -133,3 +133,9 @@ def test_closed_standard_streams_are_replaced_by_the_null_device(service: Servic
     env = {**os.environ, **service.environment, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
+
+
+def test_installed_program_prints_its_version() -> None:
+    program = Path(sys.executable).with_name("signing-async")
+    ran = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.startswith("signing-async, version ")

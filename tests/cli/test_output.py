@@ -45,7 +45,6 @@ def test_colours_on_a_terminal_without_no_color_and_no_controls_in_pipes(service
 @pytest.mark.parametrize(
     ("columns", "header"),
     [
-        (36, None),
         (40, None),
         (50, ["ID", "NAME"]),
         (60, ["ID", "STATE", "NAME"]),

@@ -159,15 +159,3 @@ def test_send_exits_with_3_if_the_outcome_is_unknown(run: Run, service: Service)
     assert ran.code == 3
     assert ran.error["exit_code"] == 3
     assert ran.error["type"].startswith("OutcomeUnknown")
-
-
-def test_control_and_bidirectional_characters_in_names_are_replaced_and_escaped_in_json(
-    run: Run, service: Service
-) -> None:
-    name = "a\x1b]0;title\x07\u202eb\nc"
-    signing = service.draft(name=name)
-    for ran in (run("list"), run("show", signing), run("create", name)):
-        assert not {"\x1b", "\x07", "\u202e"} & {*ran.out, *ran.err}
-    (facts,) = run("list", "--json", "--limit", "1").lines
-    assert facts["name"] == name
-    assert "\x1b" not in run("list", "--json").out

@@ -102,17 +102,6 @@ def _once(folder: Path) -> str:
     return str(path)
 
 
-def test_watch_prints_lines_on_a_dumb_terminal(service: Service) -> None:
-    signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
-    terminal = Terminal("watch", signing, *WATCH, environment={**service.environment, "TERM": "dumb"})
-    terminal.wait_for("Lease is sent")
-    service.call(service.sandbox.complete(signing))
-    screen = terminal.end()
-    assert screen.code == 0
-    assert "Lease is completed" in screen.text
-    assert b"\x1b" not in screen.raw
-
-
 def test_watch_updates_a_terminal_in_place_and_restores_the_cursor(service: Service) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
     terminal = Terminal("watch", signing, *WATCH, environment=service.environment)
