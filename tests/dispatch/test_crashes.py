@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import random
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,7 @@ from tests.dispatch.observing import parcel_of, sent_well, state_of
 from tests.dispatch.parcels import Parcel
 from tests.pdfs import make_pdf
 
-COMMITTED = ["500-after-commit", "502-html-after-commit", "drop-after-commit", "truncate"]
+COMMITTED = ["500-after-commit", "502-html-after-commit", "drop-after-commit", "truncate", "not-json"]
 
 
 NOT_COMMITTED = ["500", "503", "502-html", "drop-before-commit", "429"]
@@ -99,24 +97,6 @@ async def test_run_paused_at_any_moment_while_another_takes_over_sends_nothing_t
                 fate.resumed.set()
                 assert (await first).id == second.id
             sent_well(sandbox, each, spare=1)
-
-
-async def test_runs_killed_repeatedly_are_completed_by_the_last(tmp_path: Path) -> None:
-    moments = await moments_of(parcel_of())
-    chance = random.Random(5)
-    async with Sandbox(seed=7) as sandbox:
-        for number in range(8):
-            each, path = parcel_of(name=f"Lease {number}"), tmp_path / f"{number}"
-            deaths = 0
-            for at in [chance.randint(1, moments) for _ in range(5)]:
-                fate = Fate(at)
-                async with SqliteJournal(path) as journal, fated_client(sandbox, fate) as client:
-                    with contextlib.suppress(Died):
-                        await client.dispatch(each.package, Fated(journal, fate))
-                deaths += fate.is_dead
-            async with fated_client(sandbox, Fate()) as client:
-                await client.dispatch(each.package, path)
-            sent_well(sandbox, each, spare=deaths)
 
 
 async def test_upload_of_a_killed_run_that_arrives_late_is_not_in_the_signing_that_is_sent(

@@ -141,16 +141,6 @@ async def test_failed_packages_are_results_and_a_second_run_sends_them(
     sent_well(sandbox, *good)
 
 
-async def test_package_with_a_key_is_sent_once_however_often_it_is_in_the_run(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    parcel = parcel_of(key="lease")
-    results = await all_of(client.dispatch_many([parcel.package] * 6, tmp_path / "journal"))
-    assert [result.error for result in results] == [None] * 6
-    assert len({result.signing.id for result in results if result.signing}) == 1
-    sent_well(sandbox, parcel)
-
-
 async def test_second_of_two_identical_packages_without_a_key_is_refused(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
@@ -169,14 +159,6 @@ async def test_second_of_two_identical_packages_without_a_key_is_refused(
     sent_well(sandbox, first, other)
 
 
-async def test_identical_packages_with_keys_are_all_sent(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    packages = [parcel_of(key=key).package for key in ("a", "b")]
-    results = await all_of(client.dispatch_many([*packages, parcel_of().package], tmp_path / "journal"))
-    assert len({result.signing.id for result in results if result.signing}) == 3
-
-
 async def test_package_without_a_key_that_failed_may_be_given_again_in_the_same_run(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
@@ -184,20 +166,6 @@ async def test_package_without_a_key_that_failed_may_be_given_again_in_the_same_
     sandbox.faults.add("recipients.add", "429", retry_after=3600)
     results = await all_of(client.dispatch_many([parcel.package] * 2, tmp_path / "journal", concurrency=1))
     assert [type(result.error) for result in results] == [RateLimited, type(None)]
-    sent_well(sandbox, parcel)
-
-
-async def test_same_package_without_a_key_is_resumed_by_the_next_run(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    """Later calls of `dispatch` or `dispatch_many` return the first one's signing, with the same or an equal object."""
-    parcel = parcel_of()
-    async with SqliteJournal(tmp_path / "journal") as journal:
-        first = await client.dispatch(parcel.package, journal)
-        again = await client.dispatch(parcel.package, journal)
-        (result,) = await all_of(client.dispatch_many([parcel_of().package], journal))
-    assert result.signing is not None
-    assert first.id == again.id == result.signing.id
     sent_well(sandbox, parcel)
 
 
@@ -301,20 +269,6 @@ async def test_progress_counts_all_documents_with_totals_once_the_last_package_i
         told.clear()
 
 
-async def test_progress_counts_a_document_once_the_service_has_it(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    parcels = [parcel_of(3, 1, name=f"Lease {number}") for number in range(3)]
-    there: list[tuple[int, int]] = []
-
-    def listen(progress: Progress) -> None:
-        there.append((progress.files_done, len(sandbox.documents())))
-
-    await all_of(client.dispatch_many([one.package for one in parcels], tmp_path / "journal", on_progress=listen))
-    assert all(told <= held for told, held in there)
-    assert there[-1] == (9, 9)
-
-
 async def test_progress_totals_are_reported_if_the_iterable_ends_after_the_last_upload(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
@@ -327,24 +281,6 @@ async def test_progress_totals_are_reported_if_the_iterable_ends_after_the_last_
             await asyncio.sleep(0.01)
 
     await all_of(client.dispatch_many(packages(), tmp_path / "journal", on_progress=told.append))
-    size = sum(len(data) for _, data in parcel.documents)
-    assert [one for one in told if one.files_total is not None] == [Progress(2, 2, size, size)]
-
-
-async def test_progress_totals_are_reported_if_the_last_package_is_invalid(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    told: list[Progress] = []
-    parcel = parcel_of(2, 1)
-
-    async def slow() -> AsyncIterator[bytes]:
-        while not sandbox.signings or sandbox.signings[0].state != "sent":
-            await asyncio.sleep(0.01)
-        await asyncio.sleep(0.2)
-        yield b"no PDF"
-
-    packages = [parcel.package, SigningPackage("Lease", "EN", [slow()], parcel.package.recipients)]
-    await all_of(client.dispatch_many(packages, tmp_path / "journal", on_progress=told.append))
     size = sum(len(data) for _, data in parcel.documents)
     assert [one for one in told if one.files_total is not None] == [Progress(2, 2, size, size)]
 
@@ -392,18 +328,6 @@ async def test_invalid_arguments_are_refused_by_the_call(client: SigningClient, 
         many(packages, tmp_path / "journal", on_progress=5)
     with pytest.raises(InvalidRequest, match="journal: must be a path or a Journal"):
         await client.dispatch(packages[0], 5)  # type: ignore[arg-type]  # wrong on purpose
-
-
-async def test_failing_on_progress_is_logged_once_and_the_packages_are_sent(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    def fail(progress: Progress) -> None:
-        raise ZeroDivisionError
-
-    parcel = parcel_of()
-    await all_of(client.dispatch_many([parcel.package], tmp_path / "journal", on_progress=fail))
-    sent_well(sandbox, parcel)
-    assert sum("on_progress failed" in record.message for record in caplog.records) == 1
 
 
 # What is told

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from signing_async import (
 )
 from signing_async.dispatch.journal import Claim
 from signing_async.sandbox import Sandbox
-from tests.dispatch.deaths import Fate, Fated, MemoryJournal, fated_client
+from tests.dispatch.deaths import Fate, MemoryJournal, fated_client
 from tests.dispatch.observing import (
     Failing,
     all_of,
@@ -79,45 +78,6 @@ async def test_package_claimed_by_another_run_is_postponed_and_sent_after_its_re
     sent_well(sandbox, *parcels)
 
 
-async def test_claim_of_a_postponed_package_is_retried_with_growing_pauses_and_logged_once(
-    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    journal, asked, told = MemoryJournal(), list[float](), list[int]()
-    claim = journal.claim
-
-    async def counted(key: str) -> Claim | None:
-        asked.append(asyncio.get_running_loop().time())
-        told.append(sum("waiting for package" in message for message in caplog.messages))
-        if len(asked) == 6:
-            journal.taken.clear()
-        return await claim(key)
-
-    journal.taken.add("lease")
-    journal.claim = counted  # type: ignore[method-assign]  # one that notes the time
-    await client.dispatch(parcel_of(key="lease").package, journal)
-    waits = [after - before for before, after in itertools.pairwise(asked)]
-    assert [wait >= 0.024 * 2**number for number, wait in enumerate(waits)] == [True] * 5
-    assert told == [0, 0, 0, 0, 1, 1]
-
-
-async def test_idle_workers_leave_postponed_packages_to_the_workers_that_wait(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    parcels = [parcel_of(1, 1, name=f"Lease {number}", key=f"{number}") for number in range(8)]
-    async with SqliteJournal(tmp_path / "journal") as other:
-        claims = [await other.claim(f"{number}") for number in range(4)]
-        packages = [parcel.package for parcel in parcels]
-        run = asyncio.create_task(all_of(client.dispatch_many(packages, tmp_path / "journal", concurrency=8)))
-        await asyncio.sleep(0.8)
-        for claim in claims:
-            assert claim is not None
-            await other.release(claim)
-        results = await run
-    assert [result.error for result in results] == [None] * 8
-    sent_well(sandbox, *parcels)
-
-
 async def test_postponed_package_does_not_wait_for_the_next_item_of_the_iterable(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
@@ -156,21 +116,6 @@ async def test_leaving_cancels_and_closes_the_callers_async_generator(
         assert (await anext(run)).error is None
     assert ended == ["cancelled", "closed"]
     assert list(tmp_path.glob("*.lock")) == []
-
-
-async def test_leaving_closes_the_callers_generator(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    ended: list[bool] = []
-
-    def endless() -> Iterator[SigningPackage]:
-        try:
-            while True:
-                yield parcel_of(1, 1).package
-        finally:
-            ended.append(True)
-
-    async with client.dispatch_many(endless(), tmp_path / "journal", concurrency=1) as run:
-        assert (await anext(run)).error is None
-    assert ended == [True]
 
 
 def streamed(data: bytes, key: str) -> SigningPackage:
@@ -279,42 +224,6 @@ async def test_claim_is_released_even_if_the_run_is_cancelled_twice(sandbox: San
     async with asyncio.timeout(30):
         while journal.taken:
             await asyncio.sleep(0.005)
-
-
-async def test_run_with_a_lost_claim_sends_nothing_and_returns_the_other_runs_result(
-    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    parcel, journal, fate = parcel_of(), MemoryJournal(), Fate(12, pause=True)
-    async with fated_client(sandbox, fate) as slow:
-        first = asyncio.create_task(all_of(slow.dispatch_many([parcel.package], Fated(journal, fate))))
-        await fate.paused.wait()
-        journal.expire()
-        signing = await client.dispatch(parcel.package, journal)
-        requests = len(sandbox.requests)
-        fate.resumed.set()
-        (result,) = await first
-    assert result.signing is not None
-    assert result.signing.id == signing.id
-    assert len(sandbox.requests) <= requests + 2
-    assert any("was lost: another run has claimed it" in record.message for record in caplog.records)
-    sent_well(sandbox, parcel, spare=1)
-
-
-async def test_claim_lost_before_the_first_step_creates_no_draft(sandbox: Sandbox, client: SigningClient) -> None:
-    parcel, journal = parcel_of(), MemoryJournal()
-    claim = journal.claim
-
-    async def paused(key: str) -> Claim | None:
-        got = await claim(key)
-        journal.claim = claim  # type: ignore[method-assign]  # paused once
-        journal.expire()
-        await client.dispatch(parcel.package, journal)
-        return got
-
-    journal.claim = paused  # type: ignore[method-assign]  # by a machine that sleeps
-    signing = await client.dispatch(parcel.package, journal)
-    assert [one.id for one in sandbox.signings] == [signing.id]
-    sent_well(sandbox, parcel)
 
 
 async def test_each_step_is_journaled_before_it_begins_with_the_outcome_of_the_one_before(

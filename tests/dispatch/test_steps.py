@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -23,24 +21,12 @@ from signing_async import (
     SigningState,
     Unauthorized,
 )
-from signing_async.dispatch.journal import Claim
 from signing_async.sandbox import Sandbox
 from signing_async.signings import Signings
 from tests.dispatch.deaths import MemoryJournal
 from tests.dispatch.observing import abandoned, concurrent_uploads, count, key_of, parcel_of, sent_well, state_of
 from tests.dispatch.parcels import Parcel
 from tests.pdfs import make_pdf
-
-COMMITTED = ["500-after-commit", "502-html-after-commit", "drop-after-commit", "truncate"]
-
-
-NOT_COMMITTED = ["500", "503", "502-html", "drop-before-commit", "429"]
-
-
-STEPS = ["signings.create", "documents.upload", "recipients.add", "signings.send"]
-
-
-READINGS = ["signings.get", "recipients.list"]
 
 
 async def test_sent_package_is_returned_from_the_journal_without_a_request(
@@ -65,32 +51,6 @@ async def test_sent_package_is_returned_from_the_journal_without_a_request(
     assert state_of(tmp_path / "journal")["status"] == "sent"
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {},
-        {
-            "documents": {"0": "d0", "1": "d1"},
-            "recipients": {"0": "r0"},
-            "error": "HTTP 401",
-            "abandoned": ["an earlier draft"],
-        },
-    ],
-)
-async def test_journal_entries_of_earlier_versions_are_read(
-    sandbox: Sandbox, client: SigningClient, more: dict[str, Any]
-) -> None:
-    journal, package = MemoryJournal(), parcel_of().package
-    key = await key_of(package)
-    known = {"content": key, "service": sandbox.base_url, "status": "sent", "signing": "an id", **more}
-    journal.states[key] = json.dumps(known)
-    signing = await client.dispatch(package, journal)
-    assert (signing.id, signing.is_draft) == ("an id", False)
-    assert [document.id for document in signing.documents] == list(more.get("documents", {}).values())
-    assert sandbox.requests == []
-    assert json.loads(journal.states[key]) == known
-
-
 async def test_journal_entry_has_a_fixed_format(sandbox: Sandbox, client: SigningClient) -> None:
     journal, package = MemoryJournal(), parcel_of(1, 1, key="lease").package
     signing = await client.dispatch(package, journal)
@@ -105,15 +65,6 @@ async def test_journal_entry_has_a_fixed_format(sandbox: Sandbox, client: Signin
         "abandoned": [],
         "trace_context": None,
     }
-
-
-async def test_unset_fields_of_a_sent_package_stay_unset(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    package = parcel_of(signing_order=None).package
-    await client.dispatch(package, tmp_path / "journal")
-    known = await client.dispatch(package, tmp_path / "journal")
-    assert (known.signing_order, known.message) == (None, None)
 
 
 async def test_dispatch_without_a_journal_sends_each_time(sandbox: Sandbox, client: SigningClient) -> None:
@@ -187,20 +138,6 @@ async def test_abandoned_drafts_are_in_the_result_and_in_the_notes_of_the_error(
         assert (result.error, result.abandoned) == (None, (old,))
 
 
-async def test_ordered_upload_that_fails_is_resumed_in_the_same_draft(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    parcel, path = parcel_of(4), tmp_path / "journal"
-    sandbox.faults.add("documents.upload", "expired-token", skip=2)
-    with pytest.raises(Unauthorized):
-        await client.dispatch(parcel.package, path)
-    assert count(sandbox)["documents.upload"] == 3
-    assert state_of(path)["documents"].keys() == {"0", "1"}
-    signing = await client.dispatch(parcel.package, path)
-    assert [document.name for document in signing.documents] == [name for name, _ in parcel.documents]
-    sent_well(sandbox, parcel)
-
-
 async def test_draft_with_a_refused_document_is_kept_and_completed_later(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
@@ -237,29 +174,6 @@ async def test_refused_upload_stops_further_uploads_and_leaves_the_others_unambi
     assert None not in state_of(path)["documents"].values()
     await client.dispatch(parcel.package, path, ordered=False)
     sent_well(sandbox, parcel)
-
-
-@pytest.mark.parametrize("step", ["documents.upload", "recipients.add"])
-async def test_step_with_an_unreadable_response_is_read_back(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str
-) -> None:
-    """It took effect, and a reading shows the record: the draft is sent."""
-    parcel, path = parcel_of(1, 1), tmp_path / "journal"
-    sandbox.faults.add(step, "not-json")
-    await client.dispatch(parcel.package, path)
-    sent_well(sandbox, parcel)
-
-
-@pytest.mark.parametrize("step", ["documents.upload", "recipients.add"])
-@pytest.mark.parametrize("kind", ["500", "502-html", "drop-before-commit"])
-async def test_step_with_an_unknown_outcome_is_done_in_a_new_draft(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str, kind: str
-) -> None:
-    """Without retries nothing is read: the draft is abandoned within the same run."""
-    parcel, path = parcel_of(1, 1), tmp_path / "journal"
-    sandbox.faults.add(step, kind)
-    await client.with_options(retry=RetryPolicy.none()).dispatch(parcel.package, path)
-    sent_well(sandbox, parcel, spare=1)
 
 
 @pytest.mark.parametrize("step", ["recipients.add", "signings.send"])
@@ -330,62 +244,6 @@ async def test_changed_package_replaces_an_unsent_version_and_is_refused_after_t
     assert "key: 'lease' names another package, which was sent as signing" in str(result.error)
     assert isinstance(result.error, InvalidRequest)
     assert state_of(path)["error"] is None
-
-
-async def test_changed_package_without_a_draft_abandons_nothing(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    sandbox.faults.add("signings.create", "expired-token")
-    with pytest.raises(Unauthorized):
-        await client.dispatch(parcel_of(name="First", key="lease").package, tmp_path / "journal")
-    second = parcel_of(name="Second", key="lease")
-    await client.dispatch(second.package, tmp_path / "journal")
-    assert state_of(tmp_path / "journal")["abandoned"] == []
-    assert abandoned(caplog) == []
-    sent_well(sandbox, second)
-
-
-async def test_journaled_error_is_cleared_by_the_next_run(sandbox: Sandbox, client: SigningClient) -> None:
-    parcel, journal, errors = parcel_of(), MemoryJournal(), list[str | None]()
-    write = journal.write
-
-    async def noted(claim: Claim, state: str) -> None:
-        errors.append(json.loads(state)["error"])
-        await write(claim, state)
-
-    journal.write = noted  # type: ignore[method-assign]  # one that takes notes
-    sandbox.faults.add("recipients.add", "expired-token")
-    with pytest.raises(Unauthorized):
-        await client.dispatch(parcel.package, journal)
-    assert "401" in str(errors.pop())
-    await client.dispatch(parcel.package, journal)
-    assert set(errors) == {None}
-
-
-async def test_concurrent_saves_of_a_package_share_a_write(sandbox: Sandbox, client: SigningClient) -> None:
-    journal = MemoryJournal()
-    write, under_way = journal.write, 0
-
-    async def slow(claim: Claim, state: str) -> None:
-        nonlocal under_way
-        under_way += 1
-        assert under_way == 1
-        await asyncio.sleep(0.05)
-        await write(claim, state)
-        under_way -= 1
-
-    journal.write = slow  # type: ignore[method-assign]  # a slow one
-    await client.dispatch(parcel_of(8, 1).package, journal, ordered=False)
-    # Begun, created, some of the eight documents at a time, the recipient, the sending, sent.
-    assert journal.writes < 5 + 7
-    sent_well(sandbox, parcel_of(8, 1))
-
-
-async def test_on_attempt_receives_every_request_of_a_dispatch(sandbox: Sandbox, client: SigningClient) -> None:
-    told: list[str] = []
-    watched = client.with_options(on_attempt=lambda attempt: told.append(attempt.operation))
-    await watched.dispatch(parcel_of().package)
-    assert Counter(told) == count(sandbox)
 
 
 # The package itself
