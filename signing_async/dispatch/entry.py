@@ -154,7 +154,7 @@ class JournalEntry:
         self._api = api
         self._context = context
         self.state: PackageState = PackageState(package.content, api.origin)
-        self._changes = self._saved = 0
+        self._is_saved = False
         self._saved_status = DRAFT
         self._writing = asyncio.Lock()
 
@@ -204,23 +204,19 @@ class JournalEntry:
         raise OutcomeUnknown("the journal entry of this package cannot be decoded: the package may have been sent")
 
     async def save(self) -> None:
-        """Write the current state; concurrent calls share a write. Raises `ClaimLost` if the claim is stale.
+        """Write the current state. Raises `ClaimLost` if the claim is stale.
 
         If the send request may have been made, and was not refused, a journal error has the effect ``"unknown"``.
         """
-        self._changes += 1
-        change = self._changes
         async with self._writing:
-            if self._saved >= change:
-                return
-            covered, status = self._changes, self.state.status
+            status, self._is_saved = self.state.status, True
             try:
                 await self._journal.write(self._claim, self._encode())
             except SigningError as error:
                 if DRAFT in (self._saved_status, status):
                     raise
                 raise amended(error, effect="unknown").with_traceback(error.__traceback__) from error.__cause__
-            self._saved, self._saved_status = covered, status
+            self._saved_status = status
 
     def _encode(self) -> str:
         fields = attrs.asdict(self.state) | {"trace_context": self._context}
@@ -232,7 +228,7 @@ class JournalEntry:
     async def note_failure(self, error: Exception) -> None:
         """Save the error, if this run has saved anything, and log it."""
         text = self._api.transport.redacted(str(error))
-        if self._changes:
+        if self._is_saved:
             self.state.error = text[:_MAX_ERROR]
             await self.save()
         log.warning("package %s was not sent: %s", self._package.label, text)

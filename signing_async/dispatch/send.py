@@ -44,9 +44,9 @@ class Uploads:
     """How a run uploads: ``concurrency`` documents at once over all packages, only one per package if ``ordered``."""
 
     def __init__(self, concurrency: int, *, ordered: bool) -> None:
-        self.concurrency = concurrency
-        self.ordered = ordered
         self.semaphore: asyncio.Semaphore = asyncio.Semaphore(concurrency)
+        self.ordered = ordered
+        self.per_package: int = 1 if ordered else concurrency
 
 
 async def send_package(
@@ -111,13 +111,12 @@ class _Draft:
         """Complete the draft. If it might differ from the package, replace it by a second draft."""
         state = self._entry.state
         state.error = None
-        missing = self._missing_documents()
         if state.content != self._package.content:
             self._abandon("the package was changed")
             state.content = self._package.content
         elif state.is_ambiguous:
             self._abandon("the outcome of one of its steps is unknown")
-        elif self._uploads.ordered and missing != list(range(len(self._package.documents)))[len(state.documents) :]:
+        elif self._uploads.ordered and state.documents.keys() != set(map(str, range(len(state.documents)))):
             self._abandon("its documents are out of order")
         if await self._complete(last=False):
             return
@@ -161,13 +160,12 @@ class _Draft:
                 return False
         try:
             self.report_uploaded(but=missing)
-            one_by_one = self._uploads.ordered or not missing
-            for batch in [[number] for number in missing] if one_by_one else [missing]:
-                await self._upload(batch)
+            # After a failure no more uploads are begun, and those in progress finish.
+            async with Results(missing, self._upload, self._uploads.per_package) as uploads:
+                async for _ in uploads:
+                    pass
             for number, fields in enumerate(self._package.recipients):
                 if str(number) not in state.recipients:
-                    state.recipients[str(number)] = None
-                    await self._entry.save()
                     await self._step(state.recipients, number, partial(self._api.recipients.add, self.id, **fields))
             if state.is_ambiguous or self._entry.ledger.is_tainted:
                 raise OutcomeUnknown("a lost request may still add to the draft")
@@ -193,39 +191,18 @@ class _Draft:
         ids = self._entry.state.documents
         return [number for number in range(len(self._package.documents)) if ids.get(str(number)) is None]
 
-    async def _upload(self, numbers: list[int]) -> None:
-        """Upload documents concurrently. After a failure no more are begun, and those in progress finish."""
-        ids, not_begun = self._entry.state.documents, set(numbers)
-        ids.update((str(number), None) for number in numbers)
-        await self._entry.save()
-
-        async def upload(number: int) -> None:
-            document = self._package.documents[number]
-
-            async def call() -> Document:
-                report = partial(self._on_progress, number)
-                return await self._api.documents.upload(self.id, document.source, on_progress=report, preflight=False)
-
-            async with self._uploads.semaphore:
-                not_begun.discard(number)
-                await self._step(ids, number, call)
-            # The next step saves the last id.
-            if None in ids.values():
-                await self._entry.save()
-
-        try:
-            async with Results(numbers, upload, self._uploads.concurrency) as results:
-                async for _ in results:
-                    pass
-        except Exception:
-            for number in not_begun:
-                del ids[str(number)]
-            raise
+    async def _upload(self, number: int) -> None:
+        source, report = self._package.documents[number].source, partial(self._on_progress, number)
+        upload = partial(self._api.documents.upload, self.id, source, on_progress=report, preflight=False)
+        async with self._uploads.semaphore:
+            await self._step(self._entry.state.documents, number, upload)
 
     async def _step(
         self, ids: dict[str, str | None], number: int, call: Callable[[], Awaitable[Document | Recipient]]
     ) -> None:
-        """Make a call that adds to the draft, and note the id of the created record."""
+        """Make a call that adds to the draft. Save that it begins, and note the id of the created record."""
+        ids[str(number)] = None
+        await self._entry.save()
         try:
             ids[str(number)] = (await call()).id
         except SigningError as error:
