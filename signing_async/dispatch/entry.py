@@ -45,11 +45,8 @@ T = TypeVar("T")
 DRAFT, SENDING, SENT = "draft", "sending", "sent"
 _MAX_ERROR = 1000
 
-_validate_ids = validators.deep_mapping(
-    validators.matches_re(r"\d+"),
-    validators.optional(validators.instance_of(str)),
-    validators.instance_of(dict),
-)
+_text = validators.instance_of(str)
+_ids = validators.deep_mapping(validators.matches_re(r"\d+"), validators.optional(_text), validators.instance_of(dict))
 
 
 class GuardedJournal:
@@ -119,17 +116,17 @@ class PackageState:
     An id is None from the start of its step until the outcome is known.
     """
 
-    content: str = attrs.field(validator=validators.instance_of(str))
-    service: str = attrs.field(validator=validators.instance_of(str))
+    content: str = attrs.field(validator=_text)
+    service: str = attrs.field(validator=_text)
     status: str = attrs.field(default=DRAFT, validator=validators.in_((DRAFT, SENDING, SENT)))
-    signing: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
-    documents: dict[str, str | None] = attrs.field(factory=dict, validator=_validate_ids)
-    recipients: dict[str, str | None] = attrs.field(factory=dict, validator=_validate_ids)
-    error: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
+    signing: str | None = attrs.field(default=None, validator=validators.optional(_text))
+    documents: dict[str, str | None] = attrs.field(factory=dict, validator=_ids)
+    recipients: dict[str, str | None] = attrs.field(factory=dict, validator=_ids)
+    error: str | None = attrs.field(default=None, validator=validators.optional(_text))
     abandoned: list[str] = attrs.field(
-        factory=list, validator=validators.deep_iterable(validators.instance_of(str), validators.instance_of(list))
+        factory=list, validator=validators.deep_iterable(_text, validators.instance_of(list))
     )
-    trace_context: str | None = attrs.field(default=None, validator=validators.optional(validators.instance_of(str)))
+    trace_context: str | None = attrs.field(default=None, validator=validators.optional(_text))
     """The context of the span of the last run; the next run links to it."""
 
     @property

@@ -12,12 +12,11 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
-from .. import telemetry
+from .. import _checks, telemetry
 from .._api import Api
 from ..bulk import Deferrals, FileProgress, Progress, ProgressReporter, Results, copy_unsent
 from ..errors import InvalidRequest, OutcomeUnknown, SigningError, amended
@@ -100,14 +99,13 @@ def dispatch_many(
     """Send packages, ``concurrency`` at a time."""
     if not isinstance(packages, Iterable | AsyncIterable):
         raise InvalidRequest(f"packages: must be an iterable of SigningPackage, got {type(packages).__name__}")
+    _checks.integer("concurrency", concurrency, error=InvalidRequest)
     run = _Run(api, packages, journal, concurrency, ordered, on_progress)
     return Results(run.packages, run.work, concurrency, around=run.opened())
 
 
 class _Run:
     """One run over packages, with one journal."""
-
-    _uploads: Uploads
 
     def __init__(
         self,
@@ -124,8 +122,9 @@ class _Run:
         self._is_own_journal = self._journal is not journal
         self._is_kept = not isinstance(journal, NoJournal)
         self._guarded = GuardedJournal(self._journal, telemetry=api.telemetry and self._is_kept)
-        self._new_uploads = partial(Uploads, concurrency, ordered=ordered)
+        self._uploads = Uploads(concurrency, ordered=ordered)
         self.packages: AsyncGenerator[tuple[int, SigningPackage], None] = self._pull(packages)
+        self._pulled = 0
         # The end of the packages counts as one more package.
         self._unprepared = 1
         self._files = self._bytes = 0
@@ -138,7 +137,6 @@ class _Run:
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
-        self._uploads = self._new_uploads()
         try:
             # The tasks of the workers inherit the current span.
             with telemetry.active(self._api.telemetry).span(DISPATCH_SPAN):
@@ -149,18 +147,18 @@ class _Run:
                 await self._journal.aclose()
 
     async def _pull(self, packages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[tuple[int, Any], None]:
-        number = 0
         if isinstance(packages, AsyncIterable):
             async for package in packages:
-                self._unprepared += 1
-                yield number, package
-                number += 1
+                yield self._number(package)
         else:
             for package in packages:
-                self._unprepared += 1
-                yield number, package
-                number += 1
+                yield self._number(package)
         self._count(())
+
+    def _number(self, package: Any) -> tuple[int, Any]:
+        self._pulled += 1
+        self._unprepared += 1
+        return self._pulled - 1, package
 
     def _count(self, documents: Sequence[CheckedPdf]) -> OnProgress:
         """Count the documents of a package, and return the progress callback of their uploads.
@@ -256,14 +254,11 @@ class _Run:
             return DispatchSuccess(package, signing, entry.abandoned, sent_earlier)
         except ClaimLost:
             raise
-        except Exception as error:
-            entry.add_notes(error)
-            if isinstance(error, JournalError) and error.client_wide:
-                raise
-            failure = error
         except BaseException as error:
             entry.add_notes(error)
-            raise
+            if not isinstance(error, Exception) or (isinstance(error, JournalError) and error.client_wide):
+                raise
+            failure = error
         if isinstance(failure, OutcomeUnknown) and self._is_kept:
             # The next run knows from the journal what is ambiguous, and reads the service first.
             failure = amended(failure, transient=failure.may_clear).with_traceback(failure.__traceback__)

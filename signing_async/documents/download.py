@@ -95,7 +95,6 @@ async def stream(
                     return
                 time_left -= loop.time() - began
                 yield chunk
-                del chunk  # a traceback shows variables
     except wire.BrokenResponse as broken:
         error = transport_error(operation, broken, head)
     except Unreadable as unreadable:
@@ -217,15 +216,12 @@ class Download:
             if self._overwrite:
                 self._path.replace(self._place)
             else:
-                self._place_new()
+                try:
+                    place_new(self._path, self._target)
+                except FileExistsError:
+                    raise target_exists(self._target) from None
             sync_folder(self._place.parent)
         return SealedFile(self._target, self._size, self._digest.hexdigest())
-
-    def _place_new(self) -> None:
-        try:
-            place_new(self._path, self._target)
-        except FileExistsError:
-            raise target_exists(self._target) from None
 
     def _remove(self) -> None:
         self._aborted = True

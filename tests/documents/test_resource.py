@@ -21,10 +21,7 @@ import uvloop
 
 from signing_async import (
     Assumptions,
-    BadRequest,
-    DocumentRejected,
     InvalidRequest,
-    OutcomeUnknown,
     PdfRejected,
     PdfSource,
     Progress,
@@ -33,7 +30,7 @@ from signing_async import (
     SigningClient,
 )
 from signing_async.sandbox import Sandbox
-from tests.documents.test_source import LARGE, in_chunks, open_files
+from tests.documents.test_source import LARGE, in_chunks
 from tests.pdfs import encrypted, make_pdf
 
 QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
@@ -159,13 +156,6 @@ async def test_file_names_are_escaped_as_browsers_do(filename: str, written: str
     assert len(head) == 3
 
 
-async def test_parser_of_the_service_reads_the_same_file_name(sandbox: Sandbox, client: SigningClient) -> None:
-    signing = await client.signings.create(name="Lease", language="EN")
-    for name in ("avtal åäö.pdf", "契約.pdf", 'a"b.pdf', "50% off.pdf", "a;b.pdf"):
-        assert (await client.documents.upload(signing, make_pdf(), name)).name == name
-    assert [document.name for document in sandbox.documents(signing.id)][-1] == "a;b.pdf"
-
-
 # Every kind of source, against the sandbox
 
 
@@ -206,24 +196,6 @@ async def test_every_kind_of_source_arrives_byte_for_byte_also_after_a_retry(
     assert len(sandbox.requests_of("documents.upload")) == uploads + (len(sources) if size == LARGE else 0)
 
 
-async def test_pipe_is_kept_for_the_retry(sandbox: Sandbox, client: SigningClient) -> None:
-    data = make_pdf(LARGE)
-    signing = await client.signings.create(name="Lease", language="EN")
-    sandbox.faults.add("documents.upload", "503", times=2)
-    with subprocess.Popen([sys.executable, "-c", "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read())"],
-                          stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:  # fmt: skip
-        assert process.stdin is not None
-        feeding = asyncio.create_task(asyncio.to_thread(_feed, process.stdin, data))
-        document = await client.documents.upload(signing, process.stdout)  # type: ignore[arg-type]  # it is piped
-        await feeding
-    assert sandbox.document_bytes(document.id) == data
-
-
-def _feed(pipe: Any, data: bytes) -> None:
-    with pipe:
-        pipe.write(data)
-
-
 async def test_one_buffer_can_be_uploaded_to_several_signings_at_once(sandbox: Sandbox, client: SigningClient) -> None:
     memory, data = io.BytesIO(make_pdf(LARGE)), bytearray(make_pdf(LARGE))
     signings = [await client.signings.create(name="Lease", language="EN") for _ in range(4)]
@@ -253,16 +225,6 @@ def test_slow_receiver_gets_the_same_bytes_on_uvloop(tmp_path: Path) -> None:
     assert all(data in body for body in bodies)
 
 
-async def test_slow_receiver_gets_the_same_bytes(tmp_path: Path) -> None:
-    data = make_pdf(5_000_000)
-    (tmp_path / "a.pdf").write_bytes(data)
-    async with recording() as recorder, SigningClient(recorder.origin, "token") as client:
-        recorder.pause = 0.001
-        sources: list[Any] = [tmp_path / "a.pdf", data, in_chunks(data)]
-        await asyncio.gather(*(client.documents.upload(f"s{n}", source) for n, source in enumerate(sources)))
-        assert all(data in received.body for received in recorder.uploads)
-
-
 # Refusals and failures
 
 
@@ -287,15 +249,6 @@ async def test_refused_source_sends_nothing(
     assert sandbox.requests == []
 
 
-async def test_without_preflight_the_reasons_of_the_service_are_raised(sandbox: Sandbox, client: SigningClient) -> None:
-    signing = await client.signings.create(name="Lease", language="EN")
-    for data in (encrypted(make_pdf()), b"Dear Sir or Madam", b""):
-        with pytest.raises((DocumentRejected, BadRequest)):
-            await client.documents.upload(signing, data, preflight=False)
-    assert len(sandbox.requests_of("documents.upload")) == 3
-    assert sandbox.documents(signing.id) == []
-
-
 @pytest.mark.parametrize("size", [1500, LARGE])
 async def test_max_pdf_bytes_can_be_changed(sandbox: Sandbox, size: int) -> None:
     assumptions = Assumptions(max_pdf_bytes=size)
@@ -305,23 +258,6 @@ async def test_max_pdf_bytes_can_be_changed(sandbox: Sandbox, size: int) -> None
         assert sandbox.document_bytes(document.id) == make_pdf(size)
         with pytest.raises(PdfRejected, match=f"at most {size} bytes may be uploaded, this file has {size + 1} bytes"):
             await client.documents.upload(signing, make_pdf(size + 1))
-
-
-async def test_failing_stream_raises_its_own_error_and_adds_no_document(
-    sandbox: Sandbox, client: SigningClient
-) -> None:
-    class BucketError(Exception):
-        pass
-
-    async def failing() -> AsyncIterator[bytes]:
-        yield make_pdf(LARGE)[:400_000]
-        raise BucketError
-
-    signing = await client.signings.create(name="Lease", language="EN")
-    with pytest.raises(BucketError):
-        await client.documents.upload(signing, failing())
-    assert sandbox.documents(signing.id) == []
-    assert sandbox.requests_of("documents.upload") == []
 
 
 async def test_deadline_includes_reading_the_source(sandbox: Sandbox, client: SigningClient) -> None:
@@ -363,23 +299,6 @@ async def test_file_that_changes_during_the_upload_adds_no_document(
     assert [kept.id for kept in sandbox.documents(signing.id)] == [document.id]
 
 
-async def test_broken_connection_is_a_transport_error(tmp_path: Path) -> None:
-    (tmp_path / "a.pdf").write_bytes(make_pdf(5_000_000))
-
-    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.closing(writer):
-            if (await reader.readuntil(b"\r\n\r\n")).startswith(b"GET"):
-                response = b'{"id": "s1", "documents": []}'
-                writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 29\r\n\r\n" + response)
-                await writer.drain()
-
-    server = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    async with server, SigningClient(origin, "token", retry=RetryPolicy.none()) as client:
-        with pytest.raises(OutcomeUnknown, match="the outcome is unknown"):
-            await client.documents.upload("s1", tmp_path / "a.pdf")
-
-
 # Progress
 
 
@@ -418,16 +337,6 @@ async def test_progress_is_complete_if_a_lost_upload_had_taken_effect(sandbox: S
     await client.documents.upload(signing, make_pdf(LARGE), on_progress=reports.append)
     assert reports[-1] == Progress(1, 1, LARGE, LARGE)
     assert len(sandbox.documents(signing.id)) == 1
-
-
-async def test_failed_upload_never_reports_a_file_done(sandbox: Sandbox) -> None:
-    async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy.none()) as client:
-        signing = await client.signings.create(name="Lease", language="EN")
-        sandbox.faults.add("documents.upload", "500")
-        reports: list[Progress] = []
-        with pytest.raises(OutcomeUnknown):
-            await client.documents.upload(signing, make_pdf(LARGE), on_progress=reports.append)
-        assert {progress.files_done for progress in reports} == {0}
 
 
 async def test_on_progress_that_raises_is_logged_once_and_the_upload_succeeds(
@@ -484,43 +393,3 @@ async def main(origin, path, kind):
 
 asyncio.run(main(*sys.argv[1:]))
 """
-
-
-@pytest.mark.parametrize("kind", ["path", "file", "stream"])
-async def test_no_file_stays_open_after_success_refusal_or_cancellation(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str
-) -> None:
-    """Nor does a temporary file remain."""
-    data = make_pdf(LARGE)
-    path = tmp_path / "a.pdf"
-    path.write_bytes(data)
-    signing = await client.signings.create(name="Lease", language="EN")
-    before = open_files()
-
-    def mine() -> list[str]:
-        return [name for name in open_files() if str(tmp_path) in name or ("(deleted)" in name and name not in before)]
-
-    async def upload(to: str) -> None:
-        with path.open("rb") as file:
-            sources: dict[str, Callable[[], Any]] = {
-                "path": lambda: path,
-                "file": lambda: file,
-                "stream": lambda: in_chunks(data),
-            }
-            await client.documents.upload(to, sources[kind]())
-
-    await upload(signing.id)
-    assert mine() == []
-    with pytest.raises(Exception, match="404") as caught:
-        await upload("another")
-    assert mine() == []
-    del caught
-    for moment in range(0, 60, 3):
-        task = asyncio.create_task(upload(signing.id))
-        for _ in range(moment):
-            await asyncio.sleep(0)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-    await asyncio.get_running_loop().shutdown_default_executor()  # wait for threads of cancelled uploads
-    assert mine() == []

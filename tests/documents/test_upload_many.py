@@ -21,12 +21,10 @@ from signing_async import (
     MemoryTokenStore,
     NotFound,
     OAuth,
-    OutcomeUnknown,
     PdfRejected,
     PdfSource,
     Progress,
     RefreshRejected,
-    RetryPolicy,
     Signing,
     SigningClient,
     Token,
@@ -62,20 +60,6 @@ async def others() -> set[asyncio.Task[Any]]:
     for _ in range(20):
         await asyncio.sleep(0)
     return {task for task in asyncio.all_tasks() if task.get_name().startswith("signing_async")}
-
-
-async def test_each_source_has_its_result_and_document(
-    sandbox: Sandbox, client: SigningClient, signing: Signing
-) -> None:
-    sources = named(20)
-    results = [result async for result in client.documents.upload_many(signing, sources)]
-    assert {id(result.source) for result in results} == {id(source) for source in sources}
-    for result in results:
-        assert result.error is None
-        assert result.document is not None
-        assert result.document.name == result.source.filename
-        assert sandbox.document_bytes(result.document.id) == result.source.source
-    assert len((await client.signings.get(signing)).documents) == 20
 
 
 async def test_sources_of_all_kinds_are_uploaded(client: SigningClient, signing: Signing, tmp_path: Path) -> None:
@@ -174,25 +158,6 @@ async def test_wrong_arguments_are_refused_by_name(client: SigningClient, signin
         client.documents.upload_many(signing, [], concurrency=0)
     with pytest.raises(InvalidRequest, match="on_progress: must be callable, got 5"):
         client.documents.upload_many(signing, [], on_progress=5)  # type: ignore[call-overload]  # that is the test
-
-
-async def test_concurrency_is_reached_and_not_exceeded(
-    sandbox: Sandbox, client: SigningClient, signing: Signing
-) -> None:
-    sandbox.faults.add("documents.upload", "slow", times=None, seconds=0.05)
-    pulled, done, most = 0, 0, 0
-
-    def sources() -> Iterator[PdfSource]:
-        nonlocal pulled, most
-        for source in named(12, 2000):
-            pulled += 1
-            most = max(most, pulled - done)
-            yield source
-
-    async for _ in client.documents.upload_many(signing, sources(), concurrency=3):
-        done += 1
-    assert 3 <= most <= 6
-    assert done == 12
 
 
 async def test_each_document_is_uploaded_once_despite_faults(
@@ -350,16 +315,6 @@ async def test_progress_takes_back_the_bytes_of_a_retry(
     await drain(client.documents.upload_many(signing, named(3), on_progress=reports.append))
     assert reports[-1] == Progress(3, 3, 3 * SIZE, 3 * SIZE)
     assert [one.bytes_done for one in reports] != sorted(one.bytes_done for one in reports)
-
-
-async def test_failed_file_counts_as_done_with_all_of_its_bytes(sandbox: Sandbox) -> None:
-    sandbox.faults.add("documents.upload", "503", times=None)
-    reports: list[Progress] = []
-    async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy.none()) as client:
-        signing = await client.signings.create(name="Leases", language="EN")
-        results = await drain(client.documents.upload_many(signing, named(3), on_progress=reports.append))
-    assert all(isinstance(result.error, OutcomeUnknown) for result in results)
-    assert reports[-1] == Progress(3, 3, 3 * SIZE, 3 * SIZE)
 
 
 async def test_uploads_begin_before_all_sizes_are_known(client: SigningClient, signing: Signing) -> None:
