@@ -413,23 +413,17 @@ class _Existing:
             return document
 
 
+@attrs.define(eq=False)
 class _BulkUpload:
     """The uploads of one `Documents.upload_many`."""
 
-    def __init__(
-        self,
-        documents: Documents,
-        signing_id: str | Signing | None,
-        reporter: ProgressReporter,
-        preflight: bool,
-        existing: _Existing | None,
-    ) -> None:
-        self._documents = documents
-        self._signing_id = signing_id
-        self._reporter = reporter
-        self._preflight = preflight
-        self._existing = existing
-        self._fatal: SigningError | None = None
+    _documents: Documents
+    _signing_id: str | Signing | None
+    _reporter: ProgressReporter
+    _preflight: bool
+    _existing: _Existing | None
+    _fatal: SigningError | None = None
+    """The error after which nothing more is sent."""
 
     async def upload(self, item: Any) -> UploadResult[Any]:
         progress = FileProgress(self._reporter)
@@ -483,12 +477,10 @@ class _BulkUpload:
                 total += size
             return total
 
-        def set_total(future: asyncio.Future[int | None]) -> None:
-            if not future.cancelled() and future.exception() is None:
-                self._reporter.bytes_total = future.result()
+        async def measure() -> None:
+            self._reporter.bytes_total = await asyncio.to_thread(add_up)
 
-        measuring = asyncio.get_running_loop().run_in_executor(None, add_up)
-        measuring.add_done_callback(set_total)
+        measuring = asyncio.create_task(measure())
         try:
             yield
         finally:
