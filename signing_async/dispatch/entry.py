@@ -136,8 +136,8 @@ class PackageState:
 
     def abandon_draft(self) -> None:
         """Forget the draft. No run sends a draft that its journal entry no longer names."""
-        if self.signing is not None:
-            self.abandoned.append(self.signing)
+        assert self.signing is not None
+        self.abandoned.append(self.signing)
         self.signing, self.documents, self.recipients = None, {}, {}
 
 

@@ -111,13 +111,9 @@ class _Draft:
         """Complete the draft. If it might differ from the package, replace it by a second draft."""
         state = self._entry.state
         state.error = None
-        if state.content != self._package.content:
-            self._abandon("the package was changed")
-            state.content = self._package.content
-        elif state.is_ambiguous:
-            self._abandon("the outcome of one of its steps is unknown")
-        elif self._uploads.ordered and state.documents.keys() != set(map(str, range(len(state.documents)))):
-            self._abandon("its documents are out of order")
+        if state.signing is not None:
+            self._check_draft()
+        state.content = self._package.content
         if await self._complete(last=False):
             return
         self._abandon("it may hold more or less than the package")
@@ -127,12 +123,20 @@ class _Draft:
                 "two drafts held more or less than this package: another client is changing them; nothing was sent"
             )
 
+    def _check_draft(self) -> None:
+        """Abandon the draft of an earlier run if it cannot become what is to be sent."""
+        state = self._entry.state
+        if state.content != self._package.content:
+            self._abandon("the package was changed")
+        elif state.is_ambiguous:
+            self._abandon("the outcome of one of its steps is unknown")
+        elif self._uploads.ordered and state.documents.keys() != set(map(str, range(len(state.documents)))):
+            self._abandon("its documents are out of order")
+
     def _abandon(self, reason: str) -> None:
         """Abandon the draft: it stays at the service, unsent."""
-        state = self._entry.state
-        if state.signing is not None:
-            log.warning("package %s: draft %s was abandoned: %s", self._package.label, state.signing, reason)
-        state.abandon_draft()
+        log.warning("package %s: draft %s was abandoned: %s", self._package.label, self.id, reason)
+        self._entry.state.abandon_draft()
         for number in range(len(self._package.documents)):
             self._on_progress(number, _NOT_UPLOADED)
 

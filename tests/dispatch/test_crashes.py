@@ -17,7 +17,7 @@ from tests.dispatch.observing import parcel_of, sent_well, state_of
 from tests.dispatch.parcels import Parcel
 from tests.pdfs import make_pdf
 
-COMMITTED = ["500-after-commit", "502-html-after-commit", "drop-after-commit", "truncate", "not-json"]
+COMMITTED = ["500-after-commit", "502-html-after-commit", "drop-after-commit", "truncate"]
 
 
 NOT_COMMITTED = ["500", "503", "502-html", "drop-before-commit", "429"]

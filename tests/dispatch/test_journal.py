@@ -11,6 +11,7 @@ import gc
 import multiprocessing
 import os
 import resource
+import secrets
 import signal
 import sqlite3
 import subprocess
@@ -23,8 +24,10 @@ from typing import Any
 
 import pytest
 
+import signing_async.storage.claims
 from signing_async import ConfigurationError, InvalidRequest, JournalError, SqliteJournal
 from signing_async.dispatch.journal import Claim
+from signing_async.storage.claims import OwnerLock
 from tests.dispatch.holders import holder, taken
 
 
@@ -115,6 +118,49 @@ async def test_closed_journal_is_one_file_and_lock_files_of_dead_processes_are_r
 
 
 # The file
+
+
+async def test_lock_file_removed_before_it_was_locked_is_created_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    token = secrets.token_hex
+
+    def locked(handle: int) -> bool:
+        if len(names) == 1:
+            next(path.parent.glob("*.lock")).unlink()
+        return True
+
+    def token_hex(size: int) -> str:
+        names.append(token(size))
+        return names[-1]
+
+    monkeypatch.setattr(signing_async.storage.claims, "try_lock", locked)
+    monkeypatch.setattr(secrets, "token_hex", token_hex)
+    async with SqliteJournal(path) as journal:
+        await taken(journal)
+        assert [lock.name for lock in path.parent.glob("*.lock")] == [f"the.journal.{names[1]}.lock"]
+
+
+async def test_opening_a_locked_file_is_retried_until_the_timeout(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        async with SqliteJournal(path, timeout=0.05) as journal:
+            with pytest.raises(JournalError, match="locked"):
+                await journal.claim("lease")
+
+
+async def test_claim_whose_owner_cannot_be_checked_is_held(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with SqliteJournal(path) as one, SqliteJournal(path) as other:
+        await taken(one)
+        await taken(other, "another")
+
+        def fail(self: OwnerLock, owner: str) -> bool:
+            raise OSError(24, "Too many open files")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OwnerLock, "is_alive", fail)
+            assert await other.claim("lease") is None
 
 
 async def test_event_loop_is_not_blocked_while_the_file_is_locked(path: Path) -> None:
@@ -353,6 +399,60 @@ async def test_forked_child_can_neither_use_the_journal_nor_keep_its_claims(path
     await asyncio.to_thread(child.join)
 
 
+FORK = """
+import asyncio, os, sys, time
+from signing_async import SqliteJournal
+
+async def main():
+    journal = SqliteJournal(sys.argv[1])
+    claim = await journal.claim("lease")
+    ready, started = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(started, b"x")
+        time.sleep(600)
+    os.read(ready, 1)
+    await journal.write(claim, "begun")
+    print(child, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_claims_of_a_dead_parent_are_free_while_its_child_lives(path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", FORK, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            async with SqliteJournal(path) as journal:
+                assert await journal.claim("lease") is None
+                process.kill()
+                process.wait()
+                assert await journal.claim("lease") == Claim("lease", "begun", 2)
+        finally:
+            process.kill()
+            os.kill(child, signal.SIGKILL)
+
+
+async def test_forked_child_holds_no_lock_and_closes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = SqliteJournal(path)
+    await taken(journal)
+    signing_async.storage.claims._after_fork_in_child()
+    signing_async.storage.claims._after_fork_in_child()
+    async with SqliteJournal(path) as other:
+        assert await other.claim("lease") is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 1)
+        with pytest.raises(
+            JournalError, match=f"^the journal {path} was opened before a fork; open it again in the child process$"
+        ) as caught:
+            await journal.claim("other")
+        assert not caught.value.transient
+        await journal.aclose()
+    await journal.aclose()
+
+
 async def test_journals_opened_together_share_one_file_and_each_package_has_one_claim(path: Path) -> None:
     journals = [SqliteJournal(path) for _ in range(12)]
     claims = await asyncio.gather(*(journal.claim("lease") for journal in journals))
@@ -376,6 +476,32 @@ def test_journal_can_be_used_by_consecutive_event_loops(path: Path) -> None:
         thread.join()
     asyncio.run(journal.aclose())
     assert states == [None, "0", "1"]
+
+
+def test_claim_of_a_closed_event_loop_is_released(path: Path) -> None:
+    journal = SqliteJournal(path)
+
+    async def use() -> Claim | None:
+        claim = await taken(journal, "other")
+        await journal.release(claim)
+        return claim
+
+    async def ask() -> None:
+        claiming = asyncio.create_task(journal.claim("lease"))
+        await asyncio.sleep(0.01)
+        claiming.cancel()
+
+    async def ask_again() -> Claim | None:
+        async with asyncio.timeout(60):
+            while (claim := await journal.claim("lease")) is None:
+                await asyncio.sleep(0.001)
+        await journal.aclose()
+        return claim
+
+    asyncio.run(use())
+    with locked(path):
+        asyncio.run(ask())
+    assert asyncio.run(ask_again()) == Claim("lease", None, 2)
 
 
 def test_journal_can_be_used_by_two_event_loops_at_once(path: Path) -> None:

@@ -351,9 +351,11 @@ async def test_package_with_more_documents_than_open_files_allowed_is_checked(tm
 # A hash of the caller's own
 
 
-async def test_document_with_another_sha256_is_found_before_anything_is_sent() -> None:
-    source = PdfSource(make_pdf(), "a.pdf", sha256="0" * 64)
-    digest = hashlib.sha256(make_pdf()).hexdigest()
+@pytest.mark.parametrize("size", [1500, LARGE])
+async def test_document_with_another_sha256_is_found_before_anything_is_sent(tmp_path: Path, size: int) -> None:
+    (tmp_path / "a.pdf").write_bytes(make_pdf(size))
+    source = PdfSource(tmp_path / "a.pdf", sha256="0" * 64)
+    digest = hashlib.sha256(make_pdf(size)).hexdigest()
     assert await problems_of(package([source])) == (
         f"documents[0]: a.pdf: sha256 mismatch: expected {source.sha256}, found {digest}",
     )
