@@ -324,6 +324,9 @@ async def test_invalid_arguments_are_refused_by_the_call(client: SigningClient, 
             many(packages, journal)
     with pytest.raises(ConfigurationError, match="journal: must be a path"):
         many(packages, "")
+    with pytest.raises(ConfigurationError, match="got a URL; for PostgreSQL give a PostgresJournal") as caught:
+        many(packages, "postgresql://me:secret@host/signings")
+    assert "secret" not in str(caught.value)
     with pytest.raises(InvalidRequest, match="on_progress: must be callable"):
         many(packages, tmp_path / "journal", on_progress=5)
     with pytest.raises(InvalidRequest, match="journal: must be a path or a Journal"):
