@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.fuzz.running import LONGEST, Found, Target, by_mutation, guarded
 
-NAMES = ("answers", "callbacks", "errors", "exchange", "pages", "pdfs", "sealed", "times", "tokens", "webhooks")
+NAMES = ("errors", "exchange", "pages", "pdfs", "sealed", "webhooks")
 
 
 def load(name: str) -> Target:
