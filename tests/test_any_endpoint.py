@@ -14,13 +14,9 @@ import pytest
 from aiohttp import web
 
 from signing_async import (
-    APIError,
     Attempt,
-    BadRequest,
     CannotBeSent,
     DecodeError,
-    DocumentRejected,
-    Forbidden,
     InvalidRequest,
     NotFound,
     OutcomeUnknown,
@@ -30,7 +26,6 @@ from signing_async import (
     Signing,
     SigningClient,
     TransportError,
-    Unauthorized,
 )
 from signing_async.sandbox import Sandbox
 from tests.servers import answering, echo, serving, talking
@@ -182,36 +177,6 @@ async def test_response_that_does_not_fit_is_a_decode_error(method: str, repeat:
         assert caught.value.effect == effect
         with pytest.raises(InvalidRequest, match="into: cannot decode JSON to"):
             response.decode(object)
-
-
-# Errors
-
-
-@pytest.mark.parametrize(
-    ("status", "body", "kind"),
-    [
-        (400, {"message": "bad"}, BadRequest),
-        (400, {"code": "cannot_be_sent"}, CannotBeSent),
-        (401, {}, Unauthorized),
-        (403, {}, Forbidden),
-        (404, {}, NotFound),
-        (409, {}, APIError),
-        (422, {}, DocumentRejected),
-    ],
-)
-@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
-async def test_error_response_is_the_exception_of_every_call(
-    method: str, status: int, body: dict[str, Any], kind: type[APIError]
-) -> None:
-    if method == "HEAD" and body.get("code"):
-        kind = BadRequest
-    async with serving(_responding(_status(status, **body))) as server, SigningClient(server.origin, "token") as client:
-        with pytest.raises(APIError) as caught:
-            await client.request(method, "/api/1.0/x/{id}", path={"id": "secret-id"})
-    assert type(caught.value) is kind
-    assert f"HTTP {status} on {method} /api/1.0/x/{{id}}" in str(caught.value)
-    assert "secret-id" not in str(caught.value)
-    assert len(server.requests) == 1
 
 
 # Repeating
@@ -396,12 +361,6 @@ async def test_stream_that_breaks_off_is_a_transport_error() -> None:
     async with answering(raw) as origin, SigningClient(origin, "token", retry=QUICK) as client:
         with pytest.raises(TransportError, match="GET /x: the response was cut off"):
             await _read_stream(client)
-
-
-async def test_only_a_get_can_be_streamed(client: SigningClient) -> None:
-    with pytest.raises(InvalidRequest, match="method: only a GET can be streamed, got 'POST'"):
-        async with client.stream("POST", "/x"):
-            raise AssertionError
 
 
 # Hooks

@@ -6,11 +6,12 @@ import heapq
 import itertools
 import math
 import random
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 import attrs
+
+from signing_async.transport.rate_limit import RateController
 
 START = 4096.0
 """An event loop's clock does not begin at zero."""
@@ -38,35 +39,6 @@ class TokenBucket:
         return (1 - self.content) / self.rate
 
 
-class FixedWindow:
-    """Accepts ``rate`` requests in each second of its clock, which differs from the client's."""
-
-    def __init__(self, rate: int) -> None:
-        self.rate, self.second, self.count = rate, -1, 0
-
-    def wait(self, now: float) -> float | None:
-        now += 0.37
-        if math.floor(now) != self.second:
-            self.second, self.count = math.floor(now), 0
-        self.count += 1
-        return None if self.count <= self.rate else self.second + 1 - now
-
-
-class SlidingWindow:
-    """Accepts ``rate`` requests in any second."""
-
-    def __init__(self, rate: int) -> None:
-        self.rate, self.accepted = rate, deque[float]()
-
-    def wait(self, now: float) -> float | None:
-        while self.accepted and self.accepted[0] <= now - 1:
-            self.accepted.popleft()
-        if len(self.accepted) >= self.rate:
-            return self.accepted[0] + 1 - now
-        self.accepted.append(now)
-        return None
-
-
 class Unlimited:
     """Accepts every request."""
 
@@ -78,8 +50,6 @@ SERVICES: dict[str, Callable[[int], Service]] = {
     "token bucket, burst 1": lambda rate: TokenBucket(rate, 1),
     "token bucket, burst 10": lambda rate: TokenBucket(rate, 10),
     "token bucket, burst 50": lambda rate: TokenBucket(rate, 50),
-    "fixed window": FixedWindow,
-    "sliding window": SlidingWindow,
 }
 
 Pausing = Callable[[float, random.Random], float]
@@ -90,34 +60,6 @@ PAUSES: dict[str, Pausing] = {
     "none": lambda wait, chance: 0.5 * chance.random(),
 }
 """Seconds of the pause after a 429, by the Retry-After that the service gives."""
-
-
-class Limiter(Protocol):
-    """What is simulated: a `RateController`, or nothing that limits."""
-
-    def ready_at(self, now: float) -> float: ...
-
-    def acquire(self, now: float) -> None: ...
-
-    def release(self, now: float, acquired_at: float, accepted: bool | None) -> None: ...
-
-    def pause(self, now: float, seconds: float) -> None: ...
-
-
-class NoLimiter:
-    """Sends every request at once."""
-
-    def ready_at(self, now: float) -> float:
-        return now
-
-    def acquire(self, now: float) -> None:
-        pass
-
-    def release(self, now: float, acquired_at: float, accepted: bool | None) -> None:
-        pass
-
-    def pause(self, now: float, seconds: float) -> None:
-        raise AssertionError("no request is rejected")
 
 
 @attrs.define
@@ -132,7 +74,7 @@ class Outcome:
 
 
 def simulate(
-    limiter: Limiter,
+    limiter: RateController,
     service: Service,
     *,
     calls: int = 500,
@@ -140,13 +82,9 @@ def simulate(
     latency: float = 0.02,
     work: float = 0.0005,
     pausing: Pausing = PAUSES["exact"],
-    late: float = 0.0,
     began: float = START,
 ) -> Outcome:
-    """Make calls until the service accepts them; it has one core, with ``work`` seconds to do for each request.
-
-    A timer fires up to ``late`` seconds after its time.
-    """
+    """Make calls until the service accepts them; it has one core, with ``work`` seconds to do for each request."""
     chance, ticket = random.Random(1), itertools.count()
     now, free_at, wake_at, paused_until = began, 0.0, math.inf, 0.0
     events: list[tuple[float, int, str, float, float | None]] = []
@@ -160,7 +98,7 @@ def simulate(
             ready_at = limiter.ready_at(now)
             if ready_at > now:
                 if ready_at < wake_at or wake_at <= now:
-                    wake_at = ready_at + late * chance.random()
+                    wake_at = ready_at
                     push(wake_at, "timer")
                 break
             limiter.acquire(now)
