@@ -129,11 +129,8 @@ class Pager(Generic[T]):
 
     async def _fetch(self, cursor: str | None) -> _RawPage:
         await prepare(self._model)
-        assumptions = self._transport.options.assumptions
-        params: dict[str, str] = {}
-        path = self._path
-        if self._limit is not None:
-            params[assumptions.limit_param] = str(self._limit)
+        assumptions, path = self._transport.options.assumptions, self._path
+        params = {} if self._limit is None else {assumptions.limit_param: str(self._limit)}
         if cursor is not None and self._is_url(cursor):
             url = self._resolve(cursor)
             if url is None:
@@ -141,9 +138,10 @@ class Pager(Generic[T]):
             path, params = url, {}
         elif cursor is not None:
             params[assumptions.cursor_param] = cursor
-        page: _RawPage = await self._call(
-            Operation(self._name, "GET", path, Safety.READ, decode=self._read_page, params=params)
+        operation: Operation[_RawPage] = Operation(
+            self._name, "GET", path, Safety.READ, decode=self._read_page, params=params
         )
+        page: _RawPage = await self._call(operation)
         return page
 
     def _read_page(self, response: Response) -> _RawPage:
@@ -153,11 +151,13 @@ class Pager(Generic[T]):
         items, path = _items(data, assumptions)
         last_id = items[-1].get("id") if items and isinstance(items[-1], dict) else None
         cursor = _next_cursor(data, response.headers, last_id, assumptions)
-        if cursor is not None and not _checks.is_text(cursor):
+        if cursor is None:
+            return _RawPage(items, path, None, response)
+        if not _checks.is_text(cursor):
             raise Unreadable("the next cursor is empty or has a lone surrogate: no request can carry it")
-        if cursor is not None and len(cursor) > _MAX_CURSOR:
+        if len(cursor) > _MAX_CURSOR:
             raise Unreadable(f"the next cursor has {len(cursor)} characters: no request can carry it")
-        if cursor is not None and self._is_url(cursor) and self._resolve(cursor) is None:
+        if self._is_url(cursor) and self._resolve(cursor) is None:
             raise Unreadable("the URL of the next page is not on the tenant's origin, and is not followed")
         return _RawPage(items, path, cursor, response)
 

@@ -369,18 +369,40 @@ def _decode_timestamp(name: str, value: Any, rest: dict[str, Any]) -> datetime |
 
 _SEQUENCES: dict[Any, Callable[[Any], Any]] = {
     Sequence: tuple,
-    **{cls: cls for cls in (list, tuple, set, frozenset)},
+    list: list,
+    tuple: tuple,
+    set: set,
+    frozenset: frozenset,
 }
 
 
 @cache
 def _converter() -> cattrs.Converter:
     import cattrs
+    from cattrs.cols import list_structure_factory
     from cattrs.errors import StructureHandlerNotFoundError
+    from cattrs.gen import make_dict_structure_fn, mapping_structure_factory
     from cattrs.strategies import configure_union_passthrough
 
     def refuse(cls: Any) -> NoReturn:
         raise StructureHandlerNotFoundError(f"unsupported type: {cls!r}", type_=cls)
+
+    def sequence_hook(cls: Any) -> Callable[[Any, Any], Any]:
+        make, decode = _SEQUENCES[get_origin(cls) or cls], list_structure_factory(cls, result)
+        return _checked(list, "a list", lambda data, _: make(decode(data, cls)))
+
+    def mapping_hook(cls: Any) -> Callable[[Any, Any], Any]:
+        # `gen_structure_mapping` would register its unchecked hook for the type, and the next class would get it.
+        return _checked(dict, "an object", mapping_structure_factory(cls, result, dict))
+
+    def class_hook(cls: Any) -> Callable[[Any, Any], Any]:
+        decode, names = make_dict_structure_fn(cls, result), _field_names(cls)
+
+        def decode_with_extra(data: Any, _: Any) -> Any:
+            known = {name: value for name, value in data.items() if name in names and name != "extra"}
+            return decode({**known, "extra": {name: value for name, value in data.items() if name not in known}}, cls)
+
+        return _checked(dict, "an object", decode_with_extra if "extra" in names else decode)
 
     result = cattrs.Converter(structure_fallback_factory=refuse)
     for cls in _RECORDS:
@@ -391,9 +413,9 @@ def _converter() -> cattrs.Converter:
     for each in (datetime, date, datetime | None, date | None):
         result.register_structure_hook(each, _decode_moment)
     configure_union_passthrough(str | int | float | bool | None, result)
-    result.register_structure_hook_factory(_is_sequence, lambda cls: _sequence_hook(cls, result))
-    result.register_structure_hook_factory(_is_mapping, lambda cls: _mapping_hook(cls, result))
-    result.register_structure_hook_factory(lambda cls: bool(_field_names(cls)), lambda cls: _class_hook(cls, result))
+    result.register_structure_hook_factory(_is_sequence, sequence_hook)
+    result.register_structure_hook_factory(_is_mapping, mapping_hook)
+    result.register_structure_hook_factory(lambda cls: bool(_field_names(cls)), class_hook)
     return result
 
 
@@ -431,32 +453,6 @@ def _field_names(cls: Any) -> frozenset[str]:
     return frozenset(field.name for field in fields)
 
 
-def _mapping_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
-    from cattrs.gen import mapping_structure_factory
-
-    # `converter.gen_structure_mapping` would register its unchecked hook for the type, and the next class would get it.
-    return _checked(dict, "an object", mapping_structure_factory(cls, converter, dict))
-
-
-def _sequence_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
-    from cattrs.cols import list_structure_factory
-
-    make, decode = _SEQUENCES[get_origin(cls) or cls], list_structure_factory(cls, converter)
-    return _checked(list, "a list", lambda data, _: make(decode(data, cls)))
-
-
-def _class_hook(cls: Any, converter: cattrs.Converter) -> Callable[[Any, Any], Any]:
-    from cattrs.gen import make_dict_structure_fn
-
-    decode, names = make_dict_structure_fn(cls, converter), _field_names(cls)
-
-    def decode_with_extra(data: Any, _: Any) -> Any:
-        known = {name: value for name, value in data.items() if name in names and name != "extra"}
-        return decode({**known, "extra": {name: value for name, value in data.items() if name not in known}}, cls)
-
-    return _checked(dict, "an object", decode_with_extra if "extra" in names else decode)
-
-
 def _first_problem(error: Exception) -> Unreadable:
     """Return the first problem in a group of cattrs, with its path."""
     from cattrs.errors import AttributeValidationNote, IterableValidationNote
@@ -468,13 +464,11 @@ def _first_problem(error: Exception) -> Unreadable:
         elif isinstance(note, IterableValidationNote):
             place = f"[{note.index}]" if isinstance(note.index, int) else note.index
     if isinstance(error, ExceptionGroup):
-        problem = _first_problem(error.exceptions[0])
-    elif isinstance(error, Unreadable):
-        problem = error
-    elif isinstance(error, KeyError) and place:
-        problem = Unreadable("missing")
-    else:
-        # Whole or not at all: redaction does not recognize half of a secret.
-        text = str(error) if len(str(error)) <= _MAX_TEXT else type(error).__name__
-        problem = Unreadable(f"refused by the class: {text}")
-    return problem.under(place)
+        return _first_problem(error.exceptions[0]).under(place)
+    if isinstance(error, Unreadable):
+        return error.under(place)
+    if isinstance(error, KeyError) and place:
+        return Unreadable("missing", place)
+    # Whole or not at all: redaction does not recognize half of a secret.
+    text = str(error) if len(str(error)) <= _MAX_TEXT else type(error).__name__
+    return Unreadable(f"refused by the class: {text}", place)
