@@ -143,32 +143,6 @@ async def test_cursor_and_limit_are_sent_under_their_assumed_names() -> None:
     assert queries == [{"starting after": "a&b=c /å", "per_page": "50"}, {}, {"page": "2"}]
 
 
-async def test_assumptions_describe_another_convention() -> None:
-
-    async def handler(request: web.Request) -> web.Response:
-        more = "cursor" not in request.query
-        return _json(
-            {"body": {"rows": _items(0, 1)}, "paging": {"more": more, "after": {"token": "x"} if more else None}}
-        )
-
-    assumptions = Assumptions(item_paths="body.rows", next_paths="paging.after.token", has_more_paths="paging.more")
-    async with serving(handler) as server, _client(server.origin, assumptions=assumptions) as client:
-        assert [signing.id async for signing in client.signings.list()] == ["0", "0"]
-
-
-async def test_empty_page_with_a_cursor_is_not_the_end() -> None:
-    """Services that filter late return empty pages."""
-    pages = {"": ([], "a"), "a": (_items(0, 1), "b"), "b": ([], "c"), "c": ([], None)}
-
-    async def handler(request: web.Request) -> web.Response:
-        items, cursor = pages[request.query.get("cursor", "")]
-        return _json({"data": items, "next_cursor": cursor})
-
-    async with serving(handler) as server, _client(server.origin) as client:
-        assert [signing.id async for signing in client.signings.list()] == ["0"]
-        assert [len(page.items) async for page in client.signings.list().pages()] == [0, 1, 0, 0]
-
-
 @pytest.mark.parametrize(
     "body",
     [
@@ -210,20 +184,6 @@ async def test_page_without_a_usable_cursor_is_the_last(body: Any) -> None:
 
     async with serving(handler) as server, _client(server.origin) as client:
         assert await client.signings.list() == Page((), None)
-
-
-async def test_next_is_found_in_several_and_malformed_link_headers() -> None:
-
-    async def handler(request: web.Request) -> web.Response:
-        response = _json(_items(0, 1))
-        response.headers.add("Link", '<?cursor=0>; rel=prev, nonsense, <?cursor=8>; rev="next"; rel')
-        if "cursor" not in request.query:
-            response.headers.add("Link", '<?cursor=1>; rel="next"')
-        return response
-
-    async with serving(handler) as server, _client(server.origin) as client:
-        assert len([signing async for signing in client.signings.list()]) == 2
-    assert [request.query.get("cursor") for request in server.requests] == [None, "1"]
 
 
 # Other origins
@@ -450,9 +410,3 @@ async def test_leaving_a_list_early_cancels_the_prefetch(by: str) -> None:
         assert connector is not None
         assert not connector._acquired
     assert reports == []
-
-
-async def test_pages_are_compared_by_content() -> None:
-    page = Page((Signing("a"),), "n")
-    assert page == Page((Signing("a"),), "n") != Page((), "n")
-    assert (page.items[0].id, page.next_cursor) == ("a", "n")

@@ -26,7 +26,7 @@ from signing_async import (
     SigningClient,
     SigningError,
 )
-from tests.reconcile.late_service import OK, Fate, LateService, script
+from tests.reconcile.late_service import Fate, LateService, script
 from tests.reconcile.test_late_effects import (
     PATIENT,
     POLICY,
@@ -72,35 +72,6 @@ def _call(client: SigningClient, write: str, number: int = 0) -> tuple[str, Awai
         return f"s{number}", _send(client, f"s{number}")
     email = f"{number}@example.com"
     return email, _add(client, email, **({"into": Person} if write == "add into" else {}))
-
-
-@pytest.mark.parametrize("into", [None, Person, dict])
-async def test_record_other_than_the_requests_own_is_an_unknown_outcome(into: Any) -> None:
-    """A function that takes the first match does not see two effects; their ids differ."""
-
-    async def first(read: Reader) -> Any:
-        response = await read(FOLDER, path={"id": "s"})
-        return next(iter(response.json()), None)
-
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        _make_another_of(service, first=True)
-        service.scripts["0@example.com"] += script("504", "ok")
-        with pytest.raises(OutcomeUnknown, match="reconcile finds another record"):
-            await client.request(
-                "POST", FOLDER, path={"id": "s"}, json={"email": "0@example.com"}, reconcile=first, into=into
-            )
-
-
-def _make_another_of(service: LateService, *, first: bool = False) -> None:
-    """The backend of an earlier request gets done as a later one succeeds."""
-    respond = service._respond
-
-    def late_respond(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
-        if fate is OK:
-            service.recipients["s"].insert(0 if first else 1, {**record, "id": "late"})
-        return respond(request, fate, record)
-
-    service._respond = late_respond  # type: ignore[method-assign]  # the race is arranged here
 
 
 async def test_success_that_does_not_fit_the_class_is_reconciled() -> None:

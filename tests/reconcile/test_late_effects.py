@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from signing_async import (
     CannotBeSent,
-    ClientClosed,
     LocalRateLimiter,
     MemoryTokenStore,
     NewRecipient,
@@ -22,15 +20,11 @@ from signing_async import (
     OutcomeUnknown,
     PdfSource,
     RetryPolicy,
-    Signing,
     SigningClient,
     SigningError,
     SigningPackage,
-    Timeouts,
     Token,
 )
-from signing_async._api import Api
-from signing_async.dispatch import send as sending_module
 from tests.dispatch.observing import state_of
 from tests.pdfs import make_pdf
 from tests.reconcile.late_service import OK, Fate, LateService, script
@@ -169,37 +163,6 @@ async def test_rate_limiter_that_fails_while_a_call_is_ambiguous_leaves_the_outc
         assert error.may_clear
 
 
-@pytest.mark.parametrize("effect_after", [None, 0.8])
-@pytest.mark.parametrize("write", WRITES)
-async def test_rate_limiter_that_fails_before_a_repeat_does_not_hide_a_late_effect(
-    write: str, effect_after: float | None
-) -> None:
-    class Fickle(LocalRateLimiter):
-        async def acquire(self, deadline: float) -> bool:
-            # The deadlines of readings are nearer.
-            if service.held[key].requests and deadline > asyncio.get_running_loop().time() + 15:
-                while effect_after is not None and not service.held[key].effects:
-                    await asyncio.sleep(0.02)
-                raise LookupError("the limiter is gone")
-            return await super().acquire(deadline)
-
-    async with (
-        LateService().running() as service,
-        SigningClient(
-            service.origin, "token", retry=POLICY, rate_limiter=Fickle(), timeout=Timeouts(call=30, transfer=30)
-        ) as client,
-    ):
-        key, call = _call(client, write)
-        service.scripts[key] += [Fate("504", effect_after)]
-        if effect_after is None:
-            with pytest.raises(LookupError, match="the limiter is gone"):
-                await call
-        else:
-            await call
-            assert len(service.held[key].effects) == 1
-        assert service.held[key].requests == 1
-
-
 @pytest.mark.parametrize("write", ["upload", "add"])
 async def test_two_effects_are_an_unknown_outcome_that_lists_both(write: str) -> None:
     """The retry succeeds slowly, and meanwhile the first request takes effect."""
@@ -241,29 +204,6 @@ async def test_success_that_cannot_be_read_is_reconciled(write: str, kind: str) 
         result = await call
         assert write == "send" or result.id == f"{key}-0"
         assert (len(service.held[key].effects), service.held[key].requests) == (1, 1)
-
-
-@pytest.mark.parametrize("status", [408, 504])
-async def test_upload_cancelled_while_a_gateways_page_arrives_is_unresolved(status: int) -> None:
-    """Its document must not pass for the next upload's."""
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        read = asyncio.Event()
-
-        async def trickle(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
-            response = web.StreamResponse(status=status)
-            await response.prepare(request)
-            read.set()
-            await asyncio.sleep(60)
-
-        service._respond = trickle  # type: ignore[method-assign, assignment]  # a response that never ends
-        key, call = _call(client, "upload")
-        service.scripts[key] += script("504")
-        upload = asyncio.ensure_future(call)
-        await read.wait()
-        await asyncio.sleep(0.05)
-        upload.cancel()
-        await asyncio.wait([upload])
-        assert client._ledger.signing("/api/1.0/signings/s").documents.unresolved.total() == 1
 
 
 async def test_dispatch_does_not_send_again_while_an_earlier_sending_may_be_under_way(tmp_path: Path) -> None:
@@ -350,26 +290,3 @@ def test_any_sequence_of_outcomes(write: str, sequences: list[list[Fate]], attem
                 _judge(service, key, error, ended_at, settle)
 
     asyncio.run(run())
-
-
-async def test_dispatch_with_a_client_closed_after_a_lost_sending_says_that_the_package_may_be_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nothing is sent, but a late effect of the lost request is not ruled out."""
-    package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [NewRecipient("anna@example.com")])
-    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
-        service.scripts["s1"] += script("504")
-        with pytest.raises(OutcomeUnknown):
-            await client.with_options(retry=RetryPolicy.none()).dispatch(package, tmp_path / "journal")
-        send = sending_module.send_own
-
-        async def close_and_send(api: Api, signing_id: str) -> Signing | None:
-            await client.aclose()
-            return await send(api, signing_id)
-
-        monkeypatch.setattr(sending_module, "send_own", close_and_send)
-        with pytest.raises(ClientClosed) as caught:
-            await client.dispatch(package, tmp_path / "journal")
-        assert state_of(tmp_path / "journal")["status"] == "sending"
-        assert (caught.value.effect, caught.value.exit_code) == ("unknown", 3)
-        assert service.held["s1"].requests == 1
