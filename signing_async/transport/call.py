@@ -196,9 +196,9 @@ class _Call(Generic[T]):
             if found is not None:
                 return self._succeed(found.value)
         may_show_late = self._is_harmful and (self._was_ambiguous if effect is None else effect.may_show_late)
-        if not isinstance(error, errors.SigningError):
-            raise (self._failed(error) if may_show_late else error) from (error if may_show_late else error.__cause__)
-        if may_show_late or kind not in (Kind.REFUSED, Kind.RAISED):
+        if may_show_late and not isinstance(error, errors.SigningError):
+            raise self._failed(error) from error
+        if isinstance(error, errors.SigningError) and (may_show_late or kind not in (Kind.REFUSED, Kind.RAISED)):
             flags: errors.Flags = {"effect": "unknown"} if may_show_late else {}
             raise errors.amended(error, reason=decision.reason, attempts=self._context.number, **flags)
         raise error

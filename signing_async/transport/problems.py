@@ -1,4 +1,4 @@
-"""Turns responses into exceptions: error responses of any shape, and successful ones that cannot be decoded."""
+"""Turns error responses of any shape into exceptions."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import contextlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from .. import errors
 from ..assumptions import Assumptions
 from .decode import Unreadable, look_up, parse, request_id
-from .redaction import redact, redact_bytes, redact_data
+from .redaction import redact, redact_bytes
 
-__all__ = ["decode_error", "error_from", "one_line"]
+__all__ = ["error_from", "one_line"]
 
 _MAX_MESSAGES = 50
 _MAX_LENGTH = 500
@@ -85,25 +85,6 @@ def error_from(
         redacted_body=redact_bytes(body, secrets),
         retry_after=retry_after,
     )
-
-
-def decode_error(
-    operation: str,
-    problem: str,
-    *,
-    status: int,
-    request_id: str | None,
-    content: bytes,
-    secrets: Iterable[str],
-    effect: Literal["none", "unknown"],
-) -> errors.DecodeError:
-    """Return the exception for a successful response that cannot be decoded; ``content`` is its body."""
-    secrets, body = tuple(secrets), None
-    with contextlib.suppress(Unreadable):
-        body = redact_data(parse(content), secrets)
-    suffix = f", request id {request_id}" if request_id else ""
-    text = redact(f"{operation}: the response cannot be read: {problem} (HTTP {status}{suffix})", secrets)
-    return errors.DecodeError(text, operation=operation, status=status, request_id=request_id, body=body, effect=effect)
 
 
 def _pick_exception(status: int, data: Any, not_found: type[errors.NotFound]) -> type[errors.APIError]:

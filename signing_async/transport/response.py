@@ -13,8 +13,7 @@ import attrs
 from ..assumptions import Assumptions
 from ..errors import DecodeError
 from .decode import Unreadable, decode_record, hook_of, parse, request_id, unwrap
-from .problems import decode_error
-from .redaction import redact
+from .redaction import redact, redact_data
 from .retry import Safety, effect_of
 
 __all__ = ["Response"]
@@ -88,13 +87,16 @@ class Response:
 
     def decode_error(self, problem: str) -> DecodeError:
         """Return the error for a successful response that cannot be decoded."""
-        return decode_error(
-            self.operation,
-            problem,
+        secrets, body, identity = tuple(self._secrets()), None, self.request_id
+        with suppress(Unreadable):
+            body = redact_data(parse(self.bytes), secrets)
+        suffix = f", request id {identity}" if identity else ""
+        return DecodeError(
+            redact(f"{self.operation}: the response cannot be read: {problem} (HTTP {self.status}{suffix})", secrets),
+            operation=self.operation,
             status=self.status,
-            request_id=self.request_id,
-            content=self.bytes,
-            secrets=self._secrets(),
+            request_id=identity,
+            body=body,
             effect=effect_of(self._safety, succeeded=True),
         )
 
