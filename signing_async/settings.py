@@ -96,9 +96,9 @@ class Settings:
         layers = [
             {name: _Given(name, text, f"--{name.replace('_', '-')}") for name, text in (given or {}).items()},
             {
-                name: _Given(name, text, _variable(name))
-                for name in _CONVERTERS
-                if (text := os.environ.get(_variable(name)))
+                name: _Given(name, os.environ[_variable(name)], _variable(name))
+                for name in (*_OPTIONS, *_CONVERTERS)
+                if os.environ.get(_variable(name))
             },
             {} if path is None else _read_file(path),
         ]
@@ -108,10 +108,8 @@ class Settings:
             # A plain timeout also limits transfers, as the client's argument does.
             chosen = {"transfer_timeout": chosen["timeout"], **chosen}
         timeouts, retry = _evolve(Timeouts(), "timeouts", chosen), _evolve(RetryPolicy(), "retry", chosen)
-        # The secrets last: they are in no variable when an error is raised.
-        names = sorted(chosen.keys() - _OPTIONS.keys(), key=lambda name: name in _SECRETS or name in _URLS)
         return cls(
-            **{name: _CONVERTERS[name](chosen[name]) for name in names},
+            **{name: convert(chosen[name]) for name, convert in _CONVERTERS.items() if name in chosen},
             timeouts=timeouts,
             retry=retry,
             file=path,
@@ -275,9 +273,10 @@ def _read_file(path: Path) -> dict[str, _Given]:
         name: _Given(name, value, f"{name} in {path}", path)
         for name, value in read_toml(path, secrets_in=_secrets_in).items()
     }
+    known = (*_OPTIONS, *_CONVERTERS)
     for name in given:
-        if name not in _CONVERTERS:
-            raise ConfigurationError(f"{path}: unknown setting {name!r}{did_you_mean(name, _CONVERTERS)}")
+        if name not in known:
+            raise ConfigurationError(f"{path}: unknown setting {name!r}{did_you_mean(name, known)}")
     return given
 
 
@@ -327,13 +326,13 @@ def _name_source(make: Callable[[], T], given: _Given) -> T:
         raise ConfigurationError(f"{error} ({given.source})") from None
 
 
+# The secrets last: they are in no variable when an error is raised.
 _CONVERTERS: dict[str, Callable[[_Given], Any]] = {
     "base_url": _origin,
-    **dict.fromkeys(("access_token", "client_id", "client_secret", "redirect_uri", "webhook_secret"), _Given.text),
-    **dict.fromkeys(("broker", "proxy", "inbox_key"), _Given.text),
-    **dict.fromkeys(("journal", "inbox"), _Given.path_or_url),
+    **dict.fromkeys(("client_id", "redirect_uri"), _Given.text),
     "token_file": _Given.path,
-    **dict.fromkeys(_OPTIONS, _Given.number),
     "assumptions": _Given.assumptions,
     "telemetry": lambda given: parse_switch(given.value, given.source),
+    **dict.fromkeys(("journal", "inbox"), _Given.path_or_url),
+    **dict.fromkeys(("broker", "proxy", "access_token", "client_secret", "inbox_key", "webhook_secret"), _Given.text),
 }

@@ -145,11 +145,7 @@ class Tenants:
         tenant = self._tenants.setdefault(tenant_id, _Tenant())
         tenant.users += 1
         try:
-            async with tenant.lock:
-                clients = tenant.clients
-                if clients is None or clients[0].closed:
-                    self._check_open()
-                    clients = tenant.clients = await self._create(tenant_id)
+            clients = await self._open(tenant_id, tenant)
             self._trim()
             yield clients
         finally:
@@ -157,6 +153,14 @@ class Tenants:
             self._tenants[tenant_id] = self._tenants.pop(tenant_id)
             self._forget_closed(tenant_id)
             self._trim()
+
+    async def _open(self, tenant_id: str, tenant: _Tenant) -> tuple[SigningClient, OAuth]:
+        async with tenant.lock:
+            if tenant.clients is not None and tenant.is_open:
+                return tenant.clients
+            self._check_open()
+            tenant.clients = await self._create(tenant_id)
+            return tenant.clients
 
     def _check_open(self) -> None:
         if self._closed:

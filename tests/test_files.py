@@ -144,6 +144,27 @@ def test_name_is_given_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lin
     assert (tmp_path / "target").read_text() == "one"
 
 
+def test_moved_file_is_kept_although_its_move_is_reported_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a network file system whose response was lost."""
+    replace = Path.replace
+
+    def unsupported(*_: object) -> None:
+        raise OSError(22, "The request is not supported")
+
+    def lose_response(source: Path, target: Path) -> None:
+        replace(source, target)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "link", unsupported)
+    monkeypatch.setattr(Path, "replace", lose_response)
+    (tmp_path / "one").write_text("one")
+    with pytest.raises(OSError, match="Input/output error"):
+        place_new(tmp_path / "one", tmp_path / "target")
+    assert (tmp_path / "target").read_text() == "one"
+
+
 def test_name_stays_free_if_the_move_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a file system without hard links: the next attempt must not find an empty file in the way."""
 

@@ -394,17 +394,6 @@ async def test_session_with_cookies_or_closed_is_an_error(server: Web) -> None:
                 pass
 
 
-async def test_session_settings_and_connections_are_shared(server: Web) -> None:
-    registry = Registry(server.origin)
-    async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar(), headers={"X-App": "leases"}) as session:
-        async with Tenants(registry.store, registry.app, session) as tenants, tenants.client("acme") as client:
-            await client.me()
-        async with session.get(f"{server.origin}/api/1.0/me", headers={"Authorization": "Bearer x"}) as response:
-            assert response.ok
-    assert [request.headers["X-App"] for request in server.requests] == ["leases", "leases"]
-    assert len({request.transport for request in server.requests}) == 1
-
-
 async def test_no_secret_appears_in_texts_or_the_log(
     server: Web, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,4 @@
-"""Outages of a token store's engine during a refresh: ``python -m tests.auth.token_outages`` runs the full matrix.
+"""Outages of a token store's engine during a refresh.
 
 Eight workers share an expired token. As soon as the first one has posted the refresh token, the engine fails. The token
 server counts reused refresh tokens: with reuse detection each would revoke the grant.
@@ -6,19 +6,13 @@ server counts reused refresh tokens: with reuse detection each would revoke the 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import itertools
-import json
-import logging
-import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
@@ -34,8 +28,6 @@ from tests.redis.server import RedisServer, SlowWay, slow_way
 
 EXPIRED = Token("access-0", "refresh-0", datetime(2020, 1, 1, tzinfo=UTC))
 WORKERS = 8
-ENGINES = ("redis", "postgres")
-FAULTS = ("stopped", "paused", "restarted", "terminated", "holder cut off")
 
 
 @attrs.frozen
@@ -60,13 +52,9 @@ class Case:
 class Result:
     """What the workers and the token server observed."""
 
-    case: Case
-    refreshes: int
     reuses: int
     served: int
     """The workers that got the new token."""
-    seconds: float
-    """From the end of the outage and of the token request until all workers had the new token."""
     errors: Counter[str]
 
 
@@ -260,17 +248,14 @@ async def run(case: Case, engine: Engine, *, patience: float = 100.0) -> Result:
             await opened.enter_async_context(clients[-1])
         workers = [asyncio.create_task(refresh(oauth, errors)) for oauth in clients]
         await server.posted.wait()
-        began = time.monotonic()
         if case.late:
             await asyncio.sleep(case.request * 0.9)
         await hurt(engine, case, ways[server.holder])
-        over = max(time.monotonic(), began + case.request)
         _, late = await asyncio.wait(workers, timeout=patience)
-        took = time.monotonic() - over
         for worker in late:
             worker.cancel()
         await asyncio.wait(workers)
-        return Result(case, len(server.used), server.reuses, WORKERS - len(late), took, errors)
+        return Result(server.reuses, WORKERS - len(late), errors)
 
 
 @asynccontextmanager
@@ -288,47 +273,3 @@ async def running(case: Case, **settings: Any) -> AsyncIterator[Engine]:
         yield Redis(redis, **settings)
     finally:
         redis.close()
-
-
-async def matrix(cases: Sequence[Case], at_once: int, output: Path | None) -> list[Result]:
-    """Run the cases concurrently, and print each result."""
-    free = asyncio.Semaphore(at_once)
-
-    async def one(case: Case) -> Result:
-        async with free, running(case) as engine:
-            result = await run(case, engine)
-        print(f"{result.reuses} reuses, {result.served} served, {result.seconds:5.1f} s after: {case}", flush=True)
-        if output is not None:
-            with output.open("a") as file:
-                file.write(json.dumps(attrs.asdict(result)) + "\n")
-        return result
-
-    results = await asyncio.gather(*(one(case) for case in cases), return_exceptions=True)
-    for case, result in zip(cases, results, strict=True):
-        if isinstance(result, BaseException):
-            print(f"not run: {case}: {result!r}", flush=True)
-    return [result for result in results if isinstance(result, Result)]
-
-
-def main() -> int:
-    """Run the full matrix; the exit code is 1 if a refresh token was used twice."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--engine", choices=ENGINES, action="append")
-    parser.add_argument("--fault", choices=FAULTS, action="append")
-    parser.add_argument("--outages", type=float, nargs="+", default=[1, 5, 10, 30])
-    parser.add_argument("--requests", type=float, nargs="+", default=[0.1, 1, 5, 25])
-    parser.add_argument("--at-once", type=int, default=8)
-    parser.add_argument("--output", type=Path)
-    given = parser.parse_args()
-    logging.disable()
-    cells = itertools.product(
-        given.engine or ENGINES, given.fault or FAULTS, given.outages, given.requests, (False, True)
-    )
-    results = asyncio.run(matrix([Case(*cell) for cell in cells], given.at_once, given.output))
-    reuses, unserved = sum(result.reuses for result in results), sum(WORKERS - result.served for result in results)
-    print(f"{len(results)} cases: {reuses} reuses, {unserved} workers without a token")
-    return 1 if reuses or unserved else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
