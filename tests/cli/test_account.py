@@ -18,12 +18,13 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
+import aiohttp
 import pytest
 
 from signing_async import FileTokenStore, SigningClient, Token
 from signing_async.auth.oauth import OAuth
 from signing_async.cli import account
-from signing_async.cli.callback import is_loopback
+from signing_async.cli.callback import is_loopback, listen
 from tests.cli.browser import agree
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -261,14 +262,20 @@ def test_login_opens_no_browser_over_ssh_or_without_display(
         assert visited == []
 
 
+async def test_callback_without_a_login_is_refused_on_a_free_port() -> None:
+    async with listen("http://127.0.0.1/callback") as callback, aiohttp.ClientSession() as session:
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/callback", callback.redirect_uri)
+        async with session.get(callback.redirect_uri) as response:
+            assert (response.status, "This login is over" in await response.text()) == (410, True)
+
+
 def test_redirect_uri_without_port_uses_a_free_port_in_the_authorize_url(
-    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch, pages: list[str]
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_app(service, monkeypatch, "http://127.0.0.1/callback")
-    addresses: list[str] = []
-    browse_with(monkeypatch, lambda address: addresses.append(address) or "")  # type: ignore[func-returns-value]  # None
-    assert run("login", "--wait", "0.3").code == 5
-    assert re.search(r"redirect_uri=http%3A%2F%2F127\.0\.0\.1%3A\d+%2Fcallback", addresses[0])
+    browse_with(monkeypatch, lambda address: "")
+    printed = run("login", "--wait", "0.3").err
+    assert re.search(r"redirect_uri=http%3A%2F%2F127\.0\.0\.1%3A\d+%2Fcallback", printed)
 
 
 def test_occupied_port_is_an_error_that_suggests_no_browser(run: Run, app: dict[str, str]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from signing_async import SqliteJournal, archive
+from signing_async.errors import AuthError
 from tests.archive.s3_server import CREDENTIALS, S3Server
 from tests.cli.conftest import Run
 from tests.cli.service import Service, listening
@@ -151,6 +152,11 @@ def test_option_of_archive_before_a_command_is_wrong_usage(
     assert f'put options after "{name}"; for a folder of that name use ./{name}' in " ".join(ran.err.split())
 
 
+def test_help_shows_the_options_and_the_commands(run: Run) -> None:
+    shown = run("archive", "--help").out
+    assert all(part in shown for part in ("FOLDER|s3://BUCKET/PREFIX", "--follow", "verify", "status", "Example:"))
+
+
 def test_failed_document_is_reported_and_the_others_are_archived(
     run: Run, complete: Complete, service: Service
 ) -> None:
@@ -254,6 +260,15 @@ def test_reminders_that_fail_end_a_single_run_with_the_error(
     service.do(service.sandbox.faults.add, "recipients.list", "500", times=None)
     ran = run("archive", "contracts", "--remind-after", "0d")
     assert (ran.code, "HTTP 500" in ran.err) == (1, True)
+
+
+def test_token_that_is_rejected_for_reminders_ends_a_single_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def rejected(*_: object, **__: object) -> None:
+        raise AuthError("the token is rejected")
+
+    monkeypatch.setattr("signing_async.archive.archive_status", rejected)
+    ran = run("archive", "contracts", "--remind-after", "0d")
+    assert (ran.code, "the token is rejected" in ran.err) == (4, True)
 
 
 def test_failures_beyond_the_limit_are_counted_and_not_shown(

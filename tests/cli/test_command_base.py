@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from signing_async.cli.command_base import State
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 
@@ -81,6 +83,14 @@ def test_verbose_shows_status_time_request_id_error_and_delay_of_each_attempt(
     printed = json.loads(ran.err.splitlines()[0])["attempt"]
     assert (printed["operation"], printed["status"]) == ("me", None)
     assert "no response" in run("me", "-v", "--timeout", "0.1").err
+
+
+def test_package_warnings_are_printed_while_a_client_is_open(capfd: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("signing_async")
+    with State()._print_warnings():
+        log.warning("a %s failed", "refresh")
+    log.warning("another %s failed", "refresh")
+    assert capfd.readouterr().err == "Warning: a refresh failed\n"
 
 
 @pytest.mark.parametrize(

@@ -181,6 +181,13 @@ async def test_problems_name_the_columns_of_the_csv_file(written: Written, tmp_p
     ]
 
 
+async def test_member_with_a_problem_is_reported_once(written: Written) -> None:
+    path = written('{"name": "L", "language": "EN", "documents": [5], "recipients": 7}', "x.jsonl")
+    with Manifest(path) as manifest, pytest.raises(InvalidRequest) as caught:
+        await check_manifest(manifest, 10_000_000, lambda: None)
+    assert len(caught.value.problems) == 2
+
+
 def test_utf_16_is_refused_with_what_to_do(written: Written) -> None:
     with pytest.raises(InvalidRequest, match=r"encoded as UTF-16; save it as UTF-8 \(in Excel: 'CSV UTF-8'\)"):
         Manifest(written(HEADER.encode("utf-16")))
