@@ -147,7 +147,7 @@ def _announce(server: Sandbox, out: Output, app: str | None = None) -> None:
     exports = {"SIGNING_BASE_URL": url, "SIGNING_ACCESS_TOKEN": token}
     if app is not None:
         name, _, redirect_uri = app.partition("=")
-        registered = server.register_app(redirect_uri, name)
+        registered = server.accounts.keep_app(name, redirect_uri)
         # An access token would take precedence over the app.
         exports = {
             "SIGNING_BASE_URL": url,

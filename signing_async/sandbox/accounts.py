@@ -10,6 +10,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
@@ -104,6 +105,15 @@ class Accounts:
                 created_at=app.created_at,
             )
         return app
+
+    def keep_app(self, name: str, redirect_uri: str) -> App:
+        """Register an application unless it is registered; a registered one keeps its id and gets a new secret."""
+        known = next((app for app in self.apps() if (app.name, app.redirect_uri) == (name.strip(), redirect_uri)), None)
+        if known is None:
+            return self.register_app(name, redirect_uri)
+        secret = self._ids.secret("client secret", "secret_")
+        self._database.run("UPDATE apps SET secret_hash = ? WHERE client_id = ?", hashed(secret), known.client_id)
+        return replace(known, client_secret=secret)
 
     def apps(self) -> list[App]:
         """Return all applications, without their secrets."""

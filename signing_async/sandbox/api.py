@@ -12,7 +12,7 @@ from aiohttp import web
 
 from .fault_injection import FaultInjector
 from .faults import Fault
-from .records import Signing, User
+from .records import Recipient, Signing, User
 from .refused import Refused
 from .request_body import read_form_or_json, read_json, receive_file
 from .request_log import RECORD, RequestRecord
@@ -147,7 +147,7 @@ class Api:
             page, limit = self._service.list_signings(_user(call), None, 1_000_000), profile.page_size
         else:
             limit = self._encoder.parse_limit(query.get(profile.limit_param))
-            after = self._cursor(query.get(profile.cursor_param), _user(call))
+            after = self._cursor(call, lambda signing_id: self._service.signing(signing_id, call.user))
             page = self._service.list_signings(_user(call), after, limit)
         shown = [
             self._encoder.signing(s, self._service.documents(s.id) if profile.documents_in_list else None)
@@ -155,13 +155,15 @@ class Api:
         ]
         return self._page(call, *self._encoder.page(page.next_seq, shown, _url(call.request), limit))
 
-    def _cursor(self, text: str | None, user: User) -> int | None:
+    def _cursor(self, call: Call, find: Callable[[str], Signing | Recipient]) -> int | None:
+        """Return the sequence number after which the page starts, or None for the first page."""
+        text = call.request.query.get(self._profile.cursor_param)
         if text is None:
             return None
         if self._profile.pagination != "has_more":
             return self._encoder.parse_cursor(text)
         try:
-            return self._service.signing(text, user).seq
+            return find(text).seq
         except Refused:
             raise self._encoder.bad_cursor() from None
 
@@ -197,21 +199,11 @@ class Api:
         if style == "envelope" or profile.pagination == "bare":
             return self._page(call, {profile.items_field: shown}, "")
         limit = self._encoder.parse_limit(query.get(profile.limit_param))
-        after = self._recipient_cursor(query.get(profile.cursor_param), signing.id)
+        after = self._cursor(call, lambda recipient_id: self._service.recipient(recipient_id, signing.id)) or 0
         rest = [(r.seq, row) for r, row in zip(recipients, shown, strict=True) if r.seq > after]
         next_seq = rest[limit - 1][0] if len(rest) > limit else None
         page = [row for _, row in rest[:limit]]
         return self._page(call, *self._encoder.page(next_seq, page, _url(call.request), limit))
-
-    def _recipient_cursor(self, text: str | None, signing_id: str) -> int:
-        if text is None:
-            return 0
-        if self._profile.pagination != "has_more":
-            return self._encoder.parse_cursor(text)
-        try:
-            return self._service.recipient(text, signing_id).seq
-        except Refused:
-            raise self._encoder.bad_cursor() from None
 
     def _page(self, call: Call, body: Any, link: str) -> Response:
         response = self._encoder.json(200, body, call.record.id)

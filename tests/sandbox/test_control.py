@@ -243,16 +243,11 @@ async def test_reset_deletes_signings_faults_and_the_log_and_keeps_users_and_end
     await call.sent()
 
 
-async def test_certificate_of_the_authority_is_downloaded(call: Caller) -> None:
-    status, pem = await call("GET", "/sandbox/authority.pem")
-    assert status == 200
-    assert pem.startswith(b"-----BEGIN CERTIFICATE-----")
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
         ({"headers": {"Host": "evil.example"}, "json": {}}, 421),
+        ({"headers": {"Host": "[::1"}, "json": {}}, 421),
         ({"headers": {"Origin": "https://evil.example"}, "json": {}}, 403),
         ({"headers": {"Origin": "https://evil.example"}}, 403),
         ({"headers": {"Sec-Fetch-Site": "cross-site"}, "json": {}}, 403),

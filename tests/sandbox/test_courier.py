@@ -134,16 +134,6 @@ async def test_reorder_fault_waits_for_the_next_event_and_delivers_it_first(
     assert [event_id for _, event_id in receiver.events] == ids[::-1]
 
 
-async def test_reorder_fault_swaps_two_deliveries_that_are_due(
-    hooked: Sandbox, receiver: Receiver, call: Caller
-) -> None:
-    hooked.faults.add(DELIVERY, "reorder")
-    signing_id = hooked.service.create_signing(hooked.accounts.default_user(), {"name": "A", "language": "EN"}).id
-    hooked.service.cancel(signing_id)
-    await receiver.got(2)
-    assert receiver.types == ["signing.cancelled", "signing.created"]
-
-
 async def test_reorder_fault_delivers_a_single_event_after_a_second(
     hooked: Sandbox, receiver: Receiver, call: Caller
 ) -> None:

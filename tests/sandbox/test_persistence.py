@@ -242,30 +242,6 @@ async def test_everything_acknowledged_survives_sigkill_at_random_moments(tmp_pa
     assert len(told.sent) >= 12
 
 
-async def test_kept_sandbox_works_where_folders_cannot_be_synced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Windows opens no folders, and syncs only files open for writing."""
-    open_, fsync = os.open, os.fsync
-
-    def open_files_only(path: Any, *options: Any, **more: Any) -> int:
-        if Path(path).is_dir():
-            raise PermissionError(13, "Permission denied", str(path))
-        return open_(path, *options, **more)
-
-    def sync_what_is_writable(descriptor: int) -> None:
-        os.write(descriptor, b"")  # EBADF where it is open for reading
-        fsync(descriptor)
-
-    monkeypatch.setattr(os, "open", open_files_only)
-    monkeypatch.setattr(os, "fsync", sync_what_is_writable)
-    async with Sandbox(data=tmp_path) as sandbox:
-        headers = {"Authorization": f"Bearer {sandbox.access_token()}"}
-        async with aiohttp.ClientSession(sandbox.base_url, headers=headers) as session:
-            signing_id, _, _ = await Caller(sandbox, session).sent()
-        assert (await sandbox.complete(signing_id)).is_completed
-
-
 async def test_sandbox_stops_while_an_abandoned_thread_still_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     rmdir = os.rmdir
     late: list[Path] = []

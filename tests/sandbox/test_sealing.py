@@ -11,10 +11,8 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pikepdf
 import pytest
@@ -138,12 +136,6 @@ def test_fields_of_a_form_are_kept_with_their_values(
             assert after.Root.AcroForm[key].unparse() == before.Root.AcroForm[key].unparse()
 
 
-def test_second_seal_takes_another_field_name(sealed: Callable[..., bytes]) -> None:
-    taken = pdfs.with_signature_field(field=pdfs.FIELD.replace(b"(seal)", b" 8 0 R"), more={8: b"(SandboxSeal)"})
-    with pikepdf.open(io.BytesIO(sealed(taken))) as pdf:
-        assert [str(field.T) for field in pdf.Root.AcroForm.Fields] == ["SandboxSeal", "SandboxSeal2"]
-
-
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", ["small", "a form", "reportlab", "object streams", "a shifted table", "hybrid"])
 def test_every_pades_level_adds_to_the_one_before(
@@ -235,16 +227,6 @@ def test_changed_byte_invalidates_the_seal(sealed: Callable[..., bytes], authori
         assert not accepts(bytes(changed), authority), at
 
 
-@pytest.mark.skipif(not pdfs.have("pdfsig", "certutil"), reason="needs poppler-utils and libnss3-tools")
-def test_poppler_rejects_a_changed_document(sealed: Callable[..., bytes], nss: Path, tmp_path: Path) -> None:
-    result = sealed(pdfs.make_pdf(text="ten thousand"))
-    path = tmp_path / "changed.pdf"
-    path.write_bytes(result.replace(b"ten thousand", b"two thousand", 1))
-    said = pdfs.run("pdfsig", "-nssdir", nss, path).stdout
-    assert "Signature is Valid." not in said
-    assert "Digest Mismatch" in said
-
-
 def test_appended_update_is_not_covered_by_the_seal(sealed: Callable[..., bytes], authority: Authority) -> None:
     result = sealed(pdfs.make_pdf())
     later = pdfs.update(result, {5: pdfs.stream_object(b"BT ET")}, size=40)
@@ -317,26 +299,6 @@ def test_inconsistent_page_tree_is_rebuilt(sealed: Callable[..., bytes], authori
     assert accepts(result, authority)
 
 
-def test_repair_starts_from_the_original(
-    sealed: Callable[..., bytes], authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempts: list[int] = []
-    append = sealing._append_pages
-
-    def forgetful(writer: Any, drawn: Any) -> None:
-        attempts.append(len(drawn.pages))
-        if len(attempts) > 1:
-            append(writer, drawn)
-
-    monkeypatch.setattr(sealing, "_append_pages", forgetful)
-    data = pdfs.make_pdf()
-    result = sealed(data)
-    assert len(attempts) == 2
-    assert result.startswith(data)
-    assert result.count(b"/ByteRange") == 1
-    assert accepts(result, authority)
-
-
 def test_seal_that_loses_pages_is_an_error(
     tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -356,20 +318,6 @@ def test_full_disk_is_an_os_error_and_leaves_no_file(free: int, tmp_path: Path, 
     with full_disk(source.stat().st_size + free), pytest.raises(OSError, match="File too large"):
         seal(source, tmp_path / "b.pdf", panel=make_panel("Anna"), authority=authority, when=WHEN)
     assert list(tmp_path.iterdir()) == [source]
-
-
-def test_four_threads_seal_twenty_documents_with_one_authority(tmp_path: Path, authority: Authority) -> None:
-
-    def work(number: int) -> bytes:
-        source, target = tmp_path / f"{number}.pdf", tmp_path / f"{number}-sealed.pdf"
-        source.write_bytes(pdfs.make_pdf(seed=number))
-        seal(source, target, panel=make_panel(f"Żaneta {number}"), authority=authority, when=WHEN)
-        return target.read_bytes()
-
-    with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(work, range(20)))
-    assert all(accepts(result, authority) for result in results)
-    assert len(set(results)) == 20
 
 
 def test_importing_the_modules_imports_no_heavy_libraries() -> None:

@@ -54,14 +54,6 @@ async def test_cursor_neither_repeats_nor_skips_while_signings_are_created(call:
     assert [row["id"] for row in page["data"] + rest["data"]] == first[::-1]
 
 
-async def test_get_signing_returns_its_states_and_documents(call: Caller) -> None:
-    signing_id = await call.draft()
-    await call.upload(signing_id, filename="lease.pdf")
-    signing = await call.ok("GET", f"{API}/signings/{signing_id}")
-    assert {"is_draft", "is_completed", "cancelled_at", "name", "updated_at"} <= set(signing)
-    assert [(d["name"], d["completed_at"]) for d in signing["documents"]] == [("lease.pdf", None)]
-
-
 async def test_post_documents_stores_the_exact_bytes(call: Caller, signing_sandbox: Sandbox) -> None:
     data = make_pdf(200_000)
     signing_id = await call.draft()
@@ -79,45 +71,6 @@ async def test_post_recipients_returns_the_recipient_with_its_id(call: Caller) -
     assert status == 201
     assert recipient["id"]
     assert {name: recipient[name] for name in body} == body
-
-
-async def test_get_recipients_shows_who_has_not_completed(call: Caller) -> None:
-    signing_id, _, people = await call.sent(recipients=2)
-    await call.sandbox.sign(people[0])
-    rows = (await call.ok("GET", f"{API}/signings/{signing_id}/recipients"))["data"]
-    assert [(row["id"], row["completed_at"] is None) for row in rows] == [(people[0], False), (people[1], True)]
-
-
-async def test_post_send_sends_the_signing(call: Caller, signing_sandbox: Sandbox) -> None:
-    signing_id = await call.draft()
-    await call.upload(signing_id)
-    await call.recipient(signing_id)
-    status, signing = await call("POST", f"{API}/signings/{signing_id}/send")
-    assert status == 200
-    assert signing["is_draft"] is False
-    assert signing_sandbox.signing(signing_id).times_sent == 1
-
-
-async def test_post_remind_sends_a_reminder(call: Caller, signing_sandbox: Sandbox) -> None:
-    signing_id, _, [person] = await call.sent()
-    status, _ = await call("POST", f"{API}/signings/{signing_id}/recipients/{person}/remind")
-    assert status == 200
-    assert [n.kind for n in signing_sandbox.notifications] == ["invitation", "reminder"]
-    assert signing_sandbox.recipients(signing_id)[0].reminders == 1
-
-
-async def test_get_download_signed_returns_the_sealed_pdf_that_begins_with_the_upload(call: Caller) -> None:
-    data = make_pdf(3000)
-    signing_id = await call.draft()
-    _, document = await call.upload(signing_id, data)
-    await call.recipient(signing_id)
-    await call.ok("POST", f"{API}/signings/{signing_id}/send")
-    await call.sandbox.complete(signing_id)
-    status, sealed = await call("GET", f"{API}/signings/{signing_id}/documents/{document['id']}/download-signed")
-    assert status == 200
-    assert call.headers["content-type"] == "application/pdf"
-    assert sealed.startswith(data)
-    assert b"/ByteRange" in sealed[len(data) :]
 
 
 # errors of every endpoint

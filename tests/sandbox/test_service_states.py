@@ -79,15 +79,6 @@ async def test_last_signature_completes_the_signing_and_seals_its_documents(
         assert (await call("GET", document["signed_file_path"]))[0] == 200
 
 
-async def test_rule_1_draft_is_editable(call: Caller, signing_sandbox: Sandbox) -> None:
-    signing_id = await call.draft()
-    await call.upload(signing_id)
-    await call.recipient(signing_id)
-    await call.upload(signing_id)
-    await call.recipient(signing_id)
-    assert (len(signing_sandbox.documents(signing_id)), len(signing_sandbox.recipients(signing_id))) == (2, 2)
-
-
 @pytest.mark.parametrize("end", ["sent", "completed", "cancelled"])
 async def test_rule_2_nothing_is_added_once_not_editable(call: Caller, signing_sandbox: Sandbox, end: str) -> None:
     signing_id, _, _ = await call.sent()
@@ -296,14 +287,6 @@ async def test_failed_or_cancelled_sealing_leaves_no_sealed_file(
     assert sorted(folder.iterdir()) == before
 
 
-async def test_declining_cancels_the_signing(call: Caller, signing_sandbox: Sandbox) -> None:
-    signing_id, _, people = await call.sent(recipients=2)
-    assert (await signing_sandbox.decline(people[0])).state == "cancelled"
-    row = (await call.ok("GET", f"{API}/signings/{signing_id}/recipients"))["data"][0]
-    assert row["declined_at"] is not None
-    assert row["completed_at"] is None
-
-
 @pytest.mark.signing_sandbox(profile=Profile(decline_effect="nothing"))
 async def test_declined_signing_stays_sent_if_the_profile_says_so(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_id, _, people = await call.sent(recipients=2)
@@ -330,23 +313,6 @@ async def test_unknown_ids_are_refused(signing_sandbox: Sandbox, action: str) ->
     with pytest.raises(Refused, match="no such") as caught:
         await getattr(signing_sandbox, action)("nope")
     assert caught.value.status == 404
-
-
-async def test_failed_seal_signs_nothing_and_can_be_tried_again(
-    call: Caller, signing_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from signing_async.sandbox import sealing
-
-    def fail(*_: object, **__: object) -> None:
-        raise sealing.SealingFailed("it is damaged")
-
-    signing_id, _, [person] = await call.sent()
-    with monkeypatch.context() as patch:
-        patch.setattr(sealing, "seal", fail)
-        with pytest.raises(Refused, match="damaged"):
-            await signing_sandbox.sign(person)
-    assert await state(call, signing_id) == (False, False, False)
-    assert (await signing_sandbox.sign(person)).is_completed
 
 
 async def test_draft_is_deleted_with_its_documents_and_recipients(call: Caller, signing_sandbox: Sandbox) -> None:

@@ -146,27 +146,6 @@ async def test_app_is_registered_authorized_and_its_signing_signed_in_three_ways
     assert problems == []
 
 
-async def test_denied_consent_returns_to_the_app_with_its_state(
-    sandbox: Sandbox, browser: BrowserContext, callback: tuple[str, asyncio.Future[str]]
-) -> None:
-    redirect_uri, came = callback
-    app = sandbox.register_app(redirect_uri)
-    oauth = OAuth(
-        sandbox.base_url,
-        client_id=app.client_id,
-        client_secret=app.client_secret or "",
-        redirect_uri=redirect_uri,
-        store=MemoryTokenStore(),
-    )
-    asked = oauth.authorization_request()
-    page = browser.pages[0]
-    await page.goto(asked.url)
-    await page.get_by_role("button", name="Deny").click()
-    await page.get_by_text("Welcome back").wait_for()
-    assert await came == f"{redirect_uri}?error=access_denied&state={asked.state}"
-    await oauth.aclose()
-
-
 @pytest.mark.parametrize("width", [320, 400, 1280])
 async def test_no_page_is_wider_than_the_screen_and_no_input_runs_as_script(
     sandbox: Sandbox, browser: BrowserContext, width: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from types import SimpleNamespace
 
 import aiohttp
@@ -153,19 +152,6 @@ async def test_declining_cancels_the_signing_for_the_others(visitor: Visitor, ca
     assert not page.main.every("form")
 
 
-@pytest.mark.signing_sandbox(profile=Profile(decline_effect="nothing"))
-async def test_others_may_sign_if_the_profile_says_that_declining_cancels_nothing(
-    visitor: Visitor, call: Caller
-) -> None:
-    _, _, (first, second) = await call.sent(2)
-    page = await visitor.get(signing_page(first))
-    assert ENGLISH.decline_stays in page.main.text
-    await visitor.send(page, signing_page(first), press=ENGLISH.decline)
-    page = await visitor.get(signing_page(second))
-    page = await visitor.send(page, signing_page(second), agree="on")
-    assert ENGLISH.state_signed in page.main.find("p", id="state").text
-
-
 async def test_sequential_signing_lets_only_the_next_recipient_sign(visitor: Visitor, call: Caller) -> None:
     signing_id = await call.draft(signing_order="sequential")
     await call.upload(signing_id)
@@ -190,18 +176,6 @@ async def test_sequential_signing_lets_only_the_next_recipient_sign(visitor: Vis
     page = await visitor.get(signing_page(second))
     page = await visitor.send(page, signing_page(second), agree="on")
     assert visitor.sandbox.signing(signing_id).is_completed
-
-
-async def test_expired_invitation_cannot_be_signed(visitor: Visitor, call: Caller) -> None:
-    _, _, (recipient,) = await call.sent()
-    page = await visitor.get(signing_page(recipient))
-    call.sandbox.clock.advance(days=14)
-    late = await visitor.send(page, signing_page(recipient), agree="on")
-    assert late.status == 400
-    assert "The invitation has expired." in late.main.find("p", role="alert").text
-    assert ENGLISH.state_expired in late.main.find("p", id="state").text
-    assert not late.main.every("form")
-    assert "Invitation expired" in (await visitor.get("/sandbox")).main.text
 
 
 @pytest.mark.parametrize("words", LANGUAGES.values())
@@ -233,15 +207,6 @@ async def test_refusal_is_in_the_signings_language_and_shows_the_current_state(
     _, _, (late,) = await call.sent(language=words.code.upper())
     call.sandbox.clock.advance(days=14)
     await refused(late, "expired")
-
-
-async def test_second_of_two_clicks_is_refused_and_the_page_shows_the_signature(visitor: Visitor, call: Caller) -> None:
-    _, _, (recipient,) = await call.sent()
-    page = await visitor.get(signing_page(recipient))
-    pages = await asyncio.gather(*(visitor.send(page, signing_page(recipient), agree="on") for _ in range(2)))
-    [late] = [page for page in pages if page.status == 400]
-    assert late.main.find("p", role="alert").text == ENGLISH.refusals["signed"]
-    assert not late.main.every("form")
 
 
 async def test_failed_seal_says_why_and_can_be_tried_again(
