@@ -127,7 +127,7 @@ class Output:
         cells = [[on_one_line(str(cell)) for cell in row] for row in rows]
         for number, column in enumerate(columns):
             widest = max((Text(row[number]).cell_len for row in cells), default=0) if number == 0 else 0
-            table.add_column(Text(column), no_wrap=column == "STATE", min_width=widest)
+            table.add_column(Text(column), no_wrap=number == 0 or column == "STATE", min_width=widest)
         for row in cells:
             styles = [
                 _STYLES.get(cell.split(" ")[0], "") if name == "STATE" else ""

@@ -8,8 +8,6 @@ import inspect
 import os
 import re
 import shlex
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -25,7 +23,6 @@ from signing_async.webhooks.event import parse_event
 from tests.cli.browser import agree
 from tests.cli.conftest import Ran, Run
 from tests.cli.service import Service
-from tests.cli.terminal import COMMAND, ROOT
 from tests.cli.test_account import SSH, free_port
 from tests.pdfs import make_pdf
 from tests.webhooks.deliveries import SECRET, event_body, hex_of
@@ -162,26 +159,6 @@ def test_example_of_webhook_check_works(run: Run, prepared: Callable[[str], None
     with serve("aiohttp", receiver) as port:
         ran = run_line(line.replace("http://localhost:8000/webhooks", f"http://127.0.0.1:{port}{PATH}"), run)
     assert ran.code == 0, ran.out
-
-
-def test_example_of_sandbox_works(tmp_path: Path) -> None:
-    """With another port, because the one in the example may be in use."""
-    (line,) = examples(ALL["sandbox"])
-    words = shlex.split(line.replace("--port 8080", "--port 0"))[1:]
-    process = subprocess.Popen(
-        [*COMMAND, *words, "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
-    assert process.stdout is not None
-    assert '"access_token": "access_' in process.stdout.readline()
-    process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=30) == ("", "")
-    assert process.returncode == 0
-    assert (tmp_path / "sandbox" / "sandbox.db").exists()
 
 
 def test_example_of_the_main_help_works(run: Run, service: Service) -> None:

@@ -59,6 +59,7 @@ def test_list_fits_narrow_terminals_and_keeps_the_id_whole_and_the_name(
     lines = screen("list", columns=columns, environment=service.environment).text.splitlines()
     assert all(len(line.rstrip()) <= columns for line in lines)
     assert len(lines) == 2
+    assert lines[1].rstrip().endswith("…")
     if header is None:
         assert lines[0] == signing
         assert lines[1].startswith("  Boat house with a name")
