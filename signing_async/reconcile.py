@@ -389,7 +389,8 @@ class Creation(Effect[Record]):
         collection.started += 1
         try:
             async with asyncio.timeout_at(self._deadline) as waiting:
-                await self._read_known()
+                if collection.known is None:
+                    await self._read_known()
                 await collection.locks[key].acquire()
                 return
         except BaseException as error:
@@ -404,11 +405,11 @@ class Creation(Effect[Record]):
         self._collection.leave(self._match.key)
 
     async def _read_known(self) -> None:
-        collection = self._collection
-        if collection.known is None:
-            async with collection.first_reading:
-                if collection.known is None and self._read_first is not None:  # no other call has read it
-                    collection.known = {record.id for record in await self._read_first() or ()}
+        async with self._collection.first_reading:
+            if self._collection.known is not None:
+                return  # another call has read it
+            assert self._read_first is not None
+            self._collection.known = {record.id for record in await self._read_first() or ()}
 
     async def find(self, read: Read) -> Found[Record] | None:
         unknown = await self._read_unknown(read)

@@ -426,3 +426,23 @@ async def test_on_response_gets_no_token_response(sandbox: Sandbox) -> None:
         sandbox.clock.advance(days=1)
         await client.me()
     assert {response.operation for response in responses} == {"me"}
+
+
+def _page() -> web.Response:
+    return web.Response(text="<html>Sign in</html>", content_type="text/html")
+
+
+async def test_page_of_html_is_no_response_unless_it_is_asked_for() -> None:
+    """A proxy responded."""
+    async with serving(_responding(_page)) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        with pytest.raises(DecodeError, match="an HTML page"):
+            await client.request("GET", "/x")
+        with pytest.raises(OutcomeUnknown, match="an HTML page"):
+            await client.request("POST", "/x")
+        with pytest.raises(DecodeError, match="an HTML page"):
+            async with client.stream("GET", "/x"):
+                raise AssertionError
+        for method in ("GET", "POST"):
+            assert "Sign in" in (await client.request(method, "/x", headers={"Accept": "text/html"})).text
+        async with client.stream("GET", "/x", headers={"Accept": "text/html"}) as response:
+            assert b"".join([chunk async for chunk in response]) == b"<html>Sign in</html>"

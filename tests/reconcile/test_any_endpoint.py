@@ -26,7 +26,7 @@ from signing_async import (
     SigningClient,
     SigningError,
 )
-from tests.reconcile.late_service import Fate, LateService, script
+from tests.reconcile.late_service import OK, Fate, LateService, script
 from tests.reconcile.test_late_effects import (
     PATIENT,
     POLICY,
@@ -201,3 +201,72 @@ def test_any_sequence_of_outcomes(write: str, sequences: list[list[Fate]], attem
                 _judge(service, key, error, ended_at, settle)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("write", ["add", "add into"])
+async def test_two_effects_are_an_unknown_outcome_that_lists_both(write: str) -> None:
+    """The retry succeeds slowly, and meanwhile the first request takes effect."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        key, call = _call(client, write)
+        _make_another_of(service)
+        service.scripts[key] += script("504", "ok")
+        with pytest.raises(OutcomeUnknown, match="the service holds 2 such records") as caught:
+            await call
+        assert {f"{key}-0", "late"} <= {getattr(each, "id", None) for each in caught.value.known}
+
+
+@pytest.mark.parametrize("into", [None, Person, dict])
+async def test_record_other_than_the_requests_own_is_an_unknown_outcome(into: Any) -> None:
+    """A function that takes the first match does not see two effects; their ids differ."""
+
+    async def first(read: Reader) -> Any:
+        response = await read(FOLDER, path={"id": "s"})
+        return next(iter(response.json()), None)
+
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        _make_another_of(service, first=True)
+        service.scripts["0@example.com"] += script("504", "ok")
+        with pytest.raises(OutcomeUnknown, match="reconcile finds another record"):
+            await client.request(
+                "POST", FOLDER, path={"id": "s"}, json={"email": "0@example.com"}, reconcile=first, into=into
+            )
+
+
+def _make_another_of(service: LateService, *, first: bool = False) -> None:
+    """The backend of an earlier request gets done as a later one succeeds."""
+    respond = service._respond
+
+    def late_respond(request: Any, fate: Fate, record: dict[str, Any]) -> Any:
+        if fate is OK:
+            service.recipients["s"].insert(0 if first else 1, {**record, "id": "late"})
+        return respond(request, fate, record)
+
+    service._respond = late_respond  # type: ignore[method-assign]  # the race is arranged here
+
+
+async def test_success_without_a_record_is_verified() -> None:
+    """A response without a body has no id to compare."""
+    deletions = 0
+
+    async def handle(request: web.Request) -> web.Response:
+        nonlocal deletions
+        deletions += request.method == "DELETE"
+        if request.method == "GET":
+            return web.json_response({"id": "t1", "deleted": deletions > 1})
+        return web.json_response({"code": "busy"}, status=503) if deletions == 1 else web.Response(status=204)
+
+    async def find(read: Reader) -> Response | None:
+        response = await read("/api/1.0/templates/t1")
+        return response if response.json()["deleted"] else None
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=POLICY) as client:
+        response = await client.request("DELETE", "/api/1.0/templates/t1", reconcile=find)
+    assert (response.status, deletions) == (204, 2)
+
+
+async def test_success_that_never_shows_is_an_unknown_outcome() -> None:
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.scripts["s0"] += script("503", "ok")
+        service.lag = 60.0
+        with pytest.raises(OutcomeUnknown, match="could not be verified: reconcile does not find the effect"):
+            await _send(client, "s0")

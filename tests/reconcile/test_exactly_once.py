@@ -10,6 +10,7 @@ import pytest
 from aiohttp import web
 
 from signing_async import (
+    LocalRateLimiter,
     OutcomeUnknown,
     OutcomeUnknownTimeout,
     RetryPolicy,
@@ -275,3 +276,58 @@ async def test_same_recipient_can_be_added_twice(sandbox: Sandbox, client: Signi
     second = await client.recipients.add(signing, email="z@example.com")
     assert first.id != second.id
     assert len(sandbox.recipients(signing.id)) == 2
+
+
+async def test_reminder_whose_repeat_the_callers_rate_limiter_prevents_is_an_unknown_outcome(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    class Fickle(LocalRateLimiter):
+        async def acquire(self, deadline: float) -> bool:
+            if sandbox.requests_of("recipients.remind"):
+                raise LookupError("the limiter is gone")
+            return await super().acquire(deadline)
+
+    signing = await _sendable(client)
+    await client.signings.send(signing)
+    recipient = sandbox.recipients(signing.id)[0]
+    sandbox.faults.add("recipients.remind", "502-html-after-commit")
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=Fickle()) as fickle:
+        with pytest.raises(OutcomeUnknown, match=r"the call failed \(LookupError\)$") as caught:
+            await fickle.recipients.remind(signing, recipient.id)
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+async def test_reminder_after_whose_request_the_callers_rate_limiter_fails_is_an_unknown_outcome(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    class Fickle(LocalRateLimiter):
+        def release(self, acquired_at: float, accepted: bool | None) -> None:
+            raise ConnectionError("the limiter is gone")
+
+    signing = await _sendable(client)
+    await client.signings.send(signing)
+    recipient = sandbox.recipients(signing.id)[0]
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=Fickle()) as fickle:
+        with pytest.raises(OutcomeUnknown, match=r"the call failed \(ConnectionError\)$") as caught:
+            await fickle.recipients.remind(signing, recipient.id)
+        # Reads and the creation of drafts are safe to repeat, so the caller gets its own error.
+        with pytest.raises(ConnectionError):
+            await fickle.me()
+        with pytest.raises(ConnectionError):
+            await _draft(fickle)
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    assert not caught.value.transient
+
+
+async def test_reading_during_an_upload_does_not_mark_its_document_as_known(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    signing = await _draft(client)
+    sandbox.faults.add("documents.upload", "500-after-commit")
+    slow = client.with_options(retry=RetryPolicy(base_delay=0.4, settle=0.1))
+    upload = asyncio.create_task(slow.documents.upload(signing, make_pdf(), "lease.pdf"))
+    while not sandbox.documents(signing.id):
+        await asyncio.sleep(0.005)
+    assert (await client.signings.get(signing)).documents
+    await upload
+    assert len(sandbox.documents(signing.id)) == 1

@@ -18,6 +18,7 @@ from signing_async import (
     NewRecipient,
     OAuth,
     OutcomeUnknown,
+    OutcomeUnknownTimeout,
     PdfSource,
     RetryPolicy,
     SigningClient,
@@ -290,3 +291,26 @@ def test_any_sequence_of_outcomes(write: str, sequences: list[list[Fate]], attem
                 _judge(service, key, error, ended_at, settle)
 
     asyncio.run(run())
+
+
+async def test_success_after_an_ambiguous_send_that_never_shows_is_an_unknown_outcome() -> None:
+    """The draft that was read is in ``known``."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", retry=POLICY) as client:
+        service.scripts["s0"] += script("503", "ok")
+        service.lag = 60.0
+        with pytest.raises(OutcomeUnknown, match="could not be verified: the service still shows a draft") as caught:
+            await client.signings.send("s0")
+        assert [(one.id, one.is_draft) for one in caught.value.known] == [("s0", True)]  # type: ignore[attr-defined]  # signings
+        assert (caught.value.effect, caught.value.transient) == ("unknown", False)
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_deadline_that_leaves_no_settle_time_is_an_unknown_outcome(write: str) -> None:
+    """Not a guess."""
+    async with LateService().running() as service, SigningClient(service.origin, "token", timeout=0.5) as client:
+        key, call = _call(client, write)
+        service.scripts[key] += script(Fate("504", 1.0))
+        error, _ = await _outcome(call)
+        assert isinstance(error, OutcomeUnknownTimeout)
+        await service.calm()
+        assert service.held[key].requests == 1

@@ -213,6 +213,7 @@ ANNA = {"first_name": "Anna", "last_name": "Ek", "signing_method": "sms", "order
         (Recipient("r", "anna@example.com", "Anna", "Ek", order=2), SIMILAR),
         (Recipient("r", "anna@example.com", extra={"phone": "46 70 124"}), SIMILAR),
         (Recipient("r", "anna@example.com", "Eva"), SIMILAR),
+        (Recipient("r", "anna@example.com", extra={"phone": ["46 70 123"]}), SIMILAR),
         (Recipient("r", "bo@example.com", "Bo", "Ek"), False),
         (Recipient("r", "bo@example.com"), False),
         (Recipient("r", "anna+x@example.com", "Anna", "Ek"), "with another address"),

@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from signing_async import (
+    LocalRateLimiter,
     OutcomeUnknown,
     RetryPolicy,
     SigningClient,
@@ -49,6 +50,14 @@ async def test_send_is_undecidable_without_is_draft() -> None:
         assert _writes(server) == 1
 
 
+async def test_send_is_undecidable_if_the_signing_is_cancelled() -> None:
+    signing = {"id": "s1", "is_draft": False, "cancelled_at": "2026-01-31T12:00:00Z"}
+    async with _failing(s1=signing) as (client, server):
+        with pytest.raises(OutcomeUnknown, match="the signing is cancelled, and may have been sent before"):
+            await client.signings.send("s1")
+        assert _writes(server) == 1
+
+
 async def test_upload_is_undecidable_if_the_signing_does_not_list_its_documents() -> None:
     async with _failing(s1={"id": "s1", "is_draft": True}) as (client, server):
         with pytest.raises(OutcomeUnknown, match="does not list the signing's documents"):
@@ -62,3 +71,15 @@ async def test_write_that_was_not_sent_is_repeated_without_a_reading() -> None:
             await client.recipients.add("s1", email="a@example.com")
     assert not isinstance(caught.value, OutcomeUnknown)
     assert caught.value.attempts == 5
+
+
+async def test_timeout_error_of_a_rate_limiter_is_not_taken_for_the_deadline() -> None:
+    class Failing(LocalRateLimiter):
+        async def acquire(self, deadline: float) -> bool:
+            raise TimeoutError("the limiter's own")
+
+    async with SigningClient("http://127.0.0.1:9", "token", rate_limiter=Failing()) as client:
+        with pytest.raises(TimeoutError, match="the limiter's own"):
+            await client.me()
+        with pytest.raises(TimeoutError, match="the limiter's own"):
+            await client.signings.wait_until_completed("id", timeout=60)

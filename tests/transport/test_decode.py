@@ -81,6 +81,12 @@ def test_json_is_parsed_alike_with_and_without_orjson(parser: str, body: bytes, 
     assert type(found) is type(data)
 
 
+@pytest.mark.parametrize("body", [b"[NaN]", b"[1e999]", b"[" * 100_000, b"\xff", b"{", b""], ids=lambda body: body[:5])
+def test_other_bytes_are_unreadable_with_and_without_orjson(parser: str, body: bytes) -> None:
+    with pytest.raises(Unreadable, match=r"^(not JSON: |not UTF-8|nested too deeply|empty)"):
+        parse(body)
+
+
 @pytest.mark.parametrize("kinds", ["[", "{", "[{", "{{["])
 def test_a_hundred_levels_are_parsed_and_one_more_is_refused(parser: str, kinds: str) -> None:
     """Brackets in strings are no levels."""
@@ -401,7 +407,7 @@ def test_containers_are_decoded_and_nothing_else_passes_for_them() -> None:
     assert decode_record({"a": 1}, dict) == {"a": 1}
     assert decode_record({"a": {"id": "t"}}, dict[str, Template]) == {"a": Template("t")}
     assert decode_each([{"id": "s"}], Signing) == (Signing("s"),)
-    for data, cls in (("abc", list[str]), ({"a": 1}, list[str]), ([["a", 1]], dict)):
+    for data, cls in (("abc", list[str]), ({"a": 1}, list[str]), ([["a", 1]], dict), ("", date), (" ", datetime)):
         with pytest.raises(Unreadable, match="expected"):
             decode_record(data, cls)
 
@@ -529,3 +535,17 @@ async def test_records_are_the_same_in_every_timestamp_and_id_format(timestamps:
         assert done.documents[0].signed_file_path
         assert "created_at" in done.extra
         assert "size" in done.documents[0].extra
+
+
+def test_note_of_a_validator_is_not_mistaken_for_a_place() -> None:
+    def refuse(instance: object, attribute: object, value: object) -> None:
+        error = ValueError("too long")
+        error.add_note("at most 10")
+        raise error
+
+    @attrs.frozen
+    class Noted:
+        name: str = attrs.field(validator=refuse)
+
+    with pytest.raises(Unreadable, match=r"^\[0\]: refused by the class: too long$"):
+        decode_record([{"name": "x"}], list[Noted])

@@ -109,19 +109,19 @@ async def test_every_malformed_response_ends_every_call_in_a_record_or_an_error_
             server.heads.clear()
             async with connected(server) as client:
                 found = await outcome(operate, client, tmp_path)
-            if name not in ("nothing", "a 429 of the past") and isinstance(found, OutcomeUnknown):
+            if name not in ("nothing",) and isinstance(found, OutcomeUnknown):
                 assert found.attempts == 1
-            if name not in ("a 429 of ages", "a 429 of the past", "a 401 for ever"):  # refused, not lost
+            if name not in ("a 429 of ages", "a 401 for ever"):  # refused, not lost
                 for beginning in ONLY_ONCE:
                     assert server.count(beginning) <= 1, beginning
             assert all(b"Cookie" not in head for head in server.heads)
 
 
-@pytest.mark.parametrize("name", ["HTTP/1.0", "trailers", "a byte order mark", "no type", "an unknown charset"])
+@pytest.mark.parametrize("name", ["HTTP/1.0", "trailers", "a byte order mark", "an unknown charset"])
 async def test_unusual_but_valid_responses_are_read(name: str) -> None:
     async with hostile(saying(RAW[name])) as server, connected(server) as client:
         user = await client.me()
-        assert name == "no type" or user.id == "s1"
+        assert user.id == "s1"
         check_record(user)
 
 
@@ -251,9 +251,7 @@ async def test_compressed_bomb_is_decompressed_in_bounded_memory(encoding: str, 
 # The webhook check
 
 
-@pytest.mark.parametrize(
-    "name", ["nothing", "no HTTP", "a negative length", "a NUL in a header", "a header of a megabyte"]
-)
+@pytest.mark.parametrize("name", ["nothing", "no HTTP", "two lengths", "a NUL in a header", "a header of a megabyte"])
 async def test_webhook_check_judges_every_malformed_response(name: str) -> None:
     async with hostile(saying(RAW[name])) as server:
         found = await _judged(server)

@@ -328,3 +328,18 @@ async def test_few_of_many_concurrent_calls_are_rejected(sandbox: Sandbox) -> No
     statuses = [record.status for record in sandbox.requests_of("me")]
     assert statuses.count(200) == 100
     assert statuses.count(429) <= 40
+
+
+async def test_request_behind_too_many_others_is_rejected_at_its_deadline() -> None:
+    """`next_at` says when a request made now could be sent."""
+    limiter = LocalRateLimiter()
+    await learn(limiter, 20)
+    began = now()
+    others = [asyncio.create_task(limiter.acquire(FOREVER)) for _ in range(50)]
+    await asyncio.sleep(0)
+    assert await limiter.acquire(began + 0.05) is False
+    assert limiter.next_at > began + 0.5
+    for other in others:
+        other.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    assert "0 waiting" in repr(limiter)
