@@ -12,60 +12,14 @@ import dataclasses
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from .. import _checks
 
-_CHOICES: dict[str, tuple[Any, ...]] = {
-    "pagination": ("meta_cursor", "top_cursor", "next_url", "link_header", "has_more", "bare"),
-    "list_order": ("newest_first", "oldest_first"),
-    "over_page_size": ("clamp", "refuse"),
-    "recipients_list": ("envelope", "paged", "bare"),
-    "error_shape": ("flat", "nested", "rfc9457", "list"),
-    "token_error_shape": ("oauth", "profile"),
-    "timestamps": ("iso_z", "iso_micros", "iso_offset", "epoch_seconds", "epoch_millis"),
-    "ids": ("uuid", "ulid", "integer"),
-    "request_id": ("both", "header", "body", "none"),
-    "missing_token_status": (401, 403, 400),
-    "expired_token_status": (401, 403, 400),
-    "created_status": (201, 200),
-    "send_status": (200, 202, 204),
-    "remind_status": (200, 202, 204),
-    "not_editable_status": (400, 409, 422),
-    "expires_in_unit": ("seconds", "minutes", "milliseconds"),
-    "signature": ("hex", "base64", "sha256", "timestamped"),
-    "event_names": ("dotted", "snake", "upper"),
-    "event_shape": ("nested", "flat"),
-    "default_signing_order": ("parallel", "sequential"),
-    "unique_order": ("sequential", "always"),
-    "document_name": ("filename", "stem"),
-    "megabyte": (2**20, 10**6),
-    "remind_finished": ("skip", "refuse"),
-    "remind_expired": ("refuse", "renew"),
-    "decline_effect": ("cancels", "nothing"),
-}
-_NAMES = (
-    "cursor_param",
-    "limit_param",
-    "items_field",
-    "request_id_header",
-    "recipient_completed_field",
-    "phone_field",
-    "identification_field",
-)
 _COUNTS = {"page_size": 1, "max_page_size": 1, "max_documents": 1, "max_recipients": 1, "invitation_days": 1}
 _SECONDS = {"access_token_lifetime": 1, "refresh_token_lifetime": 1, "code_lifetime": 1, "replay_grace": 0}
 _LONGEST = 10 * 365 * 86_400
-_SWITCHES = (
-    "documents_in_list",
-    "accept_exact_limit",
-    "pkce",
-    "issue_refresh_tokens",
-    "rotate_refresh_tokens",
-    "revoke_family_on_replay",
-    "refresh_revokes_access_tokens",
-    "expiry_blocks_signing",
-)
 _SETS: dict[str, tuple[str, ...] | None] = {
     "required_signing_fields": ("signing_order", "message"),
     "required_recipient_fields": ("first_name", "last_name", "order", "signing_method"),
@@ -204,19 +158,10 @@ class Profile:
     """Whether declining cancels the signing; if not, the others may sign, but the signing is never completed."""
 
     def __post_init__(self) -> None:
-        for name, choices in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in choices or isinstance(value, bool):
-                raise _wrong(name, value, "one of " + ", ".join(repr(choice) for choice in choices))
-        for name in _NAMES:
-            _check_name(name, getattr(self, name))
-        for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                raise _wrong(name, getattr(self, name), "True or False")
+        for name, kind in _types().items():
+            _check(name, getattr(self, name), kind)
         _check_numbers(self)
         _check_sets(self)
-        if self.record_field is not None:
-            _check_name("record_field", self.record_field)
         if self.cursor_param == self.limit_param:
             raise _wrong("cursor_param", self.cursor_param, "different from limit_param")
         own = (self.phone_field, self.identification_field, self.recipient_completed_field)
@@ -307,6 +252,22 @@ class Profile:
         return dataclasses.replace(self, **changes)
 
 
+@cache
+def _types() -> dict[str, Any]:
+    return get_type_hints(Profile)
+
+
+def _check(name: str, value: object, kind: Any) -> None:
+    """Check a choice, a switch or a name by the type of its setting."""
+    if get_origin(kind) is Literal and (value not in get_args(kind) or isinstance(value, bool)):
+        raise _wrong(name, value, "one of " + ", ".join(repr(choice) for choice in get_args(kind)))
+    if kind is bool and not isinstance(value, bool):
+        raise _wrong(name, value, "True or False")
+    is_name = isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", value)
+    if (kind is str or (kind == str | None and value is not None)) and not is_name:
+        raise _wrong(name, value, "a name of letters, digits and _ . -")
+
+
 def _check_numbers(profile: Profile) -> None:
     for name, least in _COUNTS.items():
         value = getattr(profile, name)
@@ -336,8 +297,3 @@ def _check_sets(profile: Profile) -> None:
 
 def _wrong(name: str, value: object, wanted: str) -> ValueError:
     return ValueError(f"Profile.{name}: must be {wanted}, got {value!r}")
-
-
-def _check_name(name: str, value: object) -> None:
-    if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", value):
-        raise _wrong(name, value, "a name of letters, digits and _ . -")

@@ -249,3 +249,12 @@ async def test_other_redirect_uris_are_refused(signing_sandbox: Sandbox, uri: st
         signing_sandbox.register_app(uri, " ")
     assert set(caught.value.errors) == {"redirect_uri", "name"}
     assert signing_sandbox.apps == []
+
+
+async def test_app_that_is_kept_has_the_same_id_and_a_new_secret(call: Caller, signing_sandbox: Sandbox) -> None:
+    first, second = [signing_sandbox.accounts.keep_app("My app", CALLBACK) for _ in range(2)]
+    assert [app.client_id for app in signing_sandbox.apps] == [first.client_id] == [second.client_id]
+    for app, status in ((first, 401), (second, 200)):
+        fields = {"grant_type": "authorization_code", "client_id": app.client_id, "redirect_uri": CALLBACK}
+        fields |= {"client_secret": app.client_secret or "", "code": signing_sandbox.authorize(app)}
+        assert (await call("POST", "/api/oauth/token", data=fields))[0] == status

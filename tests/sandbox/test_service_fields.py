@@ -21,39 +21,32 @@ async def refused(call: Caller, path: str, body: dict[str, Any], field: str) -> 
 # signing
 
 
-@pytest.mark.parametrize("name", [None, "", "   ", 7, ["x"], {}, True])
-async def test_signing_name_is_required(call: Caller, name: object) -> None:
-    assert "name" in await refused(call, "/signings", {"name": name, "language": "EN"}, "name")
-    await refused(call, "/signings", {"language": "EN"}, "name")
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("language", ["EN", "SV"]),
+        ("signing_order", ["sequential", "parallel"]),
+        ("message", [None, "", "Hello", "x" * 400, "🖋" * 400]),
+    ],
+)
+async def test_allowed_values_of_a_signing_are_returned(call: Caller, field: str, values: list[str | None]) -> None:
+    for value in values:
+        signing_id = await call.draft(**{field: value})
+        assert (await call.ok("GET", f"{API}/signings/{signing_id}"))[field] == value
 
 
-@pytest.mark.parametrize("language", ["EN", "SV"])
-async def test_signing_language_en_and_sv_are_allowed(call: Caller, language: str) -> None:
-    signing_id = await call.draft(language=language)
-    assert (await call.ok("GET", f"{API}/signings/{signing_id}"))["language"] == language
-
-
-@pytest.mark.parametrize("order", ["sequential", "parallel"])
-async def test_signing_order_sequential_and_parallel_are_allowed(call: Caller, order: str) -> None:
-    signing_id = await call.draft(signing_order=order)
-    assert (await call.ok("GET", f"{API}/signings/{signing_id}"))["signing_order"] == order
-
-
-@pytest.mark.parametrize("order", ["", "random", "PARALLEL", 1, [], {}])
-async def test_other_signing_order_is_400(call: Caller, order: object) -> None:
-    body = {"name": "A", "language": "EN", "signing_order": order}
-    await refused(call, "/signings", body, "signing_order")
-
-
-@pytest.mark.parametrize("message", [None, "", "Hello", "x" * 400, "🖋" * 400])
-async def test_signing_message_of_400_characters_is_allowed(call: Caller, message: str | None) -> None:
-    signing_id = await call.draft(message=message)
-    assert (await call.ok("GET", f"{API}/signings/{signing_id}"))["message"] == message
-
-
-@pytest.mark.parametrize("message", ["x" * 401, "🖋" * 401, " " * 401, 5, ["x"]])
-async def test_longer_signing_message_is_400(call: Caller, message: object) -> None:
-    await refused(call, "/signings", {"name": "A", "language": "EN", "message": message}, "message")
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("name", [None, "", "   ", 7, ["x"], {}, True]),
+        ("language", [None, "", "DE", "en", 1, []]),
+        ("signing_order", ["", "random", "PARALLEL", 1, [], {}]),
+        ("message", ["x" * 401, "🖋" * 401, " " * 401, 5, ["x"]]),
+    ],
+)
+async def test_other_values_of_a_signing_are_refused_by_name(call: Caller, field: str, values: list[object]) -> None:
+    for value in values:
+        assert field in await refused(call, "/signings", {"name": "A", "language": "EN"} | {field: value}, field)
 
 
 async def test_400_names_every_invalid_field(call: Caller) -> None:
@@ -145,12 +138,6 @@ async def test_recipient_names_are_any_text_or_none(call: Caller, field: str, va
     assert rows["data"][0][field] == value
 
 
-@pytest.mark.parametrize("field", ["first_name", "last_name", "email", "signing_method", "phone", "personal_number"])
-async def test_recipient_texts_must_be_strings(call: Caller, field: str) -> None:
-    path = f"/signings/{await call.draft()}/recipients"
-    await refused(call, path, {"email": "a@b.example"} | {field: 5}, field)
-
-
 NO_ADDRESSES = (
     *("anna", "@example.com", "anna@", "a b@c.d", "a@b@c", "a@b\n", ".a@b.se", "a.@b.se", "a..b@c.se", "a,b@c.se"),
     *("a@.se", "a@b.", "a@b..se", "a@-b.se", "a@b-.se", "a@b_c.se", "a@b c.se", "Anna <a@b.se>", "a@b.se,c@d.se"),
@@ -162,16 +149,25 @@ ADDRESSES = (
 )
 
 
-@pytest.mark.parametrize("email", ADDRESSES)
-async def test_recipient_email_in_any_script_is_accepted(call: Caller, email: str) -> None:
-    person = await call.recipient(await call.draft(), email=email)
-    assert call.sandbox.service.recipient(person).email == email
+async def test_recipient_email_in_any_script_is_accepted(call: Caller) -> None:
+    signing_id = await call.draft()
+    people = [await call.recipient(signing_id, email=email) for email in ADDRESSES]
+    assert tuple(call.sandbox.service.recipient(person).email for person in people) == ADDRESSES
 
 
-@pytest.mark.parametrize("email", [None, "", " ", *NO_ADDRESSES])
-async def test_recipient_email_is_required_and_validated(call: Caller, email: str | None) -> None:
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("email", [None, "", " ", 5, *NO_ADDRESSES]),
+        ("signing_method", ["", "fax", "EMAIL", ["email"], {}, 5]),
+        ("order", [0, -1, 1.5, "1", True, 2**31, 1e300, [], {}]),
+        *((field, [5]) for field in ("first_name", "last_name", "phone", "personal_number")),
+    ],
+)
+async def test_other_values_of_a_recipient_are_refused_by_name(call: Caller, field: str, values: list[object]) -> None:
     path = f"/signings/{await call.draft()}/recipients"
-    assert "email" in await refused(call, path, {"email": email}, "email")
+    for value in values:
+        assert field in await refused(call, path, {"email": "a@b.example"} | {field: value}, field)
 
 
 @pytest.mark.parametrize(
@@ -186,18 +182,6 @@ async def test_signing_method_may_need_a_further_field(call: Caller, method: str
     for field in extra:
         body = {"email": "a@b.example", "signing_method": method}
         assert "required" in await refused(call, f"/signings/{signing_id}/recipients", body, field)
-
-
-@pytest.mark.parametrize("method", ["", "fax", "EMAIL", ["email"], {}])
-async def test_unknown_signing_method_is_400(call: Caller, method: object) -> None:
-    path = f"/signings/{await call.draft()}/recipients"
-    await refused(call, path, {"email": "a@b.example", "signing_method": method}, "signing_method")
-
-
-@pytest.mark.parametrize("order", [0, -1, 1.5, "1", True, 2**31, 1e300, [], {}])
-async def test_recipient_order_starts_at_1(call: Caller, order: object) -> None:
-    path = f"/signings/{await call.draft()}/recipients"
-    await refused(call, path, {"email": "a@b.example", "order": order}, "order")
 
 
 async def test_recipient_order_is_unique_in_a_sequential_signing_and_defaults_to_the_next(call: Caller) -> None:
