@@ -133,7 +133,7 @@ async def test_unknown_outcome_is_an_error_and_counted(
     assert recorded.total(names.UNKNOWN_OUTCOMES, signing_async__operation="signings.send") == 1
 
 
-@pytest.mark.parametrize(("pause", "passed"), [(0.1, True), (60, False)])
+@pytest.mark.parametrize(("pause", "passed"), [(1.0, True), (60, False)])
 async def test_wait_for_the_rate_limiter_is_an_event(
     sandbox: Sandbox, recorded: Recorded, pause: float, passed: bool
 ) -> None:
