@@ -222,6 +222,7 @@ class OpenPdf:
                     raise _changed(self.filename)
                 self._check_hash(digest.hexdigest() if digest is not None else None)
             await _write_block(block, write, most, sent)
+            del block  # before the next one is read
 
     def _check_hash(self, found: str | None) -> None:
         if found == self._sha256:
