@@ -303,7 +303,7 @@ async def test_uploads_of_a_run_are_no_more_than_its_concurrency(
 ) -> None:
     parcels = [parcel_of(6, 1, name=f"Lease {number}") for number in range(6)]
     packages = [parcel.package for parcel in parcels]
-    sandbox.faults.add("documents.upload", "slow", times=None, seconds=0.02)
+    sandbox.faults.add("documents.upload", "slow", times=None, seconds=0.1)
     with concurrent_uploads() as uploads:
         await all_of(client.dispatch_many(packages, tmp_path / "journal", concurrency=3, ordered=ordered))
     assert uploads.most == 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
-import logging
 import os
 import subprocess
 import sys
@@ -337,23 +336,6 @@ async def test_progress_is_complete_if_a_lost_upload_had_taken_effect(sandbox: S
     await client.documents.upload(signing, make_pdf(LARGE), on_progress=reports.append)
     assert reports[-1] == Progress(1, 1, LARGE, LARGE)
     assert len(sandbox.documents(signing.id)) == 1
-
-
-async def test_on_progress_that_raises_is_logged_once_and_the_upload_succeeds(
-    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    signing = await client.signings.create(name="Lease", language="EN")
-    calls = []
-
-    def fail(progress: Progress) -> None:
-        calls.append(progress)
-        raise LookupError("no such bar")
-
-    with caplog.at_level(logging.ERROR, "signing_async"):
-        document = await client.documents.upload(signing, make_pdf(LARGE), on_progress=fail)
-    assert sandbox.document_bytes(document.id) == make_pdf(LARGE)
-    assert len(calls) == 1
-    assert [record.getMessage() for record in caplog.records] == ["on_progress failed and is not called again"]
 
 
 # Resources
