@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import itertools
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
@@ -312,17 +311,6 @@ async def test_error_of_the_work_is_raised_after_the_work_in_progress_is_finishe
     assert not other_tasks()
 
 
-async def test_work_that_raises_cancelled_error_raises_it_to_the_consumer() -> None:
-
-    async def work(item: int) -> int:
-        if item == 2:
-            raise asyncio.CancelledError
-        return item
-
-    with pytest.raises(asyncio.CancelledError):
-        await consume(Results(range(100), work, 1))
-
-
 @pytest.mark.parametrize("source", [False, True])
 async def test_base_exception_of_the_work_or_the_source_is_raised_to_the_consumer(source: bool) -> None:
     """The stream neither hangs nor ends as if all items were done."""
@@ -391,43 +379,6 @@ async def test_completed_results_are_returned_after_the_consumer_was_cancelled()
     assert len(taken) == 2
 
 
-async def test_results_of_work_that_finishes_despite_its_cancellation_are_returned() -> None:
-    begun = asyncio.Event()
-
-    async def work(item: int) -> int:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        except asyncio.CancelledError:
-            await asyncio.sleep(0)
-        return item
-
-    results = Results([1], work, 1)
-    waiting = asyncio.create_task(anext(results))
-    await begun.wait()
-    waiting.cancel()
-    await asyncio.wait([waiting])
-    assert await anext(results) == 1
-    with pytest.raises(RuntimeError, match=r"items without a result: 0$"):
-        await anext(results)
-
-
-async def test_all_results_remain_available_if_the_consumer_is_cancelled_after_the_work() -> None:
-    results = Results(range(4), Workers().work, 2)
-    first = list[int]()
-
-    async def consume_one() -> None:
-        first.append(await anext(results))
-        await asyncio.Event().wait()
-
-    consumer = asyncio.create_task(consume_one())
-    while other_tasks() != {consumer} or not first:
-        await asyncio.sleep(0)
-    consumer.cancel()
-    await asyncio.wait([consumer])
-    assert sorted(first + await consume(results)) == [0, 1, 2, 3]
-
-
 async def test_tasks_that_end_after_one_result_do_not_cancel_the_work() -> None:
     """A result may be awaited in a task of its own, with a timeout that does not cancel it."""
     results = Results(range(5), Workers().work, 2)
@@ -487,12 +438,6 @@ async def test_work_is_cancelled_with_its_consumer_even_if_a_traceback_keeps_the
     assert kept.value.__traceback__ is not None
     assert workers.running == 0
     assert not other_tasks()
-
-
-async def test_several_consumers_share_the_results() -> None:
-    results = Results(range(20), Workers().work, 3)
-    taken = await asyncio.gather(consume(results), consume(results), consume(results))
-    assert sorted(itertools.chain(*taken)) == list(range(20))
 
 
 async def test_empty_source_and_closed_stream_have_no_results() -> None:

@@ -262,31 +262,6 @@ async def test_message_of_an_attempt_that_is_over_is_dropped(redis: RedisServer,
         assert calls == ["a"]
 
 
-async def test_message_of_an_attempt_that_was_released_by_a_drain_is_dropped(
-    redis: RedisServer, tmp_path: Path
-) -> None:
-    """The inbox is restarted twice while the message waits for a worker, which then calls the handler once."""
-    calls: list[str] = []
-    async with Redis.from_url(redis.url) as direct:
-        for messages in (1, 2):
-            broker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
-            async with opened(tmp_path, broker) as inbox:
-                event_task(broker, inbox, "*")(lambda event: None)
-                await inbox.add(*delivery("a"))
-                async with inbox.running(drain_timeout=0):
-                    while await direct.xlen(tmp_path.name) < messages:
-                        await asyncio.sleep(0.02)
-                assert (await one(inbox)).attempts == 0
-        broker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
-        async with Inbox(tmp_path / "inbox.db") as inbox, Inbox(tmp_path / "inbox.db") as watching:
-            event_task(broker, inbox, "*")(lambda event: calls.append(event.id))
-            async with working(broker), inbox.running():
-                await until_settled(watching)
-                while await direct.xlen(tmp_path.name):
-                    await asyncio.sleep(0.02)
-    assert calls == ["a"]
-
-
 @pytest.mark.parametrize(
     ("fault", "uncounted"),
     [
@@ -346,36 +321,6 @@ async def test_hanging_handler_is_cancelled_at_the_timeout(tmp_path: Path) -> No
 
 
 # Outages
-
-
-@pytest.mark.parametrize("problem", ["another inbox", "another key"])
-async def test_no_attempt_is_counted_by_a_worker_that_can_never_read_the_inbox_and_another_handles_the_event(
-    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, problem: str
-) -> None:
-    monkeypatch.setattr(inbox_module, "_UNCOUNTED_PAUSE", 0.01)
-    # Redelivery would come too late, except for a message that the wrong worker takes as it stops.
-    broker, wrong = (redis_streams(redis.url, queue=tmp_path.name) for _ in range(2))
-    right = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=2.0)
-    (tmp_path / "foreign.db").write_bytes(b"not a database" * 100)
-    of_wrong = Inbox(tmp_path / ("foreign.db" if problem == "another inbox" else "inbox.db"), key=bytes(32))
-    calls: list[str] = []
-    once = HandlerRetryPolicy(max_attempts=1, base_delay=0)
-    async with (
-        opened(tmp_path, broker, key=KEY, retry=once) as inbox,
-        of_wrong,
-        Inbox(tmp_path / "inbox.db", key=KEY) as of_right,
-    ):
-        event_task(broker, inbox, "*")(lambda event: None)
-        event_task(wrong, of_wrong, "*")(lambda event: None)
-        event_task(right, of_right, "*")(lambda event: calls.append(event.id))
-        await inbox.add(*delivery("a"))
-        async with inbox.running():
-            async with working(wrong), asyncio.timeout(60):
-                while caplog.text.count("no attempt is counted: TaskFailed: InboxError: ") < 3:
-                    await asyncio.sleep(0.02)
-            async with working(right):
-                stored = await until_settled(inbox)
-    assert (stored.status, stored.attempts, calls) == (EventStatus.HANDLED, 1, ["a"])
 
 
 async def test_event_that_no_worker_can_ever_read_fails_its_attempt(
@@ -460,28 +405,3 @@ async def test_event_is_handled_again_if_its_task_broke_off_and_its_end_could_no
             stored = await until_settled(watching)
     assert (stored.status, stored.attempts, calls) == (EventStatus.HANDLED, 1, ["a", "a"])
     assert "the end of event a could not be reported: it is handled again" in caplog.text
-
-
-async def test_inbox_waits_for_a_task_during_an_outage_of_the_broker_and_retries_to_enqueue_after_one(
-    environment: dict[str, str], redis: RedisServer, tmp_path: Path
-) -> None:
-    async with (
-        workers(1, environment, tmp_path, EVENTS),
-        PostgresInbox(environment["SIGNING_INBOX"], retry=HandlerRetryPolicy(base_delay=0.1)) as inbox,
-    ):
-        broker = redis_streams(environment["SIGNING_BROKER"], queue="signing-events")
-        event_task(broker, inbox, "*")(lambda event: None)
-        await broker.startup()
-        async with inbox.running():
-            await inbox.add(*delivery("a"))
-            await until_started(tmp_path, 1)
-            redis.stop()
-            await inbox.add(*delivery("b"))
-            while (await one(inbox, "b")).error is None:
-                await asyncio.sleep(0.02)
-            redis.wake()
-            for name in ("a", "b"):
-                (tmp_path / name).touch()
-            stored = [await until_settled(inbox, name) for name in ("a", "b")]
-        await broker.shutdown()
-    assert [(each.status, each.attempts) for each in stored] == [(EventStatus.HANDLED, 1)] * 2

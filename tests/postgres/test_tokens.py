@@ -24,7 +24,7 @@ from aiohttp import web
 from signing_async import AuthError, ConfigurationError, SigningError, Token, TokenStore
 from signing_async.postgres import PostgresTokenStore
 from tests.auth.oauth_servers import Answer, Received, Scripted, grants, oauth_for
-from tests.auth.store_races import Race, kill_outside_a_refresh, race
+from tests.auth.store_races import Race, race
 from tests.postgres.server import PASSWORD, PostgresServer
 from tests.redis.server import slow_way
 from tests.storage.token_stores import FencedTokenStoreConformance, TokenStoreConformance
@@ -131,26 +131,6 @@ async def test_every_operation_fails_in_time_during_an_outage(
     assert await store.load() == NEW
 
 
-async def test_name_that_the_database_cannot_hold_fails_every_call(latin1: str) -> None:
-    async with PostgresTokenStore(latin1, "Łódź", timeout=20) as store:
-        with pytest.raises(AuthError, match="UntranslatableCharacterError") as caught:
-            await store.load()
-    assert caught.value.fatal
-
-
-async def test_restart_shorter_than_the_timeout_is_not_noticed(postgres: PostgresServer, dsn: str) -> None:
-    async with PostgresTokenStore(dsn, "anna", timeout=30) as store:
-        await store.save(OLD)
-        with postgres.down():
-            loading = asyncio.create_task(store.load())
-            await asyncio.sleep(0.1)
-            assert not loading.done()
-        assert await loading == OLD
-        postgres.restart()
-        await store.save(NEW)
-        assert await store.load() == NEW
-
-
 async def test_current_token_is_used_during_an_outage(postgres: PostgresServer, store: Any) -> None:
     """An early refresh that cannot acquire the lock is put off."""
     soon = Token("access-soon", "refresh-soon", datetime.now(UTC) + timedelta(seconds=20))
@@ -162,17 +142,6 @@ async def test_current_token_is_used_during_an_outage(postgres: PostgresServer, 
         assert not server.requests
         assert await oauth.refresh(rejected=soon) == await store.load()
         assert len(server.requests) == 1
-
-
-async def test_refresh_works_with_a_slow_server(postgres: PostgresServer, dsn: str) -> None:
-    async with slow_way(postgres.port, 0.015) as way:
-        slow = dsn.replace(f":{postgres.port}/", f":{urlsplit(way.url).port}/")
-        async with PostgresTokenStore(slow, "anna") as store:
-            await store.save(OLD)
-            async with store.lock():
-                assert await store.load() == OLD
-                await store.save(NEW)
-            assert await store.load() == NEW
 
 
 @pytest.mark.parametrize("how", ["cut off", "restarted"])
@@ -360,23 +329,6 @@ async def test_second_save_inside_one_lock_replaces_the_first(store: PostgresTok
     assert await store.load() == NEW
 
 
-async def test_one_holder_at_a_time_without_a_grace(dsn: str) -> None:
-    inside = 0
-
-    async def refresh(store: PostgresTokenStore) -> None:
-        nonlocal inside
-        async with store.lock():
-            inside += 1
-            assert inside == 1
-            await store.load()
-            await asyncio.sleep(0.001)
-            inside -= 1
-
-    async with AsyncExitStack() as opened:
-        stores = [await opened.enter_async_context(PostgresTokenStore(dsn, "anna", grace=1e-6)) for _ in range(6)]
-        await asyncio.gather(*(refresh(store) for store in stores for _ in range(8)))
-
-
 @contextlib.asynccontextmanager
 async def on_its_way(postgres: PostgresServer, dsn: str) -> AsyncIterator[tuple[PostgresTokenStore, asyncio.Task[Any]]]:
     """Let a worker announce a refresh over a slow network; yield its store and the task."""
@@ -435,21 +387,6 @@ async def test_worker_overtaken_before_it_locks_the_row_queues_again(postgres: P
             assert await quick.load() == OLD
         await asyncio.wait_for(saving, 30)
         assert await slow.load() == NEW
-
-
-async def test_lock_found_to_be_lost_too_early_is_marked_as_held(postgres: PostgresServer, dsn: str) -> None:
-    """If the connection breaks during the refresh, the grace begins then."""
-    async with on_its_way(postgres, dsn) as (_, saving), PostgresTokenStore(dsn, "anna", grace=60) as other:
-        waiting = asyncio.create_task(locked_save(other, OLD))
-        while not await row(postgres, dsn, "lost_since"):
-            await asyncio.sleep(0.01)
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        taken: list[Any] = []
-        while not saving.done():
-            taken.append(await row(postgres, dsn, "lost_since"))
-            await asyncio.sleep(0.01)
-        assert taken[-1] is None
 
 
 async def test_grace_begins_again_when_the_server_starts(postgres: PostgresServer, dsn: str) -> None:
@@ -535,23 +472,6 @@ async def test_lock_of_a_killed_holder_is_acquired_after_the_grace(dsn: str, sto
             hasty.lock(),
         ):
             assert await hasty.load() == OLD
-
-
-async def test_eight_processes_refresh_once_per_expiry_despite_a_kill_and_a_pause(dsn: str) -> None:
-    """One clock is an hour fast."""
-
-    async def disturb(run: Race) -> None:
-        await run.quiet()
-        await kill_outside_a_refresh(run, 1, "postgres", dsn)
-        await run.quiet()
-        run.send(2, signal.SIGSTOP)
-        await asyncio.sleep(1.5)
-        run.send(2, signal.SIGCONT)
-
-    run = await race("postgres", dsn, every=0.08, wrong_clocks=(3600.0,), meanwhile=disturb)
-    assert (run.refused, run.errors, sorted(run.done)) == (0, [], [12, *[50] * 6])
-    assert len(run.refreshes) >= 3
-    assert run.doubled == 0
 
 
 @pytest.mark.timeout(300)
@@ -721,14 +641,6 @@ async def test_refresh_waits_for_a_connection_and_a_load_times_out(dsn: str) -> 
             assert not waiting.done()
         await waiting
         assert await two.load() == OLD
-
-
-async def test_closed_pool_is_an_error_at_once(dsn: str) -> None:
-    async with asyncpg.create_pool(dsn, min_size=0, max_size=1) as pool:
-        store = PostgresTokenStore(pool, "anna", timeout=30)
-        await store.save(NEW)
-    with pytest.raises(AuthError, match="pool is closed"):
-        await store.load()
 
 
 async def test_closed_store_raises_and_unclosed_store_warns(dsn: str) -> None:

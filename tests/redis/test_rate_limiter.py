@@ -101,32 +101,6 @@ async def test_pause_applies_to_workers_that_start_later(shared: RedisServer) ->
             assert await open_for(apart, 5)
 
 
-async def test_pause_is_applied_once_by_each_worker(shared: RedisServer) -> None:
-    """However often a worker hears of one pause, its local limiter is paused once."""
-
-    class Counting(LocalRateLimiter):
-        pauses = 0
-
-        def pause(self, seconds: float) -> None:
-            self.pauses += 1
-            super().pause(seconds)
-
-    one, two = Counting(), Counting()
-    async with (
-        RedisRateLimiter(shared.url, "creep", local=one) as gate,
-        RedisRateLimiter(shared.url, "creep", local=two) as other,
-    ):
-        await open_for(gate, 5)
-        await open_for(other, 5)
-        gate.pause(60)
-        opens = gate.next_at
-        await closed_soon(other)
-        # Longer than it takes to read the pause again.
-        await asyncio.sleep(1.3)
-        assert opens <= gate.next_at <= opens + 5
-        assert (one.pauses, two.pauses) == (1, 1)
-
-
 async def test_given_client_with_short_timeouts_serves_many_gates_and_stays_open(shared: RedisServer) -> None:
     from redis.asyncio import Redis
 
@@ -215,18 +189,17 @@ async def test_slots_reserved_before_an_idle_time_do_not_end_in_a_burst(shared: 
         assert times[-1] >= (20 - 1 - 1) / 100 * 0.95
 
 
-@pytest.mark.parametrize("seconds", [5, 1800, 400 * 86400])
-async def test_slots_keep_their_distance_after_redis_clock_was_set_back(shared: RedisServer, seconds: int) -> None:
+async def test_slots_keep_their_distance_after_redis_clock_was_set_back(shared: RedisServer) -> None:
     """Requests wait no longer than before, and still keep to the rate."""
     from redis.asyncio import Redis
 
-    name = f"set-back-{seconds}"
+    name = "set-back"
     async with Redis.from_url(shared.url, decode_responses=True) as client:
         async with RedisRateLimiter(shared.url, name, rate=1, burst=1) as gate:
             assert await open_for(gate, 5)
         key = f"signing:gate-rate:{name}"
         before = str(await client.get(key)).split()
-        await client.set(key, " ".join(f"{float(time) + seconds:.6f}" for time in before))
+        await client.set(key, " ".join(f"{float(time) + 400 * 86400:.6f}" for time in before))
         async with RedisRateLimiter(shared.url, name, rate=1, burst=1) as gate:
             began = now()
             assert await open_for(gate, 4)

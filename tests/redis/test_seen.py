@@ -177,22 +177,6 @@ async def delivered(one: Receiver, event_id: str, served: str) -> Decision:
 
 
 @pytest.mark.parametrize("served", ["async", "threads"])
-async def test_each_event_is_handled_once_with_slow_redis(shared: RedisServer, served: str) -> None:
-    taken: list[str] = []
-    names = [f"evt-slow-{served}-{number}" for number in range(10)]
-    async with (
-        slow_way(shared.port, 0.02) as way,
-        RedisSeenEvents(way.url, timeout=5) as seen,
-        RedisSeenEvents(way.url, timeout=5) as other,
-    ):
-        receivers = [receiver(each, taken) for each in (seen, other)]
-        decisions = await asyncio.gather(*(delivered(one, name, served) for name in names for one in receivers))
-        assert {decision.status for decision in decisions} <= {202, 503}
-        assert sorted(taken) == sorted(names)
-        assert [(await delivered(one, names[0], served)).message for one in receivers] == ["duplicate"] * 2
-
-
-@pytest.mark.parametrize("served", ["async", "threads"])
 async def test_late_response_is_not_taken_for_the_next_event(shared: RedisServer, served: str) -> None:
     """Otherwise the next event would pass for a duplicate and be lost."""
     taken: list[str] = []

@@ -328,15 +328,6 @@ async def test_mark_of_a_failed_refresh_is_removed_as_soon_as_redis_is_back(redi
             assert await loaded_in_the_lock(one) == OLD
 
 
-async def test_token_is_saved_though_redis_lost_its_data(redis: RedisServer) -> None:
-    async with two_stores(redis) as (one, two):
-        async with one.lock():
-            await one.load()
-            await ask(redis, "FLUSHALL")
-            await one.save(NEW)
-        assert await two.load() == NEW
-
-
 # The stored record
 
 
@@ -360,21 +351,6 @@ async def test_token_is_encrypted_for_its_name_and_the_key_can_be_rotated(shared
         await ask(shared, "COPY", "signing:token:kept", "signing:token:copy")
         with pytest.raises(AuthError, match="none of the given keys decrypts it"):
             await copy.load()
-
-
-@pytest.mark.parametrize("key", [None, KEYS[1]])
-async def test_token_encrypted_with_another_key_is_not_overwritten(shared: RedisServer, key: str | None) -> None:
-    async with (
-        Scripted(grants()) as server,
-        RedisTokenStore(shared.url, "kept-2", key=KEYS[0]) as right,
-        RedisTokenStore(shared.url, "kept-2", key=key) as wrong,
-        oauth_for(server.base_url, store=wrong) as oauth,
-    ):
-        await right.save(OLD)
-        with pytest.raises(AuthError, match=r"was not changed: (it is encrypted, and no key|none of the given keys)"):
-            await oauth.refresh(rejected=OLD)
-        assert not server.requests
-        assert await right.load() == OLD
 
 
 @pytest.mark.parametrize("record", ["{", "{}", "[]", '{"access_token": 5}', '{"token_type": "DPoP"}', "***"])
@@ -454,50 +430,6 @@ async def test_every_operation_fails_soon_during_an_outage(redis: RedisServer, f
                 await patient.aclose()
             assert await store.load() in (NEW, OLD)
         assert await client.ping()
-
-
-@pytest.mark.parametrize("fault", ["stopped", "killed"])
-async def test_current_token_is_used_during_an_outage(
-    redis: RedisServer, fault: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """At most one call is delayed, and the log says it once."""
-    soon = Token("access-soon", "refresh-soon", datetime.now(UTC) + timedelta(seconds=40))
-    async with (
-        Scripted(grants()) as server,
-        RedisTokenStore(redis.url, "a") as store,
-        oauth_for(server.base_url, store=store) as oauth,
-    ):
-        await store.save(soon)
-        assert await oauth.access_token() == "access-soon"
-        still(redis, fault)
-        oauth.current._fresh_until = 0.0
-        began = time.monotonic()
-        assert [await oauth.access_token() for _ in range(50)] == ["access-soon"] * 50
-        assert time.monotonic() - began < 5
-        assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
-        assert "the current token stays in use" in caplog.text
-        assert not server.requests
-        redis.wake() if fault == "stopped" else redis.start()
-
-
-@pytest.mark.parametrize("fault", ["stopped", "killed"])
-async def test_authorization_code_is_not_exchanged_while_redis_is_unavailable(redis: RedisServer, fault: str) -> None:
-    """A code works only once."""
-    async with (
-        Scripted(grants("first")) as server,
-        RedisTokenStore(redis.url, "a", timeout=0.5) as store,
-        oauth_for(server.base_url, store=store) as oauth,
-    ):
-        still(redis, fault)
-        with pytest.raises(AuthError, match="the token store is unavailable") as caught:
-            await oauth.exchange("code")
-        assert caught.value.transient
-        assert not server.token_requests
-        redis.wake() if fault == "stopped" else redis.start()
-        assert (await oauth.exchange("code")).access_token == "access-first"
-        token = await store.load()
-        assert token is not None
-        assert token.access_token == "access-first"
 
 
 @pytest.mark.parametrize("fault", ["stopped", "killed"])
