@@ -35,7 +35,7 @@ from .transport.retry import RetryPolicy, Safety
 
 if TYPE_CHECKING:
     from .archive.manifest import ArchivedDocument
-    from .archive.store import ArchiveStore
+    from .archive.stores import ArchiveStore
     from .auth.oauth import OAuth
     from .auth.refresh import CurrentToken
     from .bulk import Progress, Results

@@ -19,15 +19,15 @@ from .._lazy import attach
 if TYPE_CHECKING:
     from .archive import Archive as Archive
     from .collector import ArchiveResult as ArchiveResult
-    from .folder import FolderStore as FolderStore
     from .manifest import ArchivedDocument as ArchivedDocument
     from .s3 import S3Store as S3Store
     from .status import ArchiveStatus as ArchiveStatus
     from .status import OpenDispatch as OpenDispatch
     from .status import StuckSigning as StuckSigning
     from .status import archive_status as archive_status
-    from .store import ArchiveStore as ArchiveStore
-    from .store import ListedStore as ListedStore
+    from .stores import ArchiveStore as ArchiveStore
+    from .stores import FolderStore as FolderStore
+    from .stores import ListedStore as ListedStore
     from .verify import ArchiveReport as ArchiveReport
     from .verify import Finding as Finding
     from .verify import verify_archive as verify_archive
@@ -37,11 +37,10 @@ else:
         {
             ".archive": ("Archive",),
             ".collector": ("ArchiveResult",),
-            ".folder": ("FolderStore",),
             ".manifest": ("ArchivedDocument",),
             ".s3": ("S3Store",),
             ".status": ("ArchiveStatus", "OpenDispatch", "StuckSigning", "archive_status"),
-            ".store": ("ArchiveStore", "ListedStore"),
+            ".stores": ("ArchiveStore", "FolderStore", "ListedStore"),
             ".verify": ("ArchiveReport", "Finding", "verify_archive"),
         },
     )

@@ -24,12 +24,10 @@ from ..signings import id_of, signing_path
 from ..storage.journal import SqliteJournal
 from ..transport.problems import one_line
 from .collector import ArchiveResult, Collector, Judgement
-from .folder import FolderStore, make_folders
 from .manifest import MANIFEST, ArchivedDocument, decode_line, split_lines
 from .names import DEFAULT_TEMPLATE, Template
-from .store import ArchiveStore
+from .stores import ArchiveStore, FolderStore, as_store, make_folders
 from .sweep import Sweep
-from .verify import as_store
 
 if TYPE_CHECKING:
     from ..sealed import Trust

@@ -6,9 +6,12 @@ files that lack only their line in the manifest. A document is archived once the
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -22,17 +25,16 @@ from .._api import Api
 from .._files import is_transient
 from .._tasks import finish
 from ..bulk import log
-from ..dispatch.entry import GuardedJournal, find_context
+from ..dispatch.entry import GuardedJournal, NoJournal, find_context
 from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..documents.download import load_verifier
 from ..errors import ArchiveConflict, ArchiveError, NotYetSigned, SigningError
 from ..models import Document, Signing, SigningState
 from ..telemetry.names import ARCHIVE_SIZE, DOCUMENT_ID, DOCUMENT_SPAN, OUTCOME, SIGNING_ID
 from ..transport.problems import one_line
-from .incoming import Incoming
-from .manifest import ArchivedDocument, Manifest, Verdict
+from .manifest import ArchivedDocument, Manifest, Verdict, digest
 from .names import Template
-from .store import ArchiveStore
+from .stores import ArchiveStore, FolderStore
 
 if TYPE_CHECKING:
     from .._verify.roots import Roots
@@ -111,7 +113,7 @@ class Collector:
         self.telemetry: bool = api.telemetry
         self.journal: GuardedJournal = GuardedJournal(journal, telemetry=self.telemetry)
         self.manifest: Manifest = Manifest(store)
-        self.incoming: Incoming = Incoming(store)
+        self._has_journal = not isinstance(journal, NoJournal)
 
     def has_all(self, signing: Signing) -> bool:
         """Return whether all documents of the signing have a line in the manifest that was read."""
@@ -139,9 +141,25 @@ class Collector:
             await self.journal.release(claim)
 
     async def aclose(self) -> None:
-        """Wait until the manifest is written, and remove incomplete downloads."""
+        """Wait until the manifest is written."""
         await self.manifest.aclose()
-        await self.incoming.aclose()
+
+    def make_folder(self, signing: Signing) -> Path:
+        """Create a private folder for a download, on the file system of a `FolderStore`."""
+        if not isinstance(self.store, FolderStore):
+            return Path(tempfile.mkdtemp(prefix="signing-archive-"))
+        parent = self.store.incoming
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=self._prefix(signing), dir=parent))
+
+    def remove_leftovers(self, signing: Signing) -> None:
+        """Remove the downloads that killed runs left in the archive. Only the holder of the signing's claim may."""
+        if isinstance(self.store, FolderStore) and self._has_journal:
+            for leftover in self.store.incoming.glob(f"{self._prefix(signing)}*"):
+                shutil.rmtree(leftover, ignore_errors=True)
+
+    def _prefix(self, signing: Signing) -> str:
+        return f"{digest(self.service, signing.id).hex()}-"
 
 
 class _OneSigning:
@@ -175,6 +193,7 @@ class _OneSigning:
             return []
         self._names = self._archive.template.names(self._archive.service, self._signing)
         documents = [document for document in self._signing.documents if not self._has(document.id)]
+        await asyncio.to_thread(self._archive.remove_leftovers, self._signing)
         found = [await self._collect_one(document) for document in documents]
         return [result for result in found if result is not None]
 
@@ -238,7 +257,7 @@ class _OneSigning:
         archive, judgement = self._archive, self._archive.judgement
         path: Path | None = None
         try:
-            path = await archive.incoming.new_path()
+            path = await asyncio.to_thread(archive.make_folder, self._signing) / "sealed.pdf"
             sealed = await archive.api.documents._save_signed(
                 self._signing, document, path, verify=judgement.verify, trust=judgement.roots
             )
@@ -266,7 +285,7 @@ class _OneSigning:
             raise ArchiveError(message, transient=transient, client_wide=not is_removed) from None
         finally:
             if path is not None:
-                path.unlink(missing_ok=True)
+                shutil.rmtree(path.parent, ignore_errors=True)
 
     async def _keep(self, document: Document, entry: ArchivedDocument, source: Path) -> tuple[ArchivedDocument, bool]:
         """Place the file and append its line. If another file has the name, use a unique name."""

@@ -20,7 +20,7 @@ import attrs
 
 from ..bulk import log
 from ..errors import ArchiveConflict, ArchiveError
-from .store import ArchiveStore
+from .stores import ArchiveStore
 
 __all__ = [
     "FIRST",

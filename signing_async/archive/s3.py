@@ -22,7 +22,7 @@ from .._connections import is_refused_by_proxy, is_untrusted, roots_problem
 from .._files import is_transient
 from ..bulk import log
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
-from .store import MissingBytes, check_lines, check_name
+from .stores import MissingBytes, check_lines, check_name
 
 try:
     import aiobotocore.session
@@ -125,19 +125,16 @@ class S3Store:
                 return
             except FileNotFoundError:
                 pass
-        batch: list[int] = []
+        starts: list[int] = []
         missing: MissingBytes | None = None
         try:
-            async for start, _ in self._parts(name, offset):
-                batch.append(start)
-                if len(batch) == _GETS_AT_ONCE:
-                    for content in await self._get_parts(key, batch, offset):
-                        yield content
-                    batch = []
+            async for start in self._parts(name, offset):
+                starts.append(start)
         except MissingBytes as error:
             missing = error  # raised after the bytes before the gap
-        for content in await self._get_parts(key, batch, offset):
-            yield content
+        for at in range(0, len(starts), _GETS_AT_ONCE):
+            for content in await self._get_parts(key, starts[at : at + _GETS_AT_ONCE], offset):
+                yield content
         if missing is not None:
             raise missing
         if name not in self._ends:
@@ -184,8 +181,8 @@ class S3Store:
 
     # Files that grow by appends
 
-    async def _parts(self, name: str, offset: int) -> AsyncIterator[tuple[int, int]]:
-        """Yield start and end of the parts that reach beyond ``offset``, and update ``_ends``."""
+    async def _parts(self, name: str, offset: int) -> AsyncIterator[int]:
+        """Yield the starts of the parts that reach beyond ``offset``, and update ``_ends``."""
         key, known = self._key(name), self._ends.get(name, 0)
         end = known if known <= offset else 0
         async for part, size in self._list(f"{key}/", _part_key(key, end - 1) if end else ""):
@@ -197,7 +194,7 @@ class S3Store:
             end += size
             self._ends[name] = end
             if end > offset:
-                yield end - size, end
+                yield end - size
 
     async def _get_parts(self, key: str, starts: list[int], offset: int) -> list[bytes]:
         """Return the content of parts, without the bytes before ``offset``."""

@@ -6,12 +6,13 @@ import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, suppress
+from typing import TypeAlias
 
 import attrs
 
 from .. import telemetry
 from ..bulk import Deferrals, ProgressReporter, log
-from ..dispatch.entry import GuardedJournal, find_context
+from ..dispatch.entry import find_context
 from ..dispatch.journal import Claim, ClaimLost
 from ..errors import SigningError
 from ..models import Signing, SigningState
@@ -20,81 +21,6 @@ from ..transport.problems import one_line
 from .collector import ArchiveResult, Collector
 
 __all__ = ["Sweep"]
-
-
-class Sweep:
-    """One sweep. It first resumes an interrupted sweep, then covers the rest of the list, from its start."""
-
-    def __init__(self, collector: Collector, matches: Callable[[Signing], bool], reporter: ProgressReporter) -> None:
-        self._collector = collector
-        self._matches = matches
-        self._reporter = reporter
-        self._position = _Position(collector.journal, f"archive-sweep:{collector.service}")
-        self.jobs: AsyncGenerator[_Job, None] = self._pull()
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        try:
-            await self._position.open()
-            recorder = telemetry.active(self._collector.telemetry)
-            # The tasks of the workers inherit the current span.
-            with recorder.span(SWEEP_SPAN, links=[self._position.earlier]) as span:
-                self._position.context = span.context
-                yield
-        finally:
-            await self.jobs.aclose()
-            await self._position.close()
-
-    async def work(self, job: _Job) -> list[ArchiveResult]:
-        """Archive the missing documents of a signing. If another run is working on it, wait for that run."""
-        deferrals = Deferrals(f"signing {one_line(job.signing.id)}")
-        while (results := await self._collector.collect(job.signing)) is None:
-            await deferrals.wait()
-        for result in results:
-            if result.entry is not None:
-                self._reporter.add(1, result.entry.size)
-        await self._position.leave(job.page)
-        return results
-
-    async def _pull(self) -> AsyncGenerator[_Job, None]:
-        await self._collector.manifest.refresh()
-        start = self._position.saved
-        if start is not None:
-            pages = self._list(start)
-            try:
-                async with aclosing(pages):
-                    async for job in pages:
-                        yield job
-            except SigningError as error:
-                if error.transient or error.client_wide:
-                    raise
-                # The cursor may have expired. A sweep from the start of the list covers all signings.
-                log.info("cannot resume the sweep at its saved cursor, starting from the beginning: %s", error)
-                start = None
-        async with aclosing(self._list(None, until=start)) as pages:
-            async for job in pages:
-                yield job
-        self._position.note_end()
-
-    async def _list(self, start: str | None, until: str | None = None) -> AsyncGenerator[_Job, None]:
-        async with aclosing(self._collector.api.signings.list(cursor=start).pages()) as pages:
-            async for found in pages:
-                page = self._position.enter(found.next_cursor)
-                telemetry.active(self._collector.telemetry).record(ARCHIVE_SIGNINGS, len(found.items))
-                for signing in found.items:
-                    if self._is_due(signing):
-                        page.unfinished += 1
-                        page.has_jobs = True
-                        yield _Job(signing, page)
-                await self._position.leave(page)
-                if found.next_cursor == until:
-                    return
-
-    def _is_due(self, signing: Signing) -> bool:
-        """Return whether the signing may have documents that are not archived."""
-        if signing.state not in (SigningState.COMPLETED, SigningState.UNKNOWN) or self._collector.has_all(signing):
-            return False
-        return self._matches(signing)
 
 
 @attrs.define(eq=False)
@@ -106,54 +32,105 @@ class _Page:
     has_jobs: bool = False
 
 
-@attrs.define(eq=False)
-class _Job:
-    """A listed signing whose documents are to be archived."""
-
-    signing: Signing
-    page: _Page
+_Job: TypeAlias = tuple[Signing, _Page]
 
 
-class _Position:
-    """The position of a sweep, saved in the journal. Of several concurrent sweeps, only one saves its position."""
+class Sweep:
+    """One sweep. It first resumes an interrupted sweep, then covers the rest of the list, from its start.
 
-    def __init__(self, journal: GuardedJournal, key: str) -> None:
-        self._journal = journal
-        self._key = key
+    The journal keeps the cursor of the first page that is not finished. Of several concurrent sweeps, only the holder
+    of the claim saves its position.
+    """
+
+    def __init__(self, collector: Collector, matches: Callable[[Signing], bool], reporter: ProgressReporter) -> None:
+        self._collector = collector
+        self._matches = matches
+        self._reporter = reporter
         self._claim: Claim | None = None
+        self._saved: str | None = None
+        self._context: str | None = None
+        """The context of this sweep's span."""
         self._pages: deque[_Page] = deque()
         self._is_whole = False
-        self.saved: str | None = None
-        """The saved cursor: of the first page that is not finished. At first an interrupted sweep has saved it."""
-        self.earlier: str | None = None
-        """The context of the interrupted sweep's span."""
-        self.context: str | None = None
-        """The context of this sweep's span."""
+        self.jobs: AsyncGenerator[_Job, None] = self._pull()
 
-    async def open(self) -> None:
-        self._claim = await self._journal.claim(self._key)
-        if self._claim is not None and self._claim.state is not None:
-            with suppress(ValueError, KeyError, TypeError):
-                cursor = json.loads(self._claim.state)["cursor"]
-                self.saved = cursor if isinstance(cursor, str) else None
-            self.earlier = None if self.saved is None else find_context(self._claim.state)
-
-    async def close(self) -> None:
-        if self._claim is None:
-            return
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Hold the claim of the saved position."""
+        journal, earlier = self._collector.journal, None
         try:
-            if self._is_whole and not self._pages:
-                await self._save(None)
+            self._claim = await journal.claim(f"archive-sweep:{self._collector.service}")
+            if self._claim is not None and self._claim.state is not None:
+                with suppress(ValueError, KeyError, TypeError):
+                    cursor = json.loads(self._claim.state)["cursor"]
+                    self._saved = cursor if isinstance(cursor, str) else None
+                earlier = None if self._saved is None else find_context(self._claim.state)
+            # The tasks of the workers inherit the current span.
+            with telemetry.active(self._collector.telemetry).span(SWEEP_SPAN, links=[earlier]) as span:
+                self._context = span.context
+                yield
         finally:
-            await self._journal.release(self._claim)
+            await self.jobs.aclose()
+            if self._claim is not None:
+                try:
+                    if self._is_whole and not self._pages:
+                        await self._save(None)
+                finally:
+                    await journal.release(self._claim)
 
-    def enter(self, next_cursor: str | None) -> _Page:
-        """Start a page of the list."""
-        page = _Page(next_cursor)
-        self._pages.append(page)
-        return page
+    async def work(self, job: _Job) -> list[ArchiveResult]:
+        """Archive the missing documents of a signing. If another run is working on it, wait for that run."""
+        signing, page = job
+        deferrals = Deferrals(f"signing {one_line(signing.id)}")
+        while (results := await self._collector.collect(signing)) is None:
+            await deferrals.wait()
+        for result in results:
+            if result.entry is not None:
+                self._reporter.add(1, result.entry.size)
+        await self._leave(page)
+        return results
 
-    async def leave(self, page: _Page) -> None:
+    async def _pull(self) -> AsyncGenerator[_Job, None]:
+        await self._collector.manifest.refresh()
+        start = self._saved
+        if start is not None:
+            try:
+                async with aclosing(self._list(start)) as jobs:
+                    async for job in jobs:
+                        yield job
+            except SigningError as error:
+                if error.transient or error.client_wide:
+                    raise
+                # The cursor may have expired. A sweep from the start of the list covers all signings.
+                log.info("cannot resume the sweep at its saved cursor, starting from the beginning: %s", error)
+                start = None
+        async with aclosing(self._list(None, until=start)) as jobs:
+            async for job in jobs:
+                yield job
+        self._is_whole = True
+
+    async def _list(self, start: str | None, until: str | None = None) -> AsyncGenerator[_Job, None]:
+        async with aclosing(self._collector.api.signings.list(cursor=start).pages()) as pages:
+            async for found in pages:
+                page = _Page(found.next_cursor)
+                self._pages.append(page)
+                telemetry.active(self._collector.telemetry).record(ARCHIVE_SIGNINGS, len(found.items))
+                for signing in found.items:
+                    if self._is_due(signing):
+                        page.unfinished += 1
+                        page.has_jobs = True
+                        yield signing, page
+                await self._leave(page)
+                if found.next_cursor == until:
+                    return
+
+    def _is_due(self, signing: Signing) -> bool:
+        """Return whether the signing may have documents that are not archived."""
+        if signing.state not in (SigningState.COMPLETED, SigningState.UNKNOWN) or self._collector.has_all(signing):
+            return False
+        return self._matches(signing)
+
+    async def _leave(self, page: _Page) -> None:
         """Note that the page is listed, or that one of its signings is finished."""
         page.unfinished -= 1
         finished = []
@@ -163,14 +140,10 @@ class _Position:
         if any(one.has_jobs for one in finished) and finished[-1].next_cursor is not None:
             await self._save(finished[-1].next_cursor)
 
-    def note_end(self) -> None:
-        """Note that the whole list was read."""
-        self._is_whole = True
-
     async def _save(self, cursor: str | None) -> None:
-        if self._claim is not None and cursor != self.saved:
-            self.saved = cursor
+        if self._claim is not None and cursor != self._saved:
+            self._saved = cursor
             # Another sweep may have taken over the claim: it saves its own position.
             with suppress(ClaimLost):
-                state = {"cursor": cursor, "trace_context": self.context}
-                await self._journal.write(self._claim, json.dumps(state))
+                state = {"cursor": cursor, "trace_context": self._context}
+                await self._collector.journal.write(self._claim, json.dumps(state))

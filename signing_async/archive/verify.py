@@ -12,13 +12,12 @@ import attrs
 
 from .. import telemetry
 from ..bulk import FileProgress, Progress, ProgressReporter
-from ..errors import ConfigurationError, InvalidRequest
+from ..errors import InvalidRequest
 from ..telemetry.names import ARCHIVE_FINDINGS, FINDING
-from .folder import FolderStore
 from .manifest import FIRST, MANIFEST, ArchivedDocument, decode_line, digest, hash_of, split_lines
-from .store import ArchiveStore, ListedStore, MissingBytes
+from .stores import ArchiveStore, ListedStore, MissingBytes, as_store
 
-__all__ = ["ArchiveReport", "Finding", "as_store", "verify_archive"]
+__all__ = ["ArchiveReport", "Finding", "verify_archive"]
 
 FindingKind = Literal["missing_file", "changed_file", "extra_file", "removed_line", "changed_line", "torn_line"]
 
@@ -58,18 +57,6 @@ class ArchiveReport:
     def ok(self) -> bool:
         """Whether the archive matches its manifest."""
         return not self.findings
-
-
-def as_store(to: ArchiveStore | str | os.PathLike[str]) -> ArchiveStore:
-    """Return the store. For a path, return a `FolderStore`."""
-    if isinstance(to, str) and "://" in to:
-        # The URL may contain a password.
-        raise ConfigurationError("to: must be a folder, got a URL; for a bucket give an S3Store(url)")
-    if isinstance(to, str | os.PathLike):
-        return FolderStore(to)
-    if not all(callable(getattr(to, name, None)) for name in ("put", "read", "append")):
-        raise InvalidRequest(f"to: must be a folder or an ArchiveStore, got {to!r}")
-    return to
 
 
 async def verify_archive(

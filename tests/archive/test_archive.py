@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
-import os
 import shutil
-import ssl
-import subprocess
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -16,12 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from asn1crypto import x509
-from cryptography.x509 import InvalidVersion, load_der_x509_certificate
 
-import signing_async.archive
 from signing_async import (
-    AuthError,
     ConfigurationError,
     DecodeError,
     InvalidRequest,
@@ -32,28 +24,22 @@ from signing_async import (
     Progress,
     RequestTimeout,
     SealedFile,
-    ServerError,
     Signing,
     SigningClient,
-    SigningError,
     SigningPackage,
     SqliteJournal,
     Unauthorized,
 )
-from signing_async._verify.roots import load_roots
 from signing_async.archive import Archive, ArchiveResult, FolderStore, verify_archive
 from signing_async.dispatch.journal import Claim
 from signing_async.documents.resource import Documents
 from signing_async.errors import ArchiveConflict, ArchiveError, JournalError
-from signing_async.postgres import PostgresJournal
 from signing_async.sandbox import Profile, Sandbox
 from signing_async.webhooks import Event, Wakeups
 from tests.archive.tenants import completed, count, files_in, front_of, judge, lines_of, sent
 from tests.dispatch.holders import taken
 from tests.dispatch.observing import Failing
 from tests.pdfs import make_pdf
-from tests.postgres.server import PostgresServer
-from tests.sealed.pki import root
 
 DOWNLOAD = "documents.download_signed"
 
@@ -125,15 +111,6 @@ async def test_second_sweep_requests_only_the_list(
     assert count(sandbox) - before == {"signings.list": 3}
 
 
-async def test_deleted_archive_is_filled_again_with_the_same_journal(
-    sandbox: Sandbox, client: SigningClient, archive: Archive, journal: Path, tmp_path: Path
-) -> None:
-    await completed(sandbox, client)
-    names = await archived(archive)
-    async with Archive(client, tmp_path / "other", journal=journal) as other:
-        assert await archived(other) == names
-
-
 async def test_two_archives_share_a_sweep(sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path) -> None:
     """Each document is fetched once, and both sweeps end only when nothing is missing."""
     for number in range(8):
@@ -147,25 +124,6 @@ async def test_two_archives_share_a_sweep(sandbox: Sandbox, client: SigningClien
 
     assert sum(await asyncio.gather(one(), one())) == 16
     assert count(sandbox)[DOWNLOAD] == 16
-    assert (await judge(sandbox, folder)).wrong == []
-
-
-async def test_machines_share_an_archive_through_postgres(
-    sandbox: Sandbox, client: SigningClient, folder: Path, postgres: PostgresServer
-) -> None:
-    dsn = await postgres.new_schema()
-    for number in range(6):
-        await completed(sandbox, client, f"Lease {number}")
-
-    async def one() -> int:
-        async with (
-            PostgresJournal(dsn) as journal,
-            Archive(client, folder, journal=journal, concurrency=2) as archive,
-        ):
-            return len(await archived(archive))
-
-    assert sum(await asyncio.gather(one(), one())) == 12
-    assert count(sandbox)[DOWNLOAD] == 12
     assert (await judge(sandbox, folder)).wrong == []
 
 
@@ -288,45 +246,6 @@ async def test_rejected_token_stops_the_sweep(sandbox: Sandbox, client: SigningC
         await sweep(archive)
 
 
-@pytest.mark.parametrize("client_wide", [True, False])
-async def test_configuration_error_stops_the_sweep_if_other_calls_fail_too(
-    sandbox: Sandbox, client: SigningClient, archive: Archive, monkeypatch: pytest.MonkeyPatch, client_wide: bool
-) -> None:
-    for _ in range(3):
-        await completed(sandbox, client)
-    attempts: list[str] = []
-
-    async def refuse(self: Documents, signing: Signing, *_: object, **__: object) -> SealedFile:
-        attempts.append(signing.id)
-        error = ConfigurationError("session: not usable")
-        error.client_wide = client_wide
-        raise error
-
-    monkeypatch.setattr(Documents, "_save_signed", refuse)
-    if client_wide:
-        with pytest.raises(ConfigurationError, match="session: not usable"):
-            await sweep(archive)
-    else:
-        assert [type(result.error) for result in await sweep(archive)] == [ConfigurationError] * 6
-        assert len(attempts) == 6
-
-
-async def test_token_that_cannot_be_obtained_for_now_stops_the_sweep(
-    sandbox: Sandbox, client: SigningClient, archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other documents would get the same error. The next sweep resumes."""
-    await completed(sandbox, client)
-
-    async def fail(*_: object, **__: object) -> SealedFile:
-        raise AuthError("the token endpoint is not available", transient=True)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Documents, "_save_signed", fail)
-        with pytest.raises(AuthError):
-            await sweep(archive)
-    assert len(await archived(archive)) == 2
-
-
 async def test_failing_journal_stops_the_sweep(
     sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
 ) -> None:
@@ -410,18 +329,13 @@ async def test_folder_in_place_of_a_file_gives_the_document_a_name_with_a_hash(
     assert name.startswith(f"{signing.id}-")
 
 
-@pytest.mark.parametrize("kept", ["", "*.lock"])
 async def test_documents_are_archived_after_the_folder_of_downloads_was_removed(
-    sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path, kept: str
+    sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path
 ) -> None:
-    """As by a cleaner of temporary files, with the locks beside the folders or without."""
+    """As by a cleaner of temporary files."""
     await completed(sandbox, client)
     assert len(await archived(archive)) == 2
-    for path in (folder / ".incoming").iterdir():
-        if path.is_dir():
-            path.rmdir()
-        elif not kept:
-            path.unlink()
+    shutil.rmtree(folder / ".incoming")
     await completed(sandbox, client)
     assert len(await archived(archive)) == 2
     await archive.aclose()
@@ -450,19 +364,6 @@ async def test_download_that_is_removed_before_it_is_placed_fails_only_its_docum
     assert len(await archived(archive)) == 1
 
 
-async def test_file_that_the_store_misses_is_no_removed_download(
-    sandbox: Sandbox, client: SigningClient, archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def put(*_: object) -> None:
-        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "mount")
-
-    await completed(sandbox, client)
-    monkeypatch.setattr(FolderStore, "put", put)
-    with pytest.raises(ArchiveError, match="No such file or directory: mount") as caught:
-        await sweep(archive)
-    assert (caught.value.transient, caught.value.client_wide) == (False, True)
-
-
 async def test_download_that_cannot_be_written_stops_the_sweep(
     sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path
 ) -> None:
@@ -473,70 +374,6 @@ async def test_download_that_cannot_be_written_stops_the_sweep(
         await sweep(archive)
     (folder / ".incoming").unlink()
     assert len(await archived(archive)) == 2
-
-
-@pytest.mark.parametrize(("code", "transient"), [(errno.ENOSPC, True), (errno.EROFS, False), (errno.EACCES, False)])
-async def test_download_whose_file_cannot_be_created_stops_the_sweep(
-    sandbox: Sandbox,
-    client: SigningClient,
-    archive: Archive,
-    monkeypatch: pytest.MonkeyPatch,
-    code: int,
-    transient: bool,
-) -> None:
-    await completed(sandbox, client)
-    real = Path.open
-
-    def refuse(path: Path, *arguments: Any, **named: Any) -> Any:
-        if path.suffix == ".part":
-            raise OSError(code, os.strerror(code))
-        return real(path, *arguments, **named)
-
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(ArchiveError, match=f"cannot keep a download: {os.strerror(code)}: ") as failed:
-        await sweep(archive)
-    assert (failed.value.transient, failed.value.client_wide) == (transient, True)
-    monkeypatch.undo()
-    assert len(await archived(archive)) == 2
-
-
-async def test_download_whose_folder_is_removed_before_the_first_byte_fails_only_its_document(
-    sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path
-) -> None:
-    """As by a cleaner of temporary files."""
-    await completed(sandbox, client)
-    sandbox.faults.add(DOWNLOAD, "slow", times=1, seconds=1.0)
-    sweeping = asyncio.create_task(sweep(archive))
-    while not (folders := [path for path in folder.glob(".incoming/*") if path.is_dir()]):
-        await asyncio.sleep(0.01)
-    folders[0].rmdir()
-    failed, kept = await sweeping
-    assert isinstance(failed.error, ArchiveError)
-    assert "cannot keep a download: No such file or directory" in str(failed.error)
-    assert (failed.error.transient, failed.error.client_wide) == (True, False)
-    assert kept.error is None
-    assert len(await archived(archive)) == 1
-
-
-async def test_download_that_is_removed_before_it_is_verified_fails_only_its_document(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await completed(sandbox, client, documents=("a.pdf",))
-    real = os.fsync
-
-    def sync_and_remove(descriptor: int) -> None:
-        real(descriptor)
-        for download in folder.glob(".incoming/*/.*.part"):
-            download.unlink()
-
-    async with Archive(client, folder, journal=journal, verify=True) as archive:
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "fsync", sync_and_remove)
-            (result,) = await sweep(archive)
-        assert isinstance(result.error, ArchiveError)
-        assert "cannot keep a download: No such file or directory" in str(result.error)
-        assert (result.error.transient, result.error.client_wide) == (True, False)
-        assert len(await archived(archive)) == 1
 
 
 async def test_timeout_of_a_request_is_not_taken_for_a_failing_disk(
@@ -577,42 +414,6 @@ async def test_not_sound_document_is_not_archived(
             (result,) = await sweep(archive)
             assert result.entry is not None
             assert result.entry.verdict == verdict
-
-
-async def test_document_whose_verification_cannot_be_started_for_now_does_not_stop_the_sweep(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await completed(sandbox, client)
-
-    def fail(*_: object, **__: object) -> None:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    async with Archive(client, folder, journal=journal, verify=True) as archive:
-        with monkeypatch.context() as patched:
-            patched.setattr(subprocess, "Popen", fail)
-            failed = await sweep(archive)
-        assert len(failed) == 2
-        for result in failed:
-            assert isinstance(result.error, SigningError)
-            assert "worker process cannot be started" in str(result.error)
-            assert (result.error.transient, result.error.client_wide) == (True, False)
-        assert len(await archived(archive)) == 2
-
-
-async def test_root_of_the_system_that_cryptography_refuses_keeps_no_document_from_the_archive(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """OpenSSL reads certificates of version 2, and pyHanko too."""
-    refused = x509.Certificate.load(root("Another").der).copy()
-    refused["tbs_certificate"]["version"] = "v2"
-    stored = [refused.dump(force=True), *load_roots(await sandbox.certificate_pem())]
-    with pytest.raises(InvalidVersion):
-        load_der_x509_certificate(stored[0])
-    monkeypatch.setattr(ssl.SSLContext, "get_ca_certs", lambda *_, **__: stored)
-    await completed(sandbox, client)
-    async with Archive(client, folder, journal=journal, trust="system") as archive:
-        results = await sweep(archive)
-    assert [result.entry.verdict for result in results if result.entry] == ["trusted"] * 2
 
 
 async def test_file_that_another_run_placed_without_verifying_it_is_not_listed(
@@ -694,19 +495,6 @@ async def test_only_matching_signings_are_archived(
     assert len(await names(since=now - timedelta(days=1))) == 4
     assert len(await names(since=timedelta(days=1))) == 4
     assert await names(name="Lease *", where=lambda signing: signing.name.endswith("1")) == ["Lease 1"]
-
-
-async def test_error_of_the_predicate_is_raised(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
-) -> None:
-    await completed(sandbox, client)
-
-    def where(signing: Signing) -> bool:
-        raise ZeroDivisionError
-
-    async with Archive(client, folder, journal=journal, where=where) as archive:
-        with pytest.raises(ZeroDivisionError):
-            await sweep(archive)
 
 
 @pytest.mark.parametrize(
@@ -922,16 +710,6 @@ async def test_events_that_name_no_signing_start_a_sweep_at_most_every_five_seco
     assert asyncio.get_running_loop().time() - started > 4.5
 
 
-async def test_steady_events_do_not_delay_the_sweeps(sandbox: Sandbox, following: Callable[..., Follower]) -> None:
-    """While one event is worked on, the next one arrives."""
-    wakeups = Wakeups()
-    following(wakeups, 0.1)
-    async with asyncio.timeout(30):
-        while count(sandbox)["signings.list"] < 4:
-            wakeups.publish(event(signing_id="of another tenant"))
-            await asyncio.sleep(0.001)
-
-
 class Gated:
     """A folder whose ``put`` or ``read`` of one name waits."""
 
@@ -977,67 +755,6 @@ async def test_event_during_a_sweep_is_collected_at_once(
     assert (await judge(sandbox, folder)).wrong == []
 
 
-async def test_event_before_the_manifest_is_read_fetches_nothing_again(
-    sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path, journal: Path
-) -> None:
-    signing = await completed(sandbox, client)
-    await archived(archive)
-    before = count(sandbox)
-    store, wakeups = Gated(folder, "manifest"), Wakeups()
-    async with Archive(client, store, journal=journal.with_name("new"), template="{document.id}") as other:
-        follower = Follower(other, wakeups)
-        await store.reached.wait()
-        wakeups.publish(event(signing_id=signing.id))
-        await asyncio.wait([follower.task], timeout=0.3)
-        store.opened.set()
-        await listed(sandbox, before["signings.list"] + 1)
-        follower.task.cancel()
-        await asyncio.wait([follower.task])
-    assert count(sandbox)[DOWNLOAD] == before[DOWNLOAD]
-    assert (await verify_archive(folder)).findings == ()
-
-
-async def test_error_of_an_event_ends_the_following(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
-) -> None:
-    """The sweep under way is cancelled, and a file that is being placed gets its line."""
-    await completed(sandbox, client, "Slow", ("a.pdf",))
-    signing = await sent(client, "Bad")
-
-    def where(found: Signing) -> bool:
-        return found.name != "Bad" or bool(1 / 0)
-
-    store, wakeups = Gated(folder, "Slow"), Wakeups()
-    async with Archive(client, store, journal=journal, where=where) as archive:
-        follower = Follower(archive, wakeups)
-        await store.reached.wait()
-        await sandbox.complete(signing.id)
-        wakeups.publish(event(signing_id=signing.id))
-        await asyncio.wait([follower.task], timeout=0.3)
-        store.opened.set()
-        with pytest.raises(ZeroDivisionError):
-            await follower.task
-    report = await verify_archive(folder)
-    assert (report.documents, report.findings) == (1, ())
-
-
-async def test_event_of_a_signing_that_another_run_archives_is_left_to_that_run(
-    sandbox: Sandbox, client: SigningClient, following: Callable[..., Follower], journal: Path
-) -> None:
-    wakeups = Wakeups()
-    first, second = await sent(client), await sent(client)
-    async with SqliteJournal(journal) as other:
-        await taken(other, f"archive:{sandbox.base_url}:{first.id}")
-        follower = following(wakeups)
-        await listed(sandbox, 1)
-        await sandbox.complete(first.id)
-        await sandbox.complete(second.id)
-        wakeups.publish(event(signing_id=first.id))
-        wakeups.publish(event(signing_id=second.id))
-        await follower.wait_for(2)
-        assert {result.signing.id for result in follower.results} == {second.id}
-
-
 async def test_sweep_that_fails_for_now_does_not_end_the_following(
     sandbox: Sandbox, following: Callable[..., Follower], client: SigningClient, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -1059,23 +776,6 @@ async def test_rejected_token_ends_the_following(
         await following(wakeups, 0.02).task
 
 
-async def test_cancelled_following_leaves_an_archive_that_is_whole(
-    sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path, journal: Path
-) -> None:
-    for number in range(6):
-        await completed(sandbox, client, f"Lease {number}")
-    follower = Follower(archive)
-    await follower.wait_for(2)
-    follower.task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await follower.task
-    await archive.aclose()
-    assert (await verify_archive(folder)).findings == ()
-    async with Archive(client, folder, journal=journal) as again:
-        await archived(again)
-    assert (await judge(sandbox, folder)).wrong == []
-
-
 async def test_interval_is_checked(archive: Archive) -> None:
     with pytest.raises(InvalidRequest, match="every: must be a number above 0, got 0"):
         await archive.follow(every=0)
@@ -1089,19 +789,6 @@ async def test_callers_journal_stays_open(client: SigningClient, folder: Path, j
         async with Archive(client, folder, journal=kept) as archive:
             assert repr(archive) == f"Archive(FolderStore({str(folder)!r}))"
         await kept.release(await taken(kept))
-
-
-async def test_dropped_sweep_leaves_no_claim(
-    sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path, journal: Path
-) -> None:
-    for number in range(4):
-        await completed(sandbox, client, f"Lease {number}")
-    async with archive.sweep() as results:
-        async for _ in results:
-            break
-    async with Archive(client, folder, journal=journal) as other:
-        await archived(other)
-    assert (await judge(sandbox, folder)).documents == 8
 
 
 @pytest.mark.parametrize("is_kept", [False, True], ids=["dropped", "kept"])
@@ -1158,16 +845,3 @@ async def test_journal_that_would_be_an_extra_file_is_refused(
     folder.parent.joinpath("file").touch()
     with pytest.raises(ArchiveError, match="Not a directory"):
         Archive(client, tmp_path / "file/archive", journal=tmp_path / "file/archive/.journal")
-
-
-async def test_server_error_of_a_list_is_raised(sandbox: Sandbox, archive: Archive) -> None:
-    sandbox.faults.add("signings.list", "500", times=None)
-    with pytest.raises(ServerError):
-        await sweep(archive)
-
-
-def test_public_module_has_exactly_its_names() -> None:
-    for name in signing_async.archive.__all__:
-        assert getattr(signing_async.archive, name).__doc__
-    with pytest.raises(AttributeError, match=r"^module 'signing_async\.archive' has no attribute 'Archiv'$"):
-        signing_async.archive.Archiv  # noqa: B018  # that it is missing is what is tested

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from signing_async import SigningClient, SqliteJournal
-from signing_async.archive import Archive, ArchiveStore, FolderStore, verify_archive
+from signing_async.archive import Archive, ArchiveStore, FolderStore
 from signing_async.sandbox import Sandbox
 from tests.archive import kill
 from tests.archive.tenants import completed, count, files_in, judge, lines_of
@@ -156,57 +155,22 @@ async def test_journal_entry_that_cannot_be_decoded_costs_a_download(filled: San
 
 async def test_downloads_of_a_killed_process_are_removed_by_the_next_run(filled: Sandbox, tmp_path: Path) -> None:
     folder = tmp_path / "archive"
-    filled.faults.add(DOWNLOAD, "hang")
+    filled.faults.add(DOWNLOAD, "hang", times=None)
     script = "import sys; from tests.archive.victim import folder_store, work; work(*sys.argv[1:], folder_store)"
     arguments = [sys.executable, "-c", script, filled.base_url, filled.access_token(), str(tmp_path)]
     with subprocess.Popen(arguments) as process:
         while not count(filled)[DOWNLOAD]:
             await asyncio.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)
-    assert any(name.startswith(".incoming/") for name in files_in(folder))
+    leftovers = list((folder / ".incoming").iterdir())
+    assert leftovers
+    for leftover in leftovers:
+        (leftover / ".0.part").write_bytes(b"%PDF-")
     filled.faults.clear()
     async with fated_client(filled, Fate()) as client:
         await sweep(client, FolderStore(folder), tmp_path / "the.journal")
         assert (await judge(filled, folder)).wrong == []
-
-
-async def test_downloads_of_a_live_process_are_left_to_it(
-    filled: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    folder = tmp_path / "archive"
-    filled.faults.add(DOWNLOAD, "hang")
-    async with Archive(client, folder, journal=tmp_path / "j1") as first:
-        sweeping = asyncio.create_task(anext(first.sweep()))
-        while not count(filled)[DOWNLOAD]:
-            await asyncio.sleep(0.01)
-        before = [name for name in files_in(folder) if name.endswith(".lock")]
-        await sweep(client, FolderStore(folder), tmp_path / "j2")
-        assert [name for name in files_in(folder) if name.endswith(".lock")] == before
-        sweeping.cancel()
-        await asyncio.wait([sweeping])
-    assert (await judge(filled, folder)).wrong == []
-
-
-async def test_another_run_that_removes_the_same_leftovers_does_no_harm(
-    filled: Sandbox, client: SigningClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may lock or remove a lock file at any moment."""
-    folder = tmp_path / "archive"
-    (folder / ".incoming").mkdir(parents=True)
-    (folder / ".incoming/removed").mkdir()
-    (folder / ".incoming/download.removed.lock").symlink_to("nowhere")
-    flock, refused = fcntl.flock, []
-
-    def first_refused(descriptor: int, operation: int) -> None:
-        if ".incoming" in str(Path(f"/proc/self/fd/{descriptor}").readlink()) and not refused:
-            refused.append(descriptor)
-            raise BlockingIOError
-        flock(descriptor, operation)
-
-    monkeypatch.setattr(fcntl, "flock", first_refused)
-    await sweep(client, FolderStore(folder), tmp_path / "journal")
-    assert refused
-    assert (await verify_archive(folder)).documents == 3
+    assert list((folder / ".incoming").iterdir()) == []
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import hashlib
 import os
 import subprocess
@@ -52,23 +51,9 @@ async def put(store: FolderStore, folder: Path, name: str, data: bytes) -> None:
     await store.put(name, source, hashlib.sha256(data).hexdigest())
 
 
-async def test_file_is_stored_in_folders_that_are_created(store: FolderStore, tmp_path: Path) -> None:
-    await put(store, tmp_path, "2031/Lease/a.pdf", b"one")
-    assert await content(store, "2031/Lease/a.pdf") == b"one"
-    assert [name async for name in store.names()] == ["2031/Lease/a.pdf"]
-
-
 async def test_later_change_of_the_source_does_not_change_the_archive(store: FolderStore, tmp_path: Path) -> None:
     await put(store, tmp_path, "a.pdf", b"one")
     (tmp_path / "source").write_bytes(b"two")
-    assert await content(store, "a.pdf") == b"one"
-
-
-async def test_same_content_is_stored_once_and_another_is_refused(store: FolderStore, tmp_path: Path) -> None:
-    await put(store, tmp_path, "a.pdf", b"one")
-    await put(store, tmp_path, "a.pdf", b"one")
-    with pytest.raises(ArchiveConflict, match=r"'a\.pdf' holds another file"):
-        await put(store, tmp_path, "a.pdf", b"two")
     assert await content(store, "a.pdf") == b"one"
 
 
@@ -110,18 +95,6 @@ async def test_file_that_cannot_be_linked_for_another_reason_is_an_error(
     assert caught.value.fatal
 
 
-async def test_refused_permission_names_the_target(
-    store: FolderStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def link(source: Path, target: Path, **_: object) -> None:
-        raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(source), None, str(target))
-
-    monkeypatch.setattr(os, "link", link)
-    with pytest.raises(ArchiveError) as caught:
-        await put(store, tmp_path, "x/a.pdf", b"one")
-    assert str(caught.value) == f"the archive {folder}: Permission denied: {folder / 'x' / 'a.pdf'}"
-
-
 async def test_name_that_cannot_hold_a_file_is_a_conflict_of_that_name(
     store: FolderStore, folder: Path, tmp_path: Path
 ) -> None:
@@ -161,42 +134,12 @@ async def test_full_disk_is_a_transient_error(
     assert (caught.value.transient, caught.value.client_wide) == (True, True)
 
 
-async def test_file_that_cannot_be_read_for_now_is_a_transient_error(
-    store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await put(store, tmp_path, "a.pdf", b"one")
-
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(Path, "open", fail)
-    with pytest.raises(ArchiveError, match="Input/output error") as caught:
-        await content(store, "a.pdf")
-    assert caught.value.transient
-
-
-async def test_folder_is_no_file(store: FolderStore, tmp_path: Path) -> None:
-    await put(store, tmp_path, "x/a.pdf", b"one")
-    for name in ("x", "x/a.pdf/b", "y"):
-        with pytest.raises(FileNotFoundError):
-            await content(store, name)
-
-
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "./a", "a\\b", "a\0b", 7])
 async def test_name_outside_of_the_folder_is_refused(store: FolderStore, tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidRequest, match=r"^name: must be a relative path"):
         await put(store, tmp_path, name, b"one")
     with pytest.raises(InvalidRequest):
         await content(store, name)
-
-
-async def test_large_file_is_read_in_parts_from_an_offset_on(store: FolderStore, tmp_path: Path) -> None:
-    data = os.urandom(2 * 2**20 + 5)
-    await put(store, tmp_path, "a", data)
-    assert await content(store, "a") == data
-    assert await content(store, "a", 2**20 - 1) == data[2**20 - 1 :]
-    assert await content(store, "a", len(data)) == b""
-    assert await content(store, "a", len(data) + 1) == b""
 
 
 async def test_append_needs_the_length_of_the_file(store: FolderStore) -> None:
@@ -244,26 +187,6 @@ async def test_append_that_fails_keeps_the_whole_lines_that_it_wrote(
     assert (await content(store, "lines")).startswith(b"one\ntwo\n")
     await store.append("lines", 8, b"four\n")
     assert await content(store, "lines") == b"one\ntwo\nfour\n"
-
-
-async def test_of_concurrent_appends_at_one_offset_one_wins(store: FolderStore) -> None:
-    tried = await asyncio.gather(
-        *(store.append("lines", 0, b"%d\n" % number) for number in range(8)), return_exceptions=True
-    )
-    assert sum(isinstance(error, ArchiveConflict) for error in tried) == 7
-    assert len(await content(store, "lines")) == 2
-
-
-async def test_append_waits_for_a_writer_of_another_process(store: FolderStore, folder: Path) -> None:
-    await store.append("lines", 0, b"one\n")
-    with (folder / "lines").open("ab") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        appending = asyncio.create_task(store.append("lines", 4, b"two\n"))
-        await asyncio.wait([appending], timeout=0.2)
-        other.write(b"2\n")
-    with pytest.raises(ArchiveConflict):
-        await appending
-    assert await content(store, "lines") == b"one\n2\n"
 
 
 async def test_processes_append_to_one_file_without_losing_a_line(store: FolderStore, folder: Path) -> None:

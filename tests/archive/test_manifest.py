@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import json
-import os
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from signing_async.archive import ArchivedDocument, FolderStore
-from signing_async.archive.manifest import FIRST, Manifest, decode_line, split_lines
+from signing_async.archive.manifest import FIRST, Manifest, decode_line
 from signing_async.errors import ArchiveConflict, ArchiveError
 from tests.archive.tenants import lines_of
 
@@ -78,13 +76,6 @@ async def test_line_holds_what_is_documented(folder: Path) -> None:
     assert decode_line(second) == (document(2), json.loads(first)["hash"])
 
 
-async def test_document_has_one_line_however_often_it_is_appended(folder: Path) -> None:
-    manifest = Manifest(FolderStore(folder))
-    assert await asyncio.gather(*(manifest.append(document(1)) for _ in range(3))) == [True, False, False]
-    assert not await manifest.append(document(1))
-    assert len(lines_of(folder)) == 1
-
-
 async def test_document_has_one_line_if_another_writer_appended_it(folder: Path) -> None:
     one, two = Manifest(FolderStore(folder)), Manifest(FolderStore(folder))
     assert await one.append(document(1))
@@ -100,15 +91,6 @@ async def test_writers_at_the_same_time_lose_no_line(folder: Path) -> None:
     lines = lines_of(folder)
     assert sorted(line["document"] for line in lines) == sorted(f"d{number}" for number in range(40))
     assert [line["previous"] for line in lines] == [FIRST, *(line["hash"] for line in lines[:-1])]
-
-
-async def test_line_is_written_once_if_the_answer_to_its_append_is_lost(folder: Path) -> None:
-    store = Watched(folder)
-    manifest = Manifest(store)
-    store.answer_lost = True
-    await manifest.append(document(1))
-    assert len(lines_of(folder)) == 1
-    assert (SERVICE, "s", "d1") in manifest
 
 
 async def test_concurrent_appends_share_a_write(folder: Path) -> None:
@@ -167,16 +149,6 @@ async def test_index_knows_documents_and_complete_signings_after_a_restart(folde
     assert not again.is_complete("https://other.example.com", "s")
 
 
-async def test_torn_line_is_replaced_by_the_next_append(folder: Path) -> None:
-    await Manifest(FolderStore(folder)).append(document(1))
-    with (folder / "manifest.jsonl").open("ab") as file:
-        file.write(b'{"service":"htt')
-    manifest = Manifest(FolderStore(folder))
-    await manifest.refresh()
-    await manifest.append(document(2))
-    assert [line["document"] for line in lines_of(folder)] == ["d1", "d2"]
-
-
 async def test_changed_line_is_logged_and_its_document_is_archived_again(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -208,26 +180,6 @@ async def test_manifest_that_is_changed_under_a_writer_is_an_error(folder: Path,
         await manifest.append(document(2))
 
 
-async def test_append_that_is_repeated_after_a_failed_one_finds_the_lines_that_were_written(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process, which read them before the error, can append too."""
-    manifest, other = Manifest(FolderStore(folder)), Manifest(FolderStore(folder))
-    await manifest.append(document(0))
-
-    def fail(descriptor: int) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    with monkeypatch.context() as broken:
-        broken.setattr(os, "fsync", fail)
-        with pytest.raises(ArchiveError, match="Input/output error"):
-            await manifest.append(document(1))
-    await other.refresh()
-    assert not await manifest.append(document(1))
-    assert await other.append(document(2))
-    assert [line["document"] for line in lines_of(folder)] == ["d0", "d1", "d2"]
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -249,12 +201,11 @@ def test_line_with_a_right_hash_and_wrong_fields_is_refused(changes: dict[str, o
         decode_line(line)
 
 
-async def test_lines_are_split_wherever_the_chunks_end() -> None:
-    data = b"one\n\ntwo\r\nthree"
-    for size in range(1, len(data) + 1):
-
-        async def chunks(size: int = size) -> AsyncIterator[bytes]:
-            for at in range(0, len(data), size):
-                yield data[at : at + size]
-
-        assert [line async for line in split_lines(chunks())] == [b"one\n", b"\n", b"two\r\n", b"three"]
+async def test_torn_line_is_replaced_by_the_next_append(folder: Path) -> None:
+    await Manifest(FolderStore(folder)).append(document(1))
+    with (folder / "manifest.jsonl").open("ab") as file:
+        file.write(b'{"service":"htt')
+    manifest = Manifest(FolderStore(folder))
+    await manifest.refresh()
+    await manifest.append(document(2))
+    assert [line["document"] for line in lines_of(folder)] == ["d1", "d2"]

@@ -22,10 +22,6 @@ def names_of(*documents: str, template: str = DEFAULT_TEMPLATE, signing: str = "
     return list(Template(template).names(SERVICE, Signing(id, signing, documents=records)).values())
 
 
-def test_name_follows_the_template() -> None:
-    assert names_of("lease.pdf", "annex") == ["2031/Lease-s1/lease.pdf", "2031/Lease-s1/annex.pdf"]
-
-
 def test_every_field_can_be_used() -> None:
     template = "{year}-{month}-{day}/{signing.id} {signing.name}/{{{document.id}}} {document.name}.pdf"
     assert names_of("a.PDF", template=template) == ["2031-03-09/s1 Lease/{d0} a.pdf"]
@@ -71,10 +67,6 @@ def test_documents_of_a_signing_with_the_same_name_get_different_ones() -> None:
         other, *found = names_of("other", first, second)
         assert other == "2031/Lease-s1/other.pdf"
         assert len({unicodedata.normalize("NFKC", name).casefold() for name in found}) == 2
-
-
-def test_same_document_gets_the_same_name_each_time() -> None:
-    assert names_of("a", "a") == names_of("a", "a")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-import json
 import logging
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from botocore.exceptions import (
 
 from signing_async import SigningClient
 from signing_async.archive import Archive, S3Store, verify_archive
-from signing_async.errors import ArchiveConflict, ArchiveError, ConfigurationError, InvalidRequest
+from signing_async.errors import ArchiveConflict, ArchiveError, ConfigurationError
 from signing_async.sandbox import Sandbox
 from tests.archive.archive_stores import content_of, put
 from tests.archive.s3_server import CREDENTIALS, Proxy, S3Server, failing
@@ -96,21 +95,6 @@ async def test_put_is_repeated_after_a_lost_response(
     assert uploads(s3, bucket) == 0
 
 
-@pytest.mark.parametrize("content", [PDF, LARGE], ids=["short", "long"])
-@pytest.mark.parametrize("code", ["ConditionalRequestConflict", "OperationAborted"])
-async def test_put_is_repeated_after_a_conflict(
-    store: S3Store, proxy: Proxy, s3: S3Server, bucket: str, tmp_path: Path, content: bytes, code: str
-) -> None:
-    """An upload in parts begins anew, as S3 requires after a conflict."""
-    last = "PUT" if content is PDF else f"POST /{bucket}/archive/lease.pdf?uploadId"
-    proxy.fail = Once(last, code, times=2)
-    await put(store, "lease.pdf", content, tmp_path)
-    assert proxy.fail.times == 0
-    assert await content_of(store, "lease.pdf") == content
-    assert uploads(s3, bucket) == 0
-    assert sum("?uploads" in request for request in proxy.seen) == (0 if content is PDF else 3)
-
-
 async def test_append_is_repeated_after_a_conflict_but_not_forever(store: S3Store, proxy: Proxy) -> None:
     proxy.fail = Once("PUT", "ConditionalRequestConflict", times=2)
     await store.append("manifest.jsonl", 0, b"1\n")
@@ -162,16 +146,6 @@ async def test_append_is_known_as_own_after_a_lost_response(store: S3Store, prox
     await store.append("manifest.jsonl", 2, b"2\n")
     await store.append("manifest.jsonl", 4, b"3\n")
     assert await content_of(store, "manifest.jsonl") == b"1\n2\n3\n"
-
-
-async def test_append_of_the_same_line_by_another_writer_is_a_conflict(
-    store: S3Store, proxy: Proxy, s3: S3Server, bucket: str
-) -> None:
-    """Even if its line is the same: two writers never both win."""
-    async with S3Store(f"s3://{bucket}/archive", endpoint_url=s3.url) as other:
-        await other.append("manifest.jsonl", 0, b"1\n")
-    with pytest.raises(ArchiveConflict):
-        await store.append("manifest.jsonl", 0, b"1\n")
 
 
 async def test_object_that_is_removed_while_it_is_stored_is_a_transient_error_of_its_file(
@@ -266,12 +240,6 @@ async def test_every_request_with_content_carries_its_sha256(
     assert missing == []
 
 
-async def test_pdf_is_stored_as_one(store: S3Store, s3: S3Server, bucket: str, tmp_path: Path) -> None:
-    """A browser shows it."""
-    await put(store, "lease.pdf", PDF, tmp_path)
-    assert s3.request("GET", f"{bucket}/archive/lease.pdf")[1]["content-type"] == "application/pdf"
-
-
 async def test_object_of_another_program_is_compared_by_its_content(
     store: S3Store, s3: S3Server, bucket: str, tmp_path: Path
 ) -> None:
@@ -317,16 +285,6 @@ async def test_lists_of_many_pages_are_read_to_the_end(store: S3Store, proxy: Pr
         await other.append("manifest.jsonl", 14, b"y\n")
 
 
-async def test_what_was_appended_is_read_from_where_the_last_read_ended(store: S3Store, proxy: Proxy) -> None:
-    """A run that follows a manifest of thousands of parts lists and fetches the new ones only."""
-    for number in range(5):
-        await store.append("manifest.jsonl", 2 * number, b"x\n")
-    proxy.seen.clear()
-    assert await content_of(store, "manifest.jsonl", 8) == b"x\n"
-    assert await content_of(store, "manifest.jsonl", 10) == b""
-    assert [seen.partition(" ")[0] for seen in proxy.seen].count("GET") == len(proxy.seen) <= 4
-
-
 async def test_removed_part_is_an_error(store: S3Store, s3: S3Server, bucket: str) -> None:
     """A manifest without it would look like one whose lines were removed."""
     for number in range(3):
@@ -356,12 +314,6 @@ async def test_verification_reports_a_part_of_the_manifest_that_was_removed_or_c
     assert report.findings[-1].kind == "removed_line"
     assert "lacks the bytes from" in report.findings[-1].text
     assert not report.ok
-
-
-async def test_foreign_object_among_the_parts_is_ignored(store: S3Store, s3: S3Server, bucket: str) -> None:
-    await store.append("manifest.jsonl", 0, b"x\n")
-    s3.request("PUT", f"{bucket}/archive/manifest.jsonl/note.txt", b"hello")
-    assert await content_of(store, "manifest.jsonl") == b"x\n"
 
 
 async def test_cut_off_response_is_a_transient_error(store: S3Store, proxy: Proxy, tmp_path: Path) -> None:
@@ -432,21 +384,6 @@ async def test_refusal_of_a_proxy_to_connect_is_permanent(
     assert (failed.value.transient, failed.value.client_wide) == (transient, True)
 
 
-async def test_missing_bucket_is_named(s3: S3Server, tmp_path: Path) -> None:
-    async with S3Store("s3://no-such-bucket/archive", endpoint_url=s3.url) as store:
-        with pytest.raises(ArchiveError, match=r"s3://no-such-bucket: put_object failed: NoSuchBucket") as failed:
-            await put(store, "lease.pdf", PDF, tmp_path)
-        assert not failed.value.transient
-
-
-async def test_missing_credentials_are_named(s3: S3Server, bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-        monkeypatch.delenv(name)
-    async with S3Store(f"s3://{bucket}", endpoint_url=s3.url) as store:
-        with pytest.raises(ArchiveError, match="credentials"):
-            await content_of(store, "manifest.jsonl")
-
-
 async def test_no_log_or_error_holds_a_secret(
     store: S3Store, proxy: Proxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -507,31 +444,6 @@ async def test_invalid_endpoint_of_the_environment_is_not_shown(monkeypatch: pyt
     assert "verysecret" not in str(refused.value)
 
 
-async def test_unknown_profile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_PROFILE", "nobody")
-    async with S3Store("s3://bucket") as store:
-        with pytest.raises(ConfigurationError, match="nobody"):
-            await content_of(store, "manifest.jsonl")
-
-
-@pytest.mark.parametrize("prefix", ["..", "a//b", "a/../b"])
-def test_bad_prefix_is_refused(prefix: str) -> None:
-    with pytest.raises(InvalidRequest, match="name: must be a relative path"):
-        S3Store(f"s3://bucket/{prefix}")
-
-
-async def test_incomplete_line_is_refused(s3: S3Server, bucket: str) -> None:
-    async with S3Store(f"s3://{bucket}", endpoint_url=s3.url) as store:
-        with pytest.raises(InvalidRequest, match="must be whole lines"):
-            await store.append("manifest.jsonl", 0, b"x")
-
-
-def test_all_names_can_be_imported_without_the_extra() -> None:
-    script = "import sys; sys.modules['aiobotocore'] = None\n"
-    script += "from signing_async.archive import *; Archive, verify_archive"
-    subprocess.run([sys.executable, "-c", script], check=True)
-
-
 def test_missing_extra_is_named() -> None:
     script = "import sys; sys.modules['aiobotocore'] = None; import signing_async.archive.s3"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
@@ -562,25 +474,6 @@ async def test_archive_in_a_bucket_is_swept_resumed_and_verified(s3: S3Server, b
         s3.request("DELETE", f"{bucket}/archive/{name.replace(' ', '%20')}")
         s3.request("PUT", f"{bucket}/archive/extra.pdf", PDF)
         assert [finding.kind for finding in (await verify_archive(store)).findings] == ["missing_file", "extra_file"]
-
-
-async def test_failed_retrieval_of_credentials_is_transient(
-    s3: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The store works as soon as the program that prints the credentials does."""
-    printed = {"Version": 1, "AccessKeyId": "a", "SecretAccessKey": "b"}
-    (tmp_path / "printed.json").write_text(json.dumps(printed))
-    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path / 'mounted'}\n")
-    for name in CREDENTIALS:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    async with S3Store(f"s3://{bucket}/archive", endpoint_url=s3.url, region="us-east-1") as store:
-        with pytest.raises(ArchiveError, match="the credentials could not be retrieved") as failed:
-            await content_of(store, "manifest.jsonl")
-        assert (failed.value.transient, failed.value.fatal) == (True, False)
-        (tmp_path / "printed.json").rename(tmp_path / "mounted")
-        await store.append("manifest.jsonl", 0, b"x\n")
-        assert await content_of(store, "manifest.jsonl") == b"x\n"
 
 
 @pytest.mark.parametrize(
@@ -621,3 +514,9 @@ async def test_error_of_a_program_that_prints_credentials_does_not_hold_its_outp
         ) as failed:
             await content_of(store, "manifest.jsonl")
     assert "whsec" not in str(failed.value)
+
+
+def test_all_names_can_be_imported_without_the_extra() -> None:
+    script = "import sys; sys.modules['aiobotocore'] = None\n"
+    script += "from signing_async.archive import *; Archive, verify_archive"
+    subprocess.run([sys.executable, "-c", script], check=True)

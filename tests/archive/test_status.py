@@ -19,8 +19,8 @@ from signing_async import (
     SigningPackage,
     SqliteJournal,
 )
-from signing_async.archive import Archive, StuckSigning, archive_status
-from signing_async.errors import DecodeError, Forbidden, InvalidRequest, RateLimited, ServerError, Unauthorized
+from signing_async.archive import Archive, archive_status
+from signing_async.errors import DecodeError, Forbidden, InvalidRequest, Unauthorized
 from signing_async.sandbox import Sandbox
 from tests.archive.tenants import completed, count, sent
 from tests.pdfs import make_pdf
@@ -61,29 +61,12 @@ async def test_drafts_with_documents_and_unfinished_signings_are_found(
     assert not status.ok
 
 
-async def test_signing_that_was_updated_lately_is_not_stuck(client: SigningClient, one_of_each: None) -> None:
-    status = await archive_status(client, after=timedelta(hours=1))
-    assert status.ok
-
-
 async def test_signing_last_updated_before_since_is_left_out(client: SigningClient, one_of_each: None) -> None:
     tomorrow = datetime.now(UTC) + timedelta(days=1)
     assert (await archive_status(client, after=NOW, since=tomorrow)).ok
     assert not (await archive_status(client, after=NOW, since=tomorrow - WEEK)).ok
     assert (await archive_status(client, after=NOW, since=timedelta(days=-1))).ok
     assert not (await archive_status(client, after=NOW, since=WEEK)).ok
-
-
-async def test_recipient_who_has_signed_is_not_pending(sandbox: Sandbox, client: SigningClient) -> None:
-    signing = await client.signings.create(name="Lease", language="EN", signing_order="parallel")
-    await client.documents.upload(signing, make_pdf(), "lease.pdf")
-    for order, email in enumerate(("anna@example.com", "bo@example.com"), start=1):
-        await client.recipients.add(signing, email=email, order=order)
-    await client.signings.send(signing)
-    anna = next(one for one in sandbox.recipients(signing.id) if one.email == "anna@example.com")
-    await sandbox.sign(anna.id)
-    (stuck,) = (await archive_status(client, after=NOW)).signings
-    assert [recipient.email for recipient in stuck.pending] == ["bo@example.com"]
 
 
 async def test_only_signings_of_the_kinds_asked_for_are_read(
@@ -197,16 +180,6 @@ async def test_signing_that_cannot_be_examined_is_reported_and_the_others_are_ex
     assert (found["s0"].error, found["s1"].pending) == (None, ())
 
 
-async def test_signing_that_cannot_be_examined_is_not_ok() -> None:
-    async def respond(request: web.Request) -> web.Response:
-        if request.path.endswith("/signings"):
-            return web.json_response({"data": [{"id": "s1", "is_draft": True}]})
-        return web.json_response({"code": "forbidden"}, status=403)
-
-    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
-        assert not (await archive_status(client)).ok
-
-
 async def test_error_that_other_signings_would_have_too_is_raised(
     sandbox: Sandbox, client: SigningClient, one_of_each: None
 ) -> None:
@@ -254,18 +227,6 @@ async def test_only_reminders_that_were_surely_not_sent_are_sent_by_the_next_run
     assert [name for name, _ in await remind(NOW)] == ["an", "bo", "cy"]
 
 
-async def test_failed_reminder_is_no_reason_to_forget_the_ones_before(
-    sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
-) -> None:
-    await archive_status(client, journal, after=NOW, remind_every=NOW)
-    async with SigningClient(client.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=1)) as hasty:
-        sandbox.faults.add("recipients.remind", "429")
-        waiting, _ = (await archive_status(hasty, journal, after=NOW, remind_every=NOW)).signings
-        assert isinstance(waiting.reminders[0].error, RateLimited)
-        waiting, _ = (await archive_status(hasty, journal, after=NOW, remind_every=WEEK)).signings
-    assert waiting.reminders == ()
-
-
 class Losing:
     """A journal whose claims are lost at one of its writes."""
 
@@ -308,34 +269,6 @@ async def test_reminders_that_cannot_be_decoded_from_the_journal_are_sent_again(
             await opened.release(claim)
             waiting, _ = (await archive_status(client, opened, after=NOW, remind_every=WEEK)).signings
             assert [one.error for one in waiting.reminders] == [None]
-
-
-async def test_failed_reminder_is_a_result_and_counts(
-    sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
-) -> None:
-    """Its outcome may be unknown: nobody is reminded twice."""
-    sandbox.faults.add("recipients.remind", "drop-after-commit", times=1)
-    waiting, _ = (await archive_status(client, journal, after=NOW, remind_every=WEEK)).signings
-    assert [one.error is not None for one in waiting.reminders] == [True]
-    waiting, _ = (await archive_status(client, journal, after=NOW, remind_every=WEEK)).signings
-    assert waiting.reminders == ()
-
-
-async def test_failed_list_of_recipients_does_not_count_as_a_reminder(
-    sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
-) -> None:
-    """The next run reminds. The recipients are listed once, before the journal is written."""
-    found: list[StuckSigning] = []
-    hasty = SigningClient(client.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=1))
-    async with hasty:
-        for skip in (0, 1):
-            sandbox.faults.clear()
-            sandbox.faults.add("recipients.list", "500", times=1, skip=skip)
-            found.append((await archive_status(hasty, journal, after=NOW, remind_every=WEEK)).signings[0])
-    assert [(one.kind, len(one.reminders)) for one in found] == [("not_examined", 0), ("no_progress", 1)]
-    assert isinstance(found[0].error, ServerError)
-    assert found[1].reminders[0].error is None
-    assert count(sandbox)["recipients.list"] == 2
 
 
 async def test_nobody_is_reminded_while_another_run_does(
@@ -382,12 +315,6 @@ async def test_dispatch_without_an_outcome_is_found(sandbox: Sandbox, client: Si
     assert (failed.may_be_sent, found["sending"].may_be_sent) == (False, True)
     assert failed.signing is not None
     assert not status.ok
-
-
-async def test_given_journal_stays_open(client: SigningClient, journal: Path) -> None:
-    async with SqliteJournal(journal) as opened:
-        assert (await archive_status(client, opened)).ok
-        assert await opened.claim("k") is not None
 
 
 class Unlisted:

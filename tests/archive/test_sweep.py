@@ -10,12 +10,11 @@ from urllib.parse import parse_qs
 import pytest
 from aiohttp import web
 
-from signing_async import RetryPolicy, ServerError, SigningClient, SigningError, SqliteJournal, Unauthorized
+from signing_async import RetryPolicy, ServerError, SigningClient, SigningError, Unauthorized
 from signing_async.archive import Archive
 from signing_async.sandbox import Profile, Sandbox
 from tests.archive.tenants import completed, count, judge, sent
 from tests.dispatch.deaths import MemoryJournal
-from tests.dispatch.holders import taken
 from tests.servers import serving
 
 DOWNLOAD = "documents.download_signed"
@@ -104,22 +103,6 @@ async def test_cursor_that_the_service_refuses_is_forgotten(
     assert "no longer known" in cursors(sandbox)
 
 
-@pytest.mark.parametrize("status", [403, 410, 422])
-async def test_sweep_begins_anew_whatever_status_refuses_its_saved_cursor(status: int, folder: Path) -> None:
-    async def answer(request: web.Request) -> web.Response:
-        if "cursor" in request.query:
-            return web.json_response({"message": "the cursor has expired"}, status=status)
-        return web.json_response({"data": []})
-
-    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
-        saved = MemoryJournal()
-        saved.states[f"archive-sweep:{server.origin}"] = '{"cursor": "expired"}'
-        async with Archive(client, folder, journal=saved) as archive:
-            assert [result async for result in archive.sweep()] == []
-            assert [result async for result in archive.sweep()] == []
-    assert [request.query.get("cursor") for request in server.requests] == ["expired", None, None]
-
-
 @pytest.mark.parametrize(("status", "error"), [(401, Unauthorized), (503, ServerError)])
 async def test_saved_cursor_is_kept_if_the_failure_says_nothing_of_it(
     status: int, error: type[SigningError], folder: Path
@@ -138,16 +121,6 @@ async def test_saved_cursor_is_kept_if_the_failure_says_nothing_of_it(
     assert len(server.requests) == 1
 
 
-async def test_place_is_saved_by_one_of_two_sweeps(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
-) -> None:
-    await fill(sandbox, client, 5)
-    async with SqliteJournal(journal) as other, Archive(client, folder, journal=journal) as archive:
-        claim = await taken(other, f"archive-sweep:{sandbox.base_url}")
-        assert len([result async for result in archive.sweep()]) == 5
-        await other.write(claim, '{"cursor": null}')
-
-
 async def test_sweep_that_lost_its_place_to_another_goes_on(
     sandbox: Sandbox, client: SigningClient, folder: Path
 ) -> None:
@@ -163,24 +136,6 @@ async def test_sweep_that_lost_its_place_to_another_goes_on(
         async for result in archive.sweep():
             assert result.error is None
     assert (await judge(sandbox, folder)).wrong == []
-
-
-async def test_signing_without_documents_is_read_again_by_each_sweep(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
-) -> None:
-    """It may have some later: nothing says that it never will."""
-    signing = {"id": "s1", "name": "Lease", "is_draft": False, "is_completed": True}
-
-    async def answer(request: web.Request) -> web.Response:
-        return web.json_response(
-            {"data": [signing]} if request.path.endswith("/signings") else {**signing, "documents": []}
-        )
-
-    async with serving(answer) as server, SigningClient(server.origin, "token") as one:
-        async with Archive(one, folder, journal=journal) as archive:
-            for _ in range(2):
-                assert [result async for result in archive.sweep()] == []
-        assert [request.path.rpartition("/")[2] for request in server.requests] == ["signings", "s1"] * 2
 
 
 async def test_list_that_says_nothing_of_the_state_is_enough(

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from asn1crypto import parser
 
-from tests import pdfs
 from tests.needs import needs
-from tests.sealed.cases import CASES, Case, Parts, lasting, roots, sealed, wrapped
+from tests.sealed.cases import CASES, Case, Parts, roots, sealed
 from tests.sealed.pdfs import judged, sandbox_authority
 
 TABLE = Path(__file__).parent / "verdicts.md"
@@ -58,24 +57,6 @@ def test_report_and_pyhanko_give_each_file_its_verdict_of_the_table(case: Case, 
         assert case.shown or not report.seals[0].shown
     agreed = bool(report.trusted) if case.pyhanko is None else case.pyhanko
     assert pyhanko_accepts(data, folder, roots()) == agreed
-
-
-@pytest.mark.parametrize("level", ["B-B", "B-T", "B-LT", "B-LTA"])
-@pytest.mark.parametrize("with_trust", [False, True])
-def test_report_of_a_level_with_and_without_roots(level: str, with_trust: bool) -> None:
-    """Revocation is known from B-LT on."""
-    report = judged(lasting(level), roots() if with_trust else None)
-    assert report.seals[0].level == level
-    assert report.seals[0].time_source == ("signer" if level == "B-B" else "timestamp")
-    known = "good" if level in ("B-LT", "B-LTA") else "unknown"
-    assert report.seals[0].revocation == (known if with_trust else None)
-
-
-def test_wrapped_signature_shows_the_forged_page(tmp_path: Path) -> None:
-    """pyHanko considers the file unchanged."""
-    needs("pdftotext")
-    (tmp_path / "forged.pdf").write_bytes(wrapped(literal=True))
-    assert "You owe 10,000,000" in pdfs.run("pdftotext", tmp_path / "forged.pdf", "-").stdout
 
 
 def altered(data: bytes, part: int, parts: int) -> Iterator[tuple[int, bytes]]:

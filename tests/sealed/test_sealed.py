@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import random
 import re
 import subprocess
 import sys
@@ -22,7 +21,6 @@ from signing_async import ConfigurationError, InvalidRequest, NotSound, PdfRejec
 from signing_async._verify import process, worker
 from signing_async.sealed import inspect_sealed
 from tests import pdfs
-from tests.needs import needs
 from tests.sealed.cases import certified, edited, fill_form, roots, signed, signed_in_spite, timestamped
 from tests.sealed.pdfs import TIMESTAMP, WHEN, as_ber, cms, judged, sandbox_authority, sealed_by_sandbox, signed_pdf
 from tests.sealed.pdfs import timestamp as timestamp_of
@@ -68,17 +66,10 @@ def _flipped(data: bytes, at: int) -> bytes:
 
 CHANGES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a byte of the original": (lambda data: _flipped(data, 400), "its digest is wrong"),
-    "a byte behind the signature": (lambda data: _flipped(data, data.index(b"/Reason") + 12), "its digest is wrong"),
-    "one byte appended": (lambda data: data + b"\n", "1 byte after its last revision"),
     "an update appended": (
         lambda data: pdfs.update(data, {5: pdfs.stream_object(b"BT (You owe more) Tj ET")}),
         "changes that are not allowed",
     ),
-    "two updates appended": (
-        lambda data: pdfs.update(pdfs.update(data, {5: pdfs.stream_object(b"")}), {5: pdfs.stream_object(b"x")}),
-        "changes that are not allowed",
-    ),
-    "the end cut off": (lambda data: data[:-40], "its structure cannot be parsed"),
     "half cut off": (lambda data: data[: len(data) // 2], "its structure cannot be parsed"),
     "something in the unused room": (
         lambda data: data.replace(b"0" * 64 + b">", b"0" * 60 + b"abcd>", 1),
@@ -99,32 +90,12 @@ def test_changed_file_is_not_sound_and_the_report_says_how_it_was_changed(
     assert words in " / ".join(report.problems)
 
 
-def test_any_changed_byte_makes_the_file_unsound() -> None:
-    data = sealed_by_sandbox()
-    start = data.rindex(b"0" * 64 + b">")
-    chance = random.Random(3)
-    for at in chance.sample([at for at in range(len(data)) if not start - 8000 < at < start + 65], 150):
-        changed = bytearray(data)
-        changed[at] = chance.choice([byte for byte in range(256) if byte != data[at]])
-        assert not judged(bytes(changed)).sound, at
-
-
 RANGES: dict[str, tuple[Callable[[int, int, int], tuple[object, ...]], str]] = {
     "a hole too large": (lambda start, end, size: (0, start - 20, end, size - end), "excludes more or other bytes"),
-    "a hole too large behind": (
-        lambda start, end, size: (0, start, end + 9, size - end - 9),
-        "excludes more or other bytes",
-    ),
-    "no hole": (lambda start, end, size: (0, start, start, size - start), "excludes more or other bytes"),
     "its end past the file's": (lambda start, end, size: (0, start, end, size - end + 7), "ends 7 bytes past"),
-    "an end that no number holds": (lambda start, end, size: (0, start, end, 10**17), "past the file's end"),
     "not from the first byte": (lambda start, end, size: (1, start - 1, end, size - end), "is invalid"),
-    "backwards": (lambda start, end, size: (0, end, start, size - start), "excludes more"),
-    "negative": (lambda start, end, size: (0, start, end, -1), "is invalid"),
     "six numbers": (lambda start, end, size: (0, 9, 12, start - 12, end, size - end), "is invalid"),
-    "two numbers": (lambda start, end, size: (0, size), "is invalid"),
     "words": (lambda start, end, size: ("true", start, end, size), "cannot be validated"),
-    "its end before the file's": (lambda start, end, size: (0, start, end, size - end - 5), "its digest is wrong"),
 }
 
 
@@ -140,10 +111,8 @@ def test_byte_range_that_excludes_more_than_the_signature_is_not_sound(
 
 KINDS: dict[str, Callable[[bytes], bytes]] = {
     "ECDSA": cms,
-    "RSA": partial(cms, kind="rsa"),
     "RSA-PSS": partial(cms, kind="rsa", pss=True),
     "Ed25519": partial(cms, kind="ed25519", algorithm="sha512"),
-    "SHA-384": partial(cms, algorithm="sha384"),
     "named by its key": partial(cms, by_key=True),
     "without attributes": partial(cms, attributes=False),
     "BER": lambda data: as_ber(cms(data)),
@@ -181,26 +150,11 @@ SIGNATURES: dict[str, tuple[Callable[[bytes], bytes], str]] = {
         "should not have encapsulated data",
     ),
     "without its certificate": (partial(cms, certificates=False), "certificate not included"),
-    "with another's certificate": (
-        lambda data: cms(data, edit=lambda made: made["certificates"].__delitem__(1)),
-        "certificate not included",
-    ),
-    "with SHA-1": (partial(cms, algorithm="sha1"), "its algorithms are too weak: sha1 and sha1_ecdsa"),
-    "with MD5": (partial(cms, kind="rsa", algorithm="md5"), "its algorithms are too weak: md5 and rsassa_pkcs1v15"),
     "with two digests": (
         lambda data: cms(data, edit=lambda made: _with_attribute(made, "message_digest", b"x" * 32)),
         "cannot be validated",
     ),
-    "of two signers": (
-        lambda data: cms(data, edit=lambda made: made["signer_infos"].append(made["signer_infos"][0])),
-        "cannot be validated",
-    ),
-    "of nobody": (
-        lambda data: cms(data, edit=lambda made: made.__setitem__("signer_infos", [])),
-        "cannot be validated",
-    ),
     "that is no DER": (lambda data: b"\x04\x02hi", "cannot be validated"),
-    "that is nothing": (lambda data: b"\x30\x00", "cannot be validated"),
     "whose attributes were changed": (
         lambda data: cms(data, edit=lambda made: _with_attribute(made, "1.2.3.5", OctetString(b"x"))),
         "its signature does not match the key of its certificate",
@@ -332,17 +286,6 @@ def test_file_that_violates_the_format_must_be_covered_as_a_whole() -> None:
 def test_hostile_file_ends_in_a_verdict(name: str) -> None:
     """Files made to loop, nest and grow without end."""
     assert not judged(pdfs.hostile()[name]).sound
-
-
-@pytest.mark.parametrize("name", pdfs.not_pdfs())
-def test_file_that_is_no_pdf_is_refused_or_not_sound(name: str) -> None:
-    reasons = []
-    try:
-        assert not inspect_sealed(pdfs.not_pdfs()[name]).sound
-    except PdfRejected as error:
-        reasons.append(error.reason)
-    assert reasons in ([], ["not_pdf"])
-    assert reasons or name.startswith(("a header and", "only", "truncated", "no "))
 
 
 def test_error_of_an_unreadable_source_names_path_and_reason(tmp_path: Path) -> None:
@@ -523,29 +466,6 @@ def test_only_the_worker_imports_pyhanko() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
     assert ran.stdout == "[]\n"
-
-
-POPPLER_LACKS = {"Ed25519", "named by its key"}
-
-
-@pytest.mark.parametrize("name", ["sandbox", *sorted(KINDS.keys() - POPPLER_LACKS), *CHANGES, "two", "appended to"])
-def test_pdfsig_agrees_with_the_verdicts(name: str, tmp_path: Path) -> None:
-    """Poppler's verifier: valid and covering the whole document exactly if the file is sound."""
-    needs("pdfsig")
-    data = sealed_by_sandbox()
-    if name in KINDS:
-        data = signed_pdf(KINDS[name])
-    elif name in CHANGES:
-        data = CHANGES[name][0](data)
-    elif name == "two":
-        data = pdfs.signed_by_pyhanko(data)
-    elif name == "appended to":
-        data = pdfs.signed_by_pyhanko(pdfs.make_pdf()) + b"%%EOF\n"
-    (tmp_path / "file.pdf").write_bytes(data)
-    reports = pdfs.run("pdfsig", tmp_path / "file.pdf").stdout
-    last = reports.rpartition("Signature #")[2]
-    sound = "Signature is Valid" in last and "Total document signed" in last and "Digest Mismatch" not in reports
-    assert judged(data).sound == sound, reports
 
 
 @pytest.mark.parametrize("name", ["timeout", "max_bytes"])

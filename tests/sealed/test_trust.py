@@ -14,7 +14,6 @@ import pytest
 from signing_async import InvalidRequest
 from signing_async._verify.roots import load_roots
 from signing_async.sealed import inspect_sealed
-from tests import pdfs
 from tests.sealed.pdfs import judged, sandbox_authority, sealed_by_sandbox
 from tests.sealed.pki import NOW, Holder, root, signed_by, stamped, with_store, years
 
@@ -48,15 +47,6 @@ def test_certificate_must_lead_to_a_root(ca: Holder) -> None:
     assert other.trust_problems == ("its signature: the certificate does not lead to a trusted root",)
 
 
-def test_unsound_file_is_not_trusted_even_if_its_certificate_is(ca: Holder) -> None:
-    data = signed_by(ca.issue("Anna"))
-    changed = judged(data[:300] + b"!" + data[301:], ca.der)
-    assert (changed.sound, changed.trusted) == (False, False)
-    assert judged(pdfs.make_pdf(), ca.der).trusted is False
-    broken = judged(data.replace(b"/ByteRange", b"/ByteRAnge"), ca.der)
-    assert (broken.trusted, broken.seals[0].trusted) == (False, False)
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -85,16 +75,6 @@ def test_signature_with_a_timestamp_before_the_expiry_stays_trusted(kind: str, c
         report = judged(data, ca.der)
         assert (report.sound, report.trusted) == (True, trusted), report.trust_problems
         assert report.seals[0].time_source == ("timestamp" if kind == "of the signature" else "signer")
-
-
-def test_each_timestamp_is_judged_as_of_the_next_one(ca: Holder) -> None:
-    early = ca.issue("Early", stamping=True, end=years(-3))
-    late = ca.issue("Late", stamping=True)
-    anna = ca.issue("Anna", end=years(-5))
-    data = signed_by(anna, timestamper=early.timestamper(years(-6)))
-    assert judged(data, ca.der).trusted is False
-    report = judged(stamped(data, late.timestamper(years(-4))), ca.der)
-    assert (report.trusted, report.seals[0].signed_at) == (True, years(-6))
 
 
 def test_certificate_of_a_timestamp_must_lead_to_a_root(ca: Holder) -> None:
@@ -221,14 +201,6 @@ def test_roots_may_be_pem_der_files_folders_bytes_or_several(tmp_path: Path) -> 
     assert judged(sealed_by_sandbox(), tmp_path / "root.pem").trusted
     assert len(load_roots("system").certificates) > 20
     assert judged(sealed_by_sandbox(), "system").trusted is False
-
-
-def test_folder_of_the_sandbox_is_accepted_as_roots(tmp_path: Path, ca: Holder) -> None:
-    """Its file also contains keys and other certificates."""
-    from signing_async.sandbox.authority import Authority
-
-    authority = Authority.open(tmp_path, NOW)
-    assert load_roots(tmp_path) == load_roots(authority.certificate_pem)
 
 
 @pytest.mark.parametrize(
