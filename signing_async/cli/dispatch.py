@@ -58,7 +58,7 @@ MAX_SHOWN = 20
 @click.option("--wait", is_flag=True, help="With --broker: wait for the workers, and report each package's result.")
 @click.option(
     "--for",
-    "seconds",
+    "timeout",
     type=Seconds(0, min_open=True),
     help="With --broker: the time limit for an unavailable broker and, with --wait, for the workers.",
 )
@@ -68,10 +68,8 @@ async def dispatch(
     journal: str | None,
     failures: Path | None,
     dry_run: bool,
-    concurrency: int,
     broker: str | None,
-    wait: bool,
-    seconds: float | None,
+    **options: Any,
 ) -> None:
     """Send every package of MANIFEST: create a signing, upload the documents, add the recipients, send it.
 
@@ -110,18 +108,16 @@ async def dispatch(
         manifest,
         journal or str(state.settings.journal or manifest.parent / f"{stem}.journal"),
         failures or manifest.parent / f"{stem}.failures{manifest.suffix}",
-        concurrency,
         _broker_url(broker),
-        wait,
-        seconds,
+        **options,
     )
     if failures is not None and failures.is_dir():
         raise InvalidRequest(f"--failures: {str(failures)!r} is a folder")
     if failures is not None and failures.resolve() == manifest.resolve():
         raise click.UsageError("--failures: must not be the manifest itself")
-    if wait and broker is None:
+    if run.wait and broker is None:
         raise click.UsageError("--wait: needs --broker; without it the command itself sends the packages")
-    if seconds is not None and broker is None:
+    if run.timeout is not None and broker is None:
         raise click.UsageError("--for: needs --broker")
     with Manifest(manifest) as opened:
         await run.check(opened) if dry_run else await run.dispatch(opened)
@@ -173,8 +169,8 @@ class Run:
     path: Path
     journal: str
     failures: Path
-    concurrency: int
     broker: str | None
+    concurrency: int
     wait: bool
     timeout: float | None
     """Seconds to wait for the broker and the workers; None: without limit."""

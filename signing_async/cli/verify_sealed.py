@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 SOUND = "Sound means: every signature is valid, and only permitted changes followed. This is not a legal opinion."
 NOT_TRUSTED = "The certificates were not checked: names are what the certificates claim (use --trust to check them)."
 TRUSTED = "Trusted means: the certificates lead to the given roots, and are not revoked according to {}."
+REVOKED = {"good": "no", "revoked": "YES", "unknown": "unknown: no revocation data"}
 REVOCATION = {False: "the data in the file", True: "the data in the file and the services that they name"}
 
 
@@ -53,16 +54,13 @@ def verify_sealed(
     """
     if fetch and not trust:
         raise click.UsageError("--fetch requires --trust")
-    codes: list[int] = []
-    for path in files:
-        separate = bool({0, NOT_SOUND, UNTRUSTED} & set(codes))
-        options = {"trust": trust or None, "fetch": fetch, "form_filling": not no_form_filling, "timeout": limit}
-        codes.append(_verify(state, path, options, separate=separate))
+    options = {"trust": trust or None, "fetch": fetch, "form_filling": not no_form_filling, "timeout": limit}
+    note = f"{SOUND} {TRUSTED.format(REVOCATION[fetch]) if trust else NOT_TRUSTED}"
+    codes = [_verify(state, path, options, note, "\n" if len(files) > 1 else "") for path in files]
     if len(files) > 1 and not state.json:
         sound = sum(code in (0, UNTRUSTED) for code in codes)
-        colour = "green" if sound == len(files) else "red"
-        state.out.text("\n" + state.out.styled(f"{sound} of {len(files)} sound", colour))
-    state.out.say(" ".join(_notes(trust=bool(trust), fetch=fetch)))
+        state.out.text(state.out.styled(f"{sound} of {len(files)} sound", "green" if sound == len(files) else "red"))
+    state.out.say(note)
     state.end(next((code for code in (NOT_SOUND, UNTRUSTED, USAGE, FAILED) if code in codes), 0))
 
 
@@ -75,25 +73,19 @@ def load_inspector() -> Callable[..., Report]:
     return inspect_sealed
 
 
-def _notes(*, trust: bool, fetch: bool) -> tuple[str, str]:
-    return SOUND, TRUSTED.format(REVOCATION[fetch]) if trust else NOT_TRUSTED
-
-
-def _verify(state: State, path: Path, options: dict[str, Any], *, separate: bool) -> int:
-    """Verify a file, print the result, after an empty line if ``separate``, and return the exit code."""
+def _verify(state: State, path: Path, options: dict[str, Any], note: str, end: str) -> int:
+    """Verify a file, print the result, followed by ``end``, and return the exit code."""
     try:
         max_bytes = state.settings.assumptions.max_sealed_bytes
         report = load_inspector()(path, max_bytes=max_bytes, **options)
     except SigningError as error:
         state.out.failed(str(path), error, {"file": str(path), "sound": None})
         return code_of(error)
-    note = " ".join(_notes(trust=bool(options["trust"]), fetch=options["fetch"]))
     state.out.result({"file": str(path), **report.as_dict(), "note": note})
     if not state.json:
-        verdict, *lines = _describe(path, report)
+        verdict, *lines = map(clean, _describe(path, report))
         colour = "red" if not report.sound else "yellow" if report.trusted is False else "green"
-        verdict = state.out.styled(clean(verdict), colour, bold=True)
-        state.out.text("\n".join([*([""] if separate else []), verdict, *map(clean, lines)]))
+        state.out.text("\n".join([state.out.styled(verdict, colour, bold=True), *lines]) + end)
     if not report.sound:
         return NOT_SOUND
     return UNTRUSTED if report.trusted is False else 0
@@ -122,7 +114,7 @@ def _describe_seal(seal: Seal, report: Report) -> list[str]:
         f"    key     {verdict[seal.key_right]}",
         *([f"    level   {seal.level}"] if seal.level else []),
         *([f"    issuer  {seal.issuer}"] if seal.issuer else []),
-        *([f"    revoked {_revoked(seal)}"] if seal.revocation else []),
+        *([f"    revoked {REVOKED[seal.revocation]}"] if seal.revocation else []),
         f"    shown   {shown[seal.shown]}",
         *(f"    since   {change}" for change in seal.changes),
     ]
@@ -133,7 +125,3 @@ def _time(seal: Seal) -> str:
         return ""
     source = "a timestamp" if seal.time_source == "timestamp" else "the signer's own clock"
     return f", {iso(seal.signed_at)} by {source}"
-
-
-def _revoked(seal: Seal) -> str:
-    return {"good": "no", "revoked": "YES", "unknown": "unknown: no revocation data"}[seal.revocation or "unknown"]
