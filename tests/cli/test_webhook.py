@@ -207,13 +207,3 @@ def test_secret_may_be_in_the_settings_file(run: Run, tmp_path: Path) -> None:
     ran = run(*verify, "--json")
     assert (ran.code, ran.error["exit_code"]) == (2, 2)
     assert "settings.toml: must be a non-empty string" in ran.error["message"]
-
-
-def test_verdict_is_coloured_stdin_is_terminal_without_no_color(tmp_path: Path) -> None:
-    body = event_body("evt_1")
-    (tmp_path / "delivery.json").write_bytes(body)
-    verify = ("webhook", "verify", str(tmp_path / "delivery.json"), "--signature", hex_of(body))
-    secret = {"SIGNING_WEBHOOK_SECRET": SECRET}
-    assert b"\x1b[32mvalid: event evt_1" in screen(*verify, environment=secret).raw
-    assert b"\x1b" not in screen(*verify, environment={**secret, "NO_COLOR": "1"}).raw
-    assert b"\x1b[31mnot valid" in screen(*verify, environment={"SIGNING_WEBHOOK_SECRET": "another"}).raw

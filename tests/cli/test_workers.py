@@ -7,7 +7,6 @@ import csv
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from redis import Redis
@@ -263,37 +262,6 @@ def test_report_is_kept_until_its_packages_are_sent(
     assert (ran.code, ran.out) == (0, "3 sent.\n")
     assert not report.exists()
     assert sent(service) == ALL
-
-
-def test_earlier_report_is_kept_until_its_packages_are_sent(
-    run: Run, leases: None, journal: str, redis: RedisServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the manifest is another file: only a run that sends knows that nothing of it is left."""
-    report = Path("leases.failures.csv")
-    report.write_text("name,key,error\nLease 0,k,lost\n")
-    before = report.read_bytes()
-    assert run("dispatch", "leases.csv", "--broker", redis.url).code == 0
-    assert report.read_bytes() == before
-    spoil_document_after_the_check(monkeypatch)
-    ran = run("dispatch", "leases.csv", "--broker", redis.url)
-    assert (ran.code, report.read_bytes()) == (1, before)
-    assert ran.out == (
-        "2 enqueued, 1 failed.\n"
-        "leases.failures.csv is kept until its packages are sent; dispatch it again with --wait.\n"
-        "The failed packages are not added to the earlier leases.failures.csv;"
-        " to retry the failed packages, dispatch leases.csv again.\n"
-    )
-    assert not list(Path().glob("*.part"))
-
-
-def spoil_document_after_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    dispatch_many = Workers.dispatch_many
-
-    def spoiled(*arguments: Any) -> Any:
-        Path("1.pdf").write_bytes(b"no PDF any more")
-        return dispatch_many(*arguments)
-
-    monkeypatch.setattr(Workers, "dispatch_many", spoiled)
 
 
 @pytest.mark.parametrize(
