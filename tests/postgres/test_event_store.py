@@ -192,6 +192,19 @@ async def test_event_that_kills_its_process_is_dead_after_its_attempts_and_takes
     assert attempts == {"poison": 2, "slow1": 1, "slow2": 1, "slow3": 1}
 
 
+async def test_crash_counts_for_no_event_whose_lease_ends_after_the_others(
+    postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
+) -> None:
+    one, two = (open_store(lease=60, timeout=20) for _ in range(2))
+    for name in ("a", "b"):
+        await add(one, name, name)
+    assert len(await one.claim(2)) == 2
+    for name, claimed in (("a", 0), ("b", 2)):
+        await postgres.execute(f"UPDATE {table} SET leased_until = now() - interval '1 s' WHERE id = '{name}'")
+        claims = await two.claim(5)
+        assert [claim.stored.attempts for claim in claims] == [1] * claimed
+
+
 # Data
 
 
