@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import sqlite3
 import subprocess
@@ -194,18 +193,6 @@ def test_new_file_has_the_given_permissions(mode: int | None, tmp_path: Path) ->
     assert path.stat().st_mode & 0o777 == (mode or 0o644)
 
 
-def test_collected_database_closes_its_connection(tmp_path: Path) -> None:
-    """Python 3.13 warns of a connection that is collected while it is open."""
-    database = SharedDatabase(tmp_path / "numbers.db", make_table, timeout=10)
-    numbers(database)
-    connection = database.connection
-    assert connection is not None
-    del database
-    gc.collect()
-    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
-        connection.execute("SELECT 1")
-
-
 # Forks
 
 
@@ -226,30 +213,6 @@ def test_fork_waits_for_the_transaction_of_another_thread(database: SharedDataba
     forking.join(30)
     assert database.connection is None
     assert numbers(database) == [1]
-
-
-def test_two_threads_may_fork_at_the_same_time(database: SharedDatabase) -> None:
-    """Each has every database at rest until its own fork is done."""
-    at_rest, forked = threading.Event(), threading.Event()
-
-    def fork() -> None:
-        sqlite_file._before_fork()
-        at_rest.set()
-        forked.wait(30)
-        sqlite_file._after_fork()
-
-    numbers(database)
-    sqlite_file._before_fork()
-    forking = threading.Thread(target=fork)
-    forking.start()
-    waits = not at_rest.wait(0.1)
-    sqlite_file._after_fork()
-    assert at_rest.wait(30)
-    held, connection = database.lock.locked(), database.connection
-    forked.set()
-    forking.join(30)
-    assert (waits, held, connection) == (True, True, None)
-    assert numbers(database) == []
 
 
 def test_connection_is_left_open_after_a_fork_without_hooks(

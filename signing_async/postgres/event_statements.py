@@ -74,23 +74,23 @@ WITH added AS (
 SELECT id, pg_notify($1, '') FROM added"""
 # One of the events under way may have killed its process. After two crashes an event is claimed alone, when its owner
 # handles nothing else and after all events that were due before; an attempt counts when its process dies only if it ran
-# alone. The leases of an owner may end at different times: its claims are freed together. A freed claim keeps its
-# fence: an owner that was only paused may still end it. The planner takes a range of times for rare: it reads an
-# index.
+# alone. The leases of an owner may end at different times: all its claims are freed when the first expires, and taken
+# over when their own leases do. A freed claim keeps its fence: an owner that was only paused may still end it.
+# The planner takes a range of times for rare, and reads an index.
 FREE = """\
 UPDATE {table} AS event
 SET owner = '', crashes = crashes + 1, attempts = attempts - (crashes < {alone} AND crashed.events > 1)::int,
     due_at = statement_timestamp()
 FROM (
     SELECT seq, count(*) OVER (PARTITION BY owner) AS events FROM (
-        SELECT seq, owner FROM {table} AS claimed
-        WHERE owner IS NOT NULL AND owner NOT IN ('', $1)
-            AND leased_until BETWEEN '-infinity' AND statement_timestamp() AND NOT EXISTS (
-                SELECT FROM {table} AS other
-                WHERE other.owner = claimed.owner AND other.leased_until > statement_timestamp()
-            )
+        SELECT seq, owner FROM {table}
+        WHERE owner = ANY(ARRAY(
+            SELECT owner FROM {table}
+            WHERE owner IS NOT NULL AND owner NOT IN ('', $1)
+                AND leased_until BETWEEN '-infinity' AND statement_timestamp()
+        ))
         FOR UPDATE SKIP LOCKED
-    ) AS expired
+    ) AS claimed
 ) AS crashed
 WHERE event.seq = crashed.seq""".replace("{alone}", _ALONE)
 # An expired claim is taken over before other events of its signing are claimed. If the response to a claim was lost,
@@ -142,7 +142,7 @@ WITH settled AS (
 SELECT true FROM settled"""
 POSTPONE = """\
 WITH postponed AS (
-    UPDATE {table} SET due_at = statement_timestamp() + $3, error = $4, attempts = attempts - $5::int,
+    UPDATE {table} SET due_at = statement_timestamp() + $3, error = $4, attempts = greatest(attempts - $5::int, 0),
         owner = NULL, leased_until = NULL, crashes = 0
     WHERE id = $1 AND fence = $2 AND owner IS NOT NULL
     RETURNING seq, signing_id, due_at
@@ -156,7 +156,7 @@ SELECT true FROM postponed"""
 IS_ENDED = "SELECT true FROM {table} WHERE id = $1 AND fence = $2 AND owner IS NULL"
 RELEASE = """\
 WITH released AS (
-    UPDATE {table} AS event SET attempts = attempts - 1, owner = NULL, leased_until = NULL
+    UPDATE {table} AS event SET attempts = greatest(attempts - 1, 0), owner = NULL, leased_until = NULL
     FROM unnest($1::text[], $2::bigint[]) AS held (id, fence)
     WHERE event.id = held.id AND event.fence = held.fence AND event.owner IS NOT NULL
     RETURNING true

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
@@ -69,6 +70,8 @@ class PostgresEventStore:
         """The fences of claims whose end could not be recorded: the caller may retry until the lease expires."""
         # The writer has no reference to this store: an unclosed store can be collected.
         self._writer = EventWriter(partial(self._database.run, self._database.render(sql.ADD), self._database.name))
+        self._free_at = 0.0
+        """When to look for the claims of dead owners next, by the monotonic clock."""
         self._woken = asyncio.Event()
         self._listener: asyncio.Task[None] | None = None
 
@@ -129,7 +132,9 @@ class PostgresEventStore:
             while True:
                 # Another worker has just claimed an event of the same signing: a new snapshot shows it.
                 with contextlib.suppress(asyncpg.UniqueViolationError):
-                    await connection.execute(self._database.render(sql.FREE), owner)
+                    if self._free_at <= time.monotonic():
+                        await connection.execute(self._database.render(sql.FREE), owner)
+                        self._free_at = time.monotonic() + _POLL
                     known = list(self._leases.held), list(self._unrecorded)
                     arguments = limit, owner, self._leases.duration, *known
                     return await connection.fetch(statement, *arguments)

@@ -8,7 +8,6 @@ import traceback
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -17,7 +16,6 @@ from signing_async import InboxError
 from signing_async.postgres.event_store import PostgresEventStore
 from signing_async.webhooks.event_store import EventClaim, EventFilter, EventStatus, EventStore
 from tests.postgres.server import PASSWORD, PostgresServer
-from tests.redis.server import slow_way
 from tests.storage.event_stores import add, everything, ids, soon_claimed
 
 
@@ -50,28 +48,6 @@ async def test_claim_that_failed_after_it_took_effect_is_returned_by_the_next_on
         assert claim.stored.attempts == 1
         assert await store.claim(5) == []
         assert await store.settle(claim, EventStatus.HANDLED)
-
-
-async def test_claim_of_a_cancelled_caller_that_cannot_be_released_is_returned_by_the_next_one(
-    postgres: PostgresServer, table: str, open_store: Callable[[], EventStore]
-) -> None:
-    store = open_store()
-    await add(store, "a", "s")
-    schema = table.partition(".")[0]
-    await postgres.execute(
-        f"CREATE FUNCTION {schema}.fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no release'; END $$"
-    )
-    await postgres.execute(
-        f"CREATE TRIGGER fail BEFORE UPDATE ON {table} FOR EACH ROW"
-        f" WHEN (NEW.owner IS NULL) EXECUTE FUNCTION {schema}.fail()"
-    )
-    claiming = asyncio.create_task(store.claim(5))
-    await asyncio.sleep(0)
-    claiming.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await claiming
-    assert (await soon_claimed(store)).stored.attempts == 1
-    assert await store.claim(5) == []
 
 
 async def test_expired_claim_is_not_claimed_again_by_its_own_holder(
@@ -222,22 +198,6 @@ async def test_every_operation_fails_in_time_during_an_outage(
     assert {"b", "c"} <= {claim.stored.id for claim in await store.claim(5)} <= {"b", "c", "d"}
 
 
-async def test_sender_that_goes_during_an_outage_does_not_affect_the_others(
-    postgres: PostgresServer, open_store: Callable[[], EventStore]
-) -> None:
-    store = open_store()
-    assert await ids(store) == []
-    with postgres.down():
-        adding = [asyncio.create_task(add(store, name)) for name in ("a", "b", "c")]
-        await asyncio.sleep(0.1)
-        adding[1].cancel()
-        async with asyncio.timeout(10):
-            first, _, third = await asyncio.gather(*adding, return_exceptions=True)
-    assert isinstance(first, InboxError)
-    assert isinstance(third, InboxError)
-    assert await add(store, "a")
-
-
 async def test_events_whose_senders_went_during_an_outage_are_not_added_after_it(
     postgres: PostgresServer, open_store: Callable[[], EventStore]
 ) -> None:
@@ -307,17 +267,6 @@ async def test_claim_that_could_not_be_ended_is_free_when_its_lease_expires(
     assert await two.claim(1) == []
 
 
-async def test_claim_that_could_not_be_released_is_returned_by_the_next_one_of_its_store(
-    postgres: PostgresServer, open_store: Callable[..., EventStore]
-) -> None:
-    store = open_store(lease=60)
-    await add(store, "a", "s")
-    (claim,) = await store.claim(1)
-    with postgres.down(), pytest.raises(InboxError):
-        await store.release(claim)
-    assert (await soon_claimed(store)).stored.attempts == 1
-
-
 async def test_end_that_could_not_be_recorded_can_be_recorded_after_the_outage(
     postgres: PostgresServer, open_store: Callable[..., EventStore]
 ) -> None:
@@ -332,38 +281,3 @@ async def test_end_that_could_not_be_recorded_can_be_recorded_after_the_outage(
     assert await store.claim(1) == []
     assert await store.settle(claim, EventStatus.HANDLED)
     assert not await store.settle(claim, EventStatus.HANDLED)
-
-
-async def test_lost_claim_whose_end_could_not_be_recorded_stays_lost(
-    postgres: PostgresServer, open_store: Callable[..., EventStore]
-) -> None:
-    store = open_store(lease=60)
-    await add(store, "a", "s")
-    (claim,) = await store.claim(1)
-    await store.release(claim)
-    with postgres.down(), pytest.raises(InboxError):
-        await store.settle(claim, EventStatus.HANDLED)
-    assert (await soon_claimed(store)).fence > claim.fence
-    assert not await store.settle(claim, EventStatus.HANDLED)
-
-
-async def test_end_that_could_not_be_recorded_makes_the_event_due_again_when_its_lease_expires(
-    postgres: PostgresServer, open_store: Callable[..., EventStore]
-) -> None:
-    store = open_store()
-    await add(store, "a", "s")
-    (claim,) = await store.claim(1)
-    with postgres.down(), pytest.raises(InboxError):
-        await store.settle(claim, EventStatus.HANDLED)
-    assert (await soon_claimed(store)).fence > claim.fence
-
-
-async def test_store_works_with_a_slow_server(postgres: PostgresServer, dsn: str) -> None:
-    """Concurrent adds are committed together."""
-    async with slow_way(postgres.port, 0.02) as way:
-        slow = dsn.replace(f":{postgres.port}/", f":{urlsplit(way.url).port}/")
-        store = PostgresEventStore(slow)
-        await add(store, "first")
-        async with asyncio.timeout(15):  # one after the other they would take at least 20 seconds
-            assert all(await asyncio.gather(*(add(store, f"e{number}") for number in range(500))))
-        await store.aclose()

@@ -62,19 +62,6 @@ async def next_line(process: subprocess.Popen[str], text: str) -> None:
 # Processes
 
 
-async def test_event_of_a_killed_process_is_handled_by_another(dsn: str) -> None:
-    async with opened(dsn) as inbox:
-        handled = asyncio.Event()
-        inbox.on("*")(lambda event: handled.set())
-        with worker("handle", dsn) as process:
-            await inbox.add(*delivery("a", "s"))
-            await next_line(process, "started a")
-            process.kill()
-        async with inbox.running(), asyncio.timeout(60):
-            await until(inbox, 1)
-        assert await status(inbox, "a") == (EventStatus.HANDLED, 2)
-
-
 async def test_paused_process_cannot_record_that_an_event_was_handled_after_a_takeover(dsn: str) -> None:
     async with opened(dsn) as inbox:
         taken, finish = asyncio.Event(), asyncio.Event()
@@ -211,17 +198,6 @@ def test_threaded_server_stores_deliveries(postgres: PostgresServer) -> None:
 
 
 # Settings
-
-
-async def test_bodies_are_encrypted_with_a_key(postgres: PostgresServer, dsn: str) -> None:
-    key = bytes(range(32))
-    async with opened(dsn, key=key) as inbox:
-        assert await inbox.add(*delivery("a"))
-        (row,) = await postgres.execute(f"SELECT body FROM {dsn.rpartition('=')[2]}.signing_events")
-        assert b"signing.completed" not in row["body"]
-        stored = await inbox.get("a")
-        assert stored is not None
-        assert stored.event.id == "a"
 
 
 async def test_table_can_be_created_beforehand_and_any_pool_used(dsn: str) -> None:

@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import random
 import signal
-import string
 import struct
-import time
 import traceback
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
 from typing import Any
-from urllib.parse import urlsplit
 
 import asyncpg
 import attrs
 import pytest
 
 from signing_async import ConfigurationError, InvalidRequest, NewRecipient, PdfSource, SigningClient, SigningPackage
-from signing_async.dispatch.journal import ClaimLost, JournalError
+from signing_async.dispatch.journal import JournalError
 from signing_async.postgres import PostgresJournal
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
 from tests.postgres.server import PASSWORD, PostgresServer
 from tests.postgres.test_tokens import read_line, worker, write_line
-from tests.redis.server import slow_way
 from tests.servers import talking
 from tests.storage.journals import claimed, soon_claimed
 
@@ -119,19 +114,6 @@ async def test_paused_run_cannot_write_after_its_package_was_taken_over(dsn: str
             assert await asyncio.to_thread(read_line, process) == "ClaimLost"
         await one.release(claim)
         assert (await claimed(one, "package")).state == "by another"
-
-
-async def test_lease_does_not_depend_on_the_clock_of_the_run(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = time.time
-    async with journals(dsn) as (one, two):
-        await claimed(one, "a")
-        with monkeypatch.context() as patch:
-            patch.setattr(time, "time", lambda: clock() + 3600)
-            assert await two.claim("a") is None
-            held = await claimed(two, "b")
-            await asyncio.sleep(2.0)
-            assert await one.claim("b") is None
-            await two.write(held, "{}")
 
 
 async def test_claim_whose_response_was_lost_is_repeated(postgres: PostgresServer, dsn: str) -> None:
@@ -240,17 +222,6 @@ async def counted(results: Any) -> AsyncIterator[tuple[int, Any]]:
         yield number, result
 
 
-async def test_journal_works_with_a_slow_server(postgres: PostgresServer, dsn: str) -> None:
-    async with slow_way(postgres.port, 0.015) as way:
-        slow = dsn.replace(f":{postgres.port}/", f":{urlsplit(way.url).port}/")
-        async with PostgresJournal(slow) as journal:
-            claim = await claimed(journal, "a")
-            await journal.write(claim, "{}")
-            await journal.write(claim, "again")
-            await journal.release(claim)
-            assert (await claimed(journal, "a")).state == "again"
-
-
 async def test_closing_during_an_outage_leaves_claims_to_their_leases(
     postgres: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -273,31 +244,6 @@ async def test_closing_during_a_pending_claim_frees_the_package(dsn: str) -> Non
         await claimed(two, "a")
 
 
-async def test_cancelled_claim_that_cannot_be_released_expires(postgres: PostgresServer, dsn: str) -> None:
-    async with journals(dsn) as (one, two):
-        await one.create_table()
-        asking = asyncio.create_task(one.claim("a"))
-        await asyncio.sleep(0)
-        asking.cancel()
-        await asyncio.wait([asking])
-        with postgres.frozen():
-            while one._leases._tasks:
-                await asyncio.wait(tuple(one._leases._tasks))
-        await soon_claimed(two, "a")
-
-
-async def test_cancelled_claim_that_fails_can_be_repeated(postgres: PostgresServer, dsn: str) -> None:
-    async with journals(dsn) as (one, _):
-        with postgres.down():
-            asking = asyncio.create_task(one.claim("a"))
-            await asyncio.sleep(0.05)
-            asking.cancel()
-            await asyncio.wait([asking])
-            while one._leases._tasks:
-                await asyncio.wait(tuple(one._leases._tasks))
-        await claimed(one, "a")
-
-
 @pytest.mark.parametrize("text", ["a\0b", "\ud800", 5])
 async def test_text_that_postgresql_cannot_store_is_refused(text: Any, dsn: str) -> None:
     async with journals(dsn) as (one, _):
@@ -317,14 +263,6 @@ async def test_longest_key_is_stored_and_a_longer_one_is_refused(dsn: str) -> No
         assert await two.claim(key) is None
         with pytest.raises(InvalidRequest, match=r"^key: must be at most 1,000 bytes in UTF-8, got 1,001: "):
             await one.claim(key + "k")
-
-
-async def test_package_with_too_long_a_key_does_not_end_the_run(dsn: str, client: SigningClient) -> None:
-    long = "".join(random.Random(1).choices(string.ascii_letters, k=4000))
-    packages = [package(0), attrs.evolve(package(1), key=long), package(2)]
-    async with journals(dsn) as (one, _):
-        results = [result async for result in client.dispatch_many(packages, one, concurrency=1)]
-    assert [type(result.error) for result in results] == [type(None), InvalidRequest, type(None)]
 
 
 async def test_server_that_only_reads_during_a_failover_is_transient(dsn: str) -> None:
@@ -468,31 +406,3 @@ async def test_unclosed_journal_warns_when_collected(dsn: str) -> None:
     assert renewing is not None
     await asyncio.wait([renewing])
     pool.terminate()
-
-
-async def test_renewal_stops_without_claims_and_starts_with_the_next(
-    dsn: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG)
-    async with journals(dsn, lease=1.5, timeout=0.5) as (one, two):
-        await one.release(await claimed(one, "a"))
-        first = one._leases._renewing
-        assert first is not None
-        await asyncio.wait([first])
-        await claimed(one, "a")
-        await asyncio.sleep(2.0)
-        assert await two.claim("a") is None
-        with pytest.raises(ClaimLost, match="the claim on package 'b' was lost"):
-            await one.release(await claimed(two, "b"))
-
-
-async def test_cancelled_claim_of_a_package_that_another_run_holds_changes_nothing(dsn: str) -> None:
-    async with PostgresJournal(dsn) as one, PostgresJournal(dsn) as other:
-        claim = await one.claim("lease")
-        assert claim is not None
-        claiming = asyncio.create_task(other.claim("lease"))
-        await asyncio.sleep(0)
-        claiming.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await claiming
-        await one.write(claim, "still held")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -252,9 +251,3 @@ def test_seen_events_suite_fails_broken_implementations_and_passes_a_sound_one(p
     assert "TestStuck::test_released_event_is_new_again" in failed
     assert "TestGenerous::test_one_of_many_concurrent_claims_succeeds" in failed
     assert not [name for name in failed if name.startswith(("TestSound", "Suite", "SeenEvents"))]
-
-
-def test_unknown_name_is_an_attribute_error() -> None:
-    module: Any = sys.modules["signing_async.testing"]
-    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
-        _ = module.Nothing

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -227,46 +225,3 @@ def test_stalled_body_is_cut_off_where_the_server_exposes_its_socket(key: str) -
         assert theirs.recv(100) == b"HTTP/1.1 408"
         stream.close()
         piped.close()
-
-
-def test_cutting_off_a_lost_connection_is_silent() -> None:
-    others = set(threading.enumerate())
-
-    class Late(io.BytesIO):
-        def read1(self, size: int | None = -1, /) -> bytes:
-            deadline = time.monotonic() + 20
-            while any(isinstance(one, threading.Timer) for one in set(threading.enumerate()) - others):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            return b""
-
-    body = event_body("a")
-    with socket.socket() as never_connected:
-        environ = posted(body, **{"wsgi.input": Late(), "gunicorn.socket": never_connected})
-        assert respond(wsgi_app(receiver(body_timeout=0.05)), environ)[0] == "408 Request Timeout"
-
-
-def test_complete_body_cancels_the_timer() -> None:
-    body = event_body("a")
-    ours, theirs = socket.socketpair()
-    with ours, theirs, ours.makefile("rb") as stream:
-        theirs.sendall(body)
-        threads = set(threading.enumerate())
-        assert respond(wsgi_app(receiver(body_timeout=60)), posted(body, **{"wsgi.input": stream}))[0] == "202 Accepted"
-        for timer in set(threading.enumerate()) - threads:
-            assert timer.daemon
-            timer.join(20)
-            assert not timer.is_alive()
-        theirs.sendall(b"more")
-        assert stream.read1(4) == b"more"
-
-
-def test_input_from_a_pipe_is_read_and_its_descriptor_closed() -> None:
-    body = event_body("a")
-    reading, writing = os.pipe()
-    os.write(writing, body)
-    os.close(writing)
-    with os.fdopen(reading, "rb") as stream:
-        before = len(list(Path("/proc/self/fd").iterdir()))
-        assert respond(wsgi_app(receiver()), posted(body, **{"wsgi.input": stream}))[0] == "202 Accepted"
-        assert len(list(Path("/proc/self/fd").iterdir())) <= before

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from signing_async.webhooks import Event, InvalidSignature, MalformedEvent, Scheme, WebhookVerifier
-from signing_async.webhooks.event import MAX_DEPTH, MAX_DIGITS, parse_event
+from signing_async.webhooks.event import MAX_DIGITS
 from tests.webhooks.deliveries import SECRET, event_body, hex_of
 
 VERIFIER = WebhookVerifier(SECRET, Scheme(clock=lambda: 1_700_000_000.5))
@@ -131,15 +131,6 @@ def test_byte_order_mark_before_the_json_is_skipped() -> None:
     assert parse(b"\xef\xbb\xbf" + event_body("evt_1")).id == "evt_1"
 
 
-def test_brackets_inside_strings_and_closed_siblings_do_not_count_as_nesting() -> None:
-    event = parse(json.dumps({"id": "a", "text": '[[["\\' * 100, "many": [[{}]] * 100}).encode())
-    assert len(event.payload["many"]) == 100
-    deep = b"[" * (MAX_DEPTH - 2) + b"[],{},[]," * 40
-    assert parse(b'{"id": "e", "x": ' + deep + b"1" + b"]" * (MAX_DEPTH - 2) + b"}").id == "e"
-    with pytest.raises(MalformedEvent, match=f"deeper than {MAX_DEPTH} levels"):
-        parse(b'{"id": "e", "x": ' + deep + b"[[1]]" + b"]" * (MAX_DEPTH - 2) + b"}")
-
-
 def test_numbers_up_to_the_limit_are_exact() -> None:
     event = parse(b'{"id": 7, "n": ' + b"9" * 640 + b', "f": 1.5e300}')
     assert event.payload["n"] == int("9" * 640)
@@ -158,14 +149,6 @@ def test_duplicate_member_among_very_many_is_found_in_linear_time() -> None:
         parse(f"{{{','.join(names)}}}".encode())
 
 
-def test_max_body_of_the_verifier_is_exact() -> None:
-    body = event_body("a")
-    assert WebhookVerifier(SECRET, max_body=len(body)).parse(body, hex_of(body)).id == "a"
-    with pytest.raises(MalformedEvent, match=f"the body has {len(body)} bytes; the limit is {len(body) - 1}"):
-        WebhookVerifier(SECRET, max_body=len(body) - 1).parse(body, hex_of(body))
-    assert parse_event(body, datetime.now(UTC)).id == "a"
-
-
 def test_body_is_not_parsed_before_it_is_verified() -> None:
     with pytest.raises(InvalidSignature):
         VERIFIER.parse(b"nonsense", hex_of(b"other"))
@@ -180,11 +163,6 @@ def test_event_is_a_frozen_value_whose_repr_hides_the_payload() -> None:
     assert "person@example.com" not in repr(event)
     with pytest.raises(FrozenInstanceError):
         event.id = "other"  # type: ignore[misc]  # assigning is the test
-
-
-def test_bytes_like_body_is_parsed() -> None:
-    body = event_body("evt_1")
-    assert VERIFIER.parse(memoryview(body), hex_of(body)).id == "evt_1"  # type: ignore[arg-type]  # bytes-like is enough
 
 
 @given(

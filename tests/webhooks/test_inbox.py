@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import pickle
 import threading
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -155,24 +154,6 @@ async def test_events_of_one_signing_are_handled_in_order_and_those_of_others_si
         assert [name for name in handled if name.startswith(signing)] == [f"{signing}{number}" for number in range(6)]
 
 
-async def test_no_more_handlers_run_at_once_than_concurrency_allows(inbox: Inbox) -> None:
-    most = running = 0
-
-    @inbox.on("*")
-    async def handle(event: Event) -> None:
-        nonlocal most, running
-        running += 1
-        most = max(most, running)
-        await asyncio.sleep(0.001)
-        running -= 1
-
-    for number in range(40):
-        await add(inbox, f"e{number}")
-    async with inbox.running(concurrency=3):
-        await settled(inbox)
-    assert most == 3
-
-
 # Failures
 
 
@@ -205,65 +186,6 @@ async def test_failed_handler_is_retried_and_the_event_is_dead_after_the_last_at
     assert "event poison is dead after 3 attempts" in caplog.text
 
 
-async def test_event_that_waits_for_its_retry_does_not_delay_other_signings(tmp_path: Path) -> None:
-    policy = HandlerRetryPolicy(base_delay=3600)
-    async with Inbox(tmp_path / "inbox.db", retry=policy) as inbox:
-        handled: list[str] = []
-        end = asyncio.Event()
-
-        @inbox.on("*")
-        async def handle(event: Event) -> None:
-            handled.append(event.id)
-            if event.signing_id == "bad":
-                raise RuntimeError
-            if event.id == "last":
-                end.set()
-
-        for number in range(20):
-            await add(inbox, f"bad{number}", "bad")
-            await add(inbox, f"good{number}", "good")
-        await add(inbox, "last", "good")
-        async with inbox.running(concurrency=1), asyncio.timeout(30):
-            await end.wait()
-    assert [name for name in handled if name.startswith("bad")] == ["bad0"]
-    assert len(handled) == 22
-
-
-async def test_restart_keeps_the_delay_and_the_count_of_attempts(tmp_path: Path) -> None:
-    calls = 0
-
-    async def fail(event: Event) -> None:
-        nonlocal calls
-        calls += 1
-        raise RuntimeError("no")
-
-    for _ in range(2):
-        async with Inbox(tmp_path / "inbox.db", retry=HandlerRetryPolicy(base_delay=600)) as inbox:
-            inbox.on("*")(fail)
-            if not calls:
-                await add(inbox, "e1")
-            async with inbox.running(), asyncio.timeout(30):
-                while not (await stored(inbox, "e1")).due_at:
-                    await asyncio.sleep(0.005)
-            event = await stored(inbox, "e1")
-    assert (calls, event.attempts, event.error) == (1, 1, "RuntimeError: no")
-    assert event.due_at is not None
-    assert timedelta(seconds=280) < event.due_at - datetime.now(UTC) < timedelta(seconds=601)
-
-
-async def test_event_with_more_attempts_than_the_policy_allows_is_dead_without_another(tmp_path: Path) -> None:
-    """As after deaths of its process, or if the policy was tightened."""
-    handled: list[Event] = []
-    async with Inbox(tmp_path / "inbox.db", retry=HandlerRetryPolicy(max_attempts=1)) as inbox:
-        inbox.on("*")(handled.append)
-        await add(inbox, "e1")
-        (claim,) = await inbox.store.claim(1)
-        await inbox.store.postpone(claim, 0, "ValueError: no")
-        async with inbox.running():
-            [event] = await settled(inbox)
-    assert (event.status, event.error, handled) == (EventStatus.DEAD, "ValueError: no", [])
-
-
 async def test_drop_ends_the_event_with_its_reason(inbox: Inbox, caplog: pytest.LogCaptureFixture) -> None:
     @inbox.on("*")
     def handle(event: Event) -> None:
@@ -294,17 +216,6 @@ async def test_retry_later_sets_the_delay_and_counts_as_an_attempt(inbox: Inbox)
     assert hour.due_at is not None
     assert timedelta(minutes=59) < hour.due_at - datetime.now(UTC) < timedelta(minutes=61)
     assert (now.status, now.attempts, now.error) == (EventStatus.DEAD, 3, "retry in 0 s")
-
-
-def test_retry_later_survives_pickle_and_checks_its_seconds() -> None:
-    copy = pickle.loads(pickle.dumps(RetryLater(5, "why")))
-    assert (copy.seconds, str(copy)) == (5, "why")
-    with pytest.raises(
-        ConfigurationError, match=r"^seconds: must be a number of at least 0 and of at most 1e\+09, got -1$"
-    ):
-        RetryLater(-1)
-    with pytest.raises(ConfigurationError, match=r"^seconds: .* of at most 1e\+09, got 1000000000000\.0$"):
-        RetryLater(1e12)
 
 
 async def test_async_handler_is_cancelled_at_its_deadline_and_tried_again(tmp_path: Path) -> None:
@@ -428,13 +339,6 @@ async def test_base_exception_of_a_handler_is_a_failure(inbox: Inbox) -> None:
 def test_invalid_retry_policy_is_refused(settings: Any, words: str) -> None:
     with pytest.raises(ConfigurationError, match=f"^{words}$"):
         HandlerRetryPolicy(**settings)
-
-
-def test_delays_double_up_to_the_cap_with_jitter() -> None:
-    policy = HandlerRetryPolicy(base_delay=2, max_delay=50)
-    for attempts, longest in ((1, 2), (2, 4), (5, 32), (6, 50), (10_000, 50)):
-        delays = [policy.delay(attempts) for _ in range(100)]
-        assert longest / 2 <= min(delays) < max(delays) <= longest
 
 
 @pytest.mark.parametrize(

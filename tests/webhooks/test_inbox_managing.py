@@ -16,7 +16,6 @@ from signing_async.webhooks import (
     EventFilter,
     EventStatus,
     Inbox,
-    RetryLater,
 )
 from signing_async.webhooks import inbox as inbox_module
 from signing_async.webhooks.event import parse_event
@@ -45,33 +44,6 @@ async def test_run_purges_handled_events_after_the_retention_and_still_knows_the
         event = parse_event(b'{"id": "e1"}', datetime.now(UTC))
         assert not await inbox.add(event, b"{}")
         assert await inbox.retry(EventFilter()) == 0
-
-
-async def test_events_are_kept_forever_without_a_retention(tmp_path: Path) -> None:
-    purges: list[datetime] = []
-
-    class Watched(SqliteEventStore):
-        async def purge(self, settled_before: datetime) -> int:
-            purges.append(settled_before)
-            return 0
-
-    for retention in (None, 1e9):
-        async with Inbox(Watched(tmp_path / "inbox.db"), retention=retention) as inbox, inbox.running():
-            await add(inbox, f"e {retention}")
-            await settled(inbox)
-        assert len(purges) == (retention is not None)
-
-
-async def test_longest_delays_can_be_stored_and_read(inbox: Inbox) -> None:
-    @inbox.on("*")
-    async def handle(event: Event) -> None:
-        raise RetryLater(1e9)
-
-    await add(inbox, "e1")
-    async with inbox.running(), asyncio.timeout(30):
-        while not (due_at := (await stored(inbox, "e1")).due_at):
-            await asyncio.sleep(0.005)
-    assert due_at.year > datetime.now(UTC).year + 30
 
 
 async def test_failing_purge_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from signing_async import MemoryTokenStore, OAuth, RetryPolicy, SigningClient, Token
-from signing_async.errors import AuthError, ClientClosed
-from signing_async.webhooks import Event, EventFilter, EventStatus, HandlerRetryPolicy, Inbox
+from signing_async.errors import AuthError
+from signing_async.webhooks import Event, EventFilter, EventStatus, Inbox
 from signing_async.webhooks import inbox as inbox_module
 from tests.storage.event_stores import delivery
 from tests.webhooks.inboxes import AT_ONCE, add, settled, stored
@@ -140,43 +137,6 @@ async def test_handlers_whose_client_fails_use_up_no_attempts_and_block_no_other
     assert {(event.status, event.attempts) for event in events} == {(EventStatus.HANDLED, 1)}
     [record] = [each for each in caplog.records if "event poison0 is retried in 0.2 s" in each.message][:1]
     assert (record.levelname, bool(record.exc_info)) == ("ERROR", True)
-
-
-async def test_event_that_waits_for_its_handlers_client_waits_as_long_as_after_another_failure(
-    open_inbox: OpenInbox, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with open_inbox(retry=HandlerRetryPolicy(base_delay=3600)) as inbox:
-
-        @inbox.on("*")
-        async def handle(event: Event) -> None:
-            raise ClientClosed("the client is closed")
-
-        await add(inbox, "e1")
-        async with inbox.running(), asyncio.timeout(60):
-            while (waiting := await stored(inbox, "e1")).error is None:
-                await asyncio.sleep(0.005)
-    assert waiting.attempts == 0
-    assert re.search(r"event e1 is retried in [1-3]\d{3}\.\d s, no attempt is counted: ClientClosed: ", caplog.text)
-
-
-async def test_attempt_does_not_count_while_the_token_endpoint_refuses_connections(open_inbox: OpenInbox) -> None:
-    store = MemoryTokenStore(Token("old", "refresh", datetime.now(UTC) - timedelta(seconds=1)))
-    app = {"client_id": "app", "client_secret": "secret", "redirect_uri": "https://app.example.com/"}
-    async with (
-        OAuth("http://127.0.0.1:1", store=store, retry=RetryPolicy.none(), **app) as oauth,
-        SigningClient("http://127.0.0.1:1", oauth) as client,
-        open_inbox(retry=HandlerRetryPolicy(max_attempts=1)) as inbox,
-    ):
-
-        @inbox.on("*")
-        async def handle(event: Event) -> None:
-            await client.me()
-
-        await add(inbox, "e1")
-        async with inbox.running(), asyncio.timeout(60):
-            while (waiting := await stored(inbox, "e1")).error is None:
-                await asyncio.sleep(0.005)
-    assert (waiting.status, waiting.attempts) == (EventStatus.PENDING, 0)
 
 
 async def test_stored_bytes_that_are_no_event_block_no_other_signing(open_inbox: OpenInbox) -> None:

@@ -27,7 +27,6 @@ from signing_async.webhooks import (
     WebhookVerifier,
     aiohttp_handler,
 )
-from signing_async.webhooks.check import check_receiver
 from signing_async.webhooks.sqlite_inbox import SqliteEventStore
 from tests.pdfs import make_pdf
 from tests.webhooks.deliveries import SECRET, event_body, signed
@@ -108,24 +107,6 @@ async def test_failing_store_is_logged_with_the_event_id(tmp_path: Path, caplog:
     assert "could not store event evt_1: it must be delivered again" in caplog.text
 
 
-async def test_concurrent_deliveries_of_an_event_are_handled_once(tmp_path: Path) -> None:
-    handled: list[str] = []
-    async with Inbox(tmp_path / "inbox.db") as inbox, receiving(Receiver(WebhookVerifier(SECRET), inbox)) as url:
-        inbox.on("*")(lambda event: handled.append(event.id))
-        body = event_body("evt_1")
-
-        async def deliver(session: aiohttp.ClientSession) -> str:
-            async with session.post(url, data=body, headers=signed(body)) as response:
-                message: str = (await response.json())["message"]
-                return message
-
-        async with inbox.running(), aiohttp.ClientSession() as session:
-            messages = await asyncio.gather(*(deliver(session) for _ in range(20)))
-            await settled(inbox)
-    assert sorted(messages) == ["accepted"] + ["duplicate"] * 19
-    assert handled == ["evt_1"]
-
-
 async def test_draining_receiver_finishes_what_it_stores_and_refuses_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "inbox.db"
     async with Inbox(path) as inbox:
@@ -148,16 +129,6 @@ def test_seen_events_beside_an_inbox_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"^seen: must be None with an inbox, which deduplicates by itself$"):
         Receiver(WebhookVerifier(SECRET), Inbox(tmp_path / "inbox.db"), seen=MemorySeenEvents())
     Receiver(WebhookVerifier(SECRET), Inbox(tmp_path / "inbox.db"), hand_off_timeout=3600)
-
-
-async def test_webhook_check_passes_against_an_inbox(tmp_path: Path) -> None:
-    async with Inbox(tmp_path / "inbox.db") as inbox:
-        receiver = Receiver(WebhookVerifier(SECRET), inbox, body_timeout=1.0)
-        async with receiving(receiver) as url:
-            checks = check_receiver(url, secret=SECRET, slow_limit=10.0, over_long=2_000_000)
-            results = {one.name: one.ok async for one in checks}
-    assert set(results.values()) == {True}, results
-    assert len(results) == 9
 
 
 async def test_lifecycle_of_a_signing_in_the_sandbox_reaches_the_handlers_in_order(tmp_path: Path) -> None:

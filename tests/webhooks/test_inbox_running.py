@@ -19,7 +19,6 @@ from signing_async.webhooks import (
     Event,
     EventClaim,
     EventStatus,
-    HandlerRetryPolicy,
     Inbox,
     inbox_worker,
 )
@@ -200,30 +199,6 @@ async def test_store_that_fails_for_good_ends_the_run_with_its_error(
     assert caplog.text.count("cannot record the end of event e1: ") == (when == "during an attempt")
 
 
-async def test_store_that_fails_at_the_end_does_not_keep_a_run_from_ending(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "inbox.db"
-    async with Inbox(SqliteEventStore(path, timeout=0.01)) as inbox:
-        started = asyncio.Event()
-
-        @inbox.on("*")
-        async def handle(event: Event) -> None:
-            started.set()
-            await asyncio.Event().wait()
-
-        await add(inbox, "e1")
-        running = asyncio.create_task(inbox.run(drain_timeout=0))
-        await started.wait()
-        with locked(path):
-            running.cancel()
-            await asyncio.wait([running], timeout=30)
-            assert running.done()
-    assert "cannot record the end of event e1" in caplog.text
-    async with Inbox(path) as inbox:
-        assert [claim.stored.id for claim in await inbox.store.claim(1)] == ["e1"]
-
-
 async def test_lost_claim_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with Inbox(tmp_path / "inbox.db") as inbox, Inbox(tmp_path / "inbox.db") as other:
 
@@ -238,49 +213,6 @@ async def test_lost_claim_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFix
             while "the claim on event e1 was lost: another worker handles it again" not in caplog.text:
                 await asyncio.sleep(0.005)
         assert (await stored(inbox, "e1")).status is EventStatus.PENDING
-
-
-async def test_error_that_is_not_an_inbox_error_ends_the_run_and_is_raised(tmp_path: Path) -> None:
-    """As from a store with a mistake in it."""
-
-    class Faulty(SqliteEventStore):
-        async def wait(self, timeout: float) -> None:
-            raise LookupError("a mistake")
-
-    async def work() -> None:
-        async with Inbox(Faulty(tmp_path / "inbox.db")) as inbox, inbox.running(), asyncio.timeout(30):
-            while len(asyncio.all_tasks()) > 1:  # the run has not ended
-                await asyncio.sleep(0.001)
-
-    with pytest.raises(LookupError, match="a mistake"):
-        await work()
-
-
-async def test_event_whose_end_cannot_be_recorded_for_a_mistake_in_the_store_is_released(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inbox_worker, "_PAUSE", 0.01)
-    mistakes = iter(["settle", "release"])
-
-    class Faulty(SqliteEventStore):
-        async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
-            if next(mistakes, None):
-                raise OverflowError("a mistake")
-            return await super().settle(claim, status, error)
-
-        async def release(self, claim: EventClaim) -> None:
-            await super().release(claim)
-            if next(mistakes, None) == "release":
-                raise OverflowError("a mistake")
-
-    async with Inbox(Faulty(tmp_path / "inbox.db")) as inbox:
-        await add(inbox, "e1")
-        async with inbox.running():
-            [event] = await settled(inbox)
-    assert (event.status, event.attempts) == (EventStatus.HANDLED, 1)
-    errors = [record for record in caplog.records if record.levelname == "ERROR"]
-    assert {record.getMessage() for record in errors} == {"cannot record the end of event e1: it is handled again"}
-    assert all(record.exc_info for record in errors)
 
 
 REFUSE = "CREATE TRIGGER refuse BEFORE UPDATE ON events WHEN OLD.id = 'e0' AND {} BEGIN SELECT RAISE(ABORT, 'no'); END"
@@ -317,25 +249,6 @@ async def test_end_that_the_store_refuses_for_good_ends_no_run_and_its_event_sta
         async with inbox.running():
             await settled(inbox)
     assert handled.count("e0") == 2
-
-
-async def test_text_that_the_store_refuses_is_recorded_in_ascii_and_no_longer_than_others(tmp_path: Path) -> None:
-    path = tmp_path / "inbox.db"
-    async with Inbox(path, retry=HandlerRetryPolicy(max_attempts=1)) as inbox:
-
-        @inbox.on("*")
-        async def handle(event: Event) -> None:
-            raise ValueError("\N{GRINNING FACE}" * 300)
-
-        await add(inbox, "e0")
-        with contextlib.closing(sqlite3.connect(path)) as database:
-            database.execute(REFUSE.format("(length(NEW.error) > 1000 OR NEW.error GLOB '*[^ -~]*')"))
-        async with inbox.running():
-            [event] = await settled(inbox)
-    assert event.status is EventStatus.DEAD
-    assert event.error is not None
-    assert event.error.startswith(r"ValueError: \U0001f600\U0001f600")
-    assert len(event.error) == 1000
 
 
 class OftenLocked(SqliteEventStore):
@@ -401,39 +314,6 @@ async def test_no_more_ended_handlers_wait_for_their_record_than_run_at_once(tmp
             events = await settled(inbox)
     assert {(event.status, event.attempts) for event in events} == {(EventStatus.HANDLED, 1)}
     assert len(handled) == 12
-
-
-async def test_events_that_wait_for_an_earlier_record_are_released_at_the_end(tmp_path: Path) -> None:
-    store = SlowToRecord(tmp_path / "inbox.db")
-    async with Inbox(store) as inbox:
-        handled: list[str] = []
-        inbox.on("*")(lambda event: handled.append(event.id))
-        for name in ("e0", "e1"):
-            await add(inbox, name)
-        async with inbox.running(concurrency=1, drain_timeout=0), asyncio.timeout(60):
-            while sum(event.fence is not None for event in [each async for each in inbox.events()]) < 2:
-                await asyncio.sleep(0.005)
-        assert (await stored(inbox, "e1")).attempts == 0
-    assert handled == ["e0"]
-
-
-async def test_second_run_handles_an_event_whose_end_the_first_could_not_record(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = OftenLocked(tmp_path / "inbox.db", timeout=0.01)
-    store.failures = 1
-    async with Inbox(store) as inbox:
-        handled: list[str] = []
-        inbox.on("*")(lambda event: handled.append(event.id))
-        await add(inbox, "e1", "a")
-        await add(inbox, "e2", "a")
-        async with inbox.running(drain_timeout=0), asyncio.timeout(30):
-            while "cannot record the end of event e1" not in caplog.text:
-                await asyncio.sleep(0.005)
-        async with inbox.running():
-            events = await settled(inbox)
-    assert [(event.status, event.attempts) for event in events] == [(EventStatus.HANDLED, 1)] * 2
-    assert handled == ["e1", "e1", "e2"]
 
 
 EXIT = """

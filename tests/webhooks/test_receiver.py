@@ -88,19 +88,6 @@ def test_duplicate_is_acknowledged_but_not_handled_again(ledger: Ledger, handler
     assert ledger.ids == ["evt_1", "evt_2"]
 
 
-def test_dropped_duplicate_is_logged_at_info_with_event_id_and_type(
-    deliver: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    receiver = Receiver(VERIFIER, lambda event: None)
-    with caplog.at_level(logging.INFO, "signing_async.webhooks"):
-        deliver(receiver)
-        assert caplog.records == []
-        deliver(receiver)
-    [record] = caplog.records
-    assert record.levelname == "INFO"
-    assert record.getMessage() == "dropped a duplicate of event evt_1 (type 'signing.completed')"
-
-
 def test_event_type_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
     body = json.dumps({"id": "evt_1", "type": "x\nWARNING forged" + "y" * 1000}).encode()
     receiver = Receiver(VERIFIER, lambda event: None)
@@ -109,17 +96,6 @@ def test_event_type_cannot_forge_a_log_line(caplog: pytest.LogCaptureFixture) ->
         receiver.receive_blocking(signed(body), body)
     assert "\n" not in caplog.messages[0]
     assert len(caplog.messages[0]) < 200
-
-
-def test_failed_handler_means_503_with_retry_after_and_the_next_delivery_is_handled(
-    ledger: Ledger, handler: Any, deliver: Any
-) -> None:
-    ledger.errors = [RuntimeError("database is down"), TimeoutError()]
-    receiver = Receiver(VERIFIER, handler, retry_after=7)
-    first, second, third = deliver(receiver), deliver(receiver), deliver(receiver)
-    assert [first.status, second.status, third.status] == [503, 503, 202]
-    assert ("Retry-After", "7") in first.headers
-    assert ledger.ids == ["evt_1"]
 
 
 def test_delivery_of_an_event_that_is_being_handled_gets_503(ledger: Ledger, deliver: Any) -> None:
@@ -231,17 +207,6 @@ def test_each_failure_is_a_503_and_is_logged_with_the_event_id(
     assert [record.getMessage() for record in caplog.records if record.name == "signing_async.webhooks"] == logged
 
 
-def test_claim_is_released_when_the_handler_is_interrupted(caplog: pytest.LogCaptureFixture) -> None:
-    def interrupt(event: Event) -> None:
-        raise KeyboardInterrupt
-
-    body, seen = event_body("e1"), MemorySeenEvents()
-    with pytest.raises(KeyboardInterrupt):
-        Receiver(VERIFIER, interrupt, seen=seen).receive_blocking(signed(body), body)
-    assert seen.claim("e1") is Claim.NEW
-    assert caplog.records == []
-
-
 def test_claim_is_released_when_the_handler_is_cancelled() -> None:
     """A server may cancel its request handlers at shutdown."""
 
@@ -331,19 +296,6 @@ async def test_drain_waits_for_the_consumer_of_an_asyncio_queue() -> None:
     late = await receiver.receive(signed(second), second)
     assert (late.status, late.message) == (503, "shutting down")
     assert (await receiver.receive({}, second)).status == 401
-
-
-async def test_drain_without_any_delivery_returns_at_once() -> None:
-    assert await Receiver(VERIFIER, print).drain(timeout=0.5)
-
-
-@pytest.mark.parametrize("bad", [-1, "5", None, True, float("nan")])
-async def test_drain_refuses_a_timeout_that_is_no_number_and_keeps_receiving(bad: Any) -> None:
-    receiver = Receiver(VERIFIER, print)
-    with pytest.raises(ConfigurationError, match=r"^timeout: must be a number of at least 0, got "):
-        await receiver.drain(bad)
-    body = event_body("a")
-    assert (await receiver.receive(signed(body), body)).status == 202
 
 
 async def test_drain_waits_for_every_running_handler_and_starts_no_new_one() -> None:

@@ -81,12 +81,6 @@ def test_published_vectors_are_accepted_and_one_changed_digit_is_not(secret: Any
     assert sign(secret, body) == {"X-Signature": expected}
 
 
-def test_truncated_mac_is_refused() -> None:
-    """RFC 4231, test case 5: the first 128 bits are correct."""
-    with pytest.raises(InvalidSignature):
-        WebhookVerifier(b"\x0c" * 20).verify(b"Test With Truncation", "a3b6167473100ee06e0c796c2955552b")
-
-
 @given(
     body=TEXT, secret=st.text(alphabet=st.characters(min_codepoint=33, max_codepoint=0x2FF), min_size=1, max_size=80)
 )
@@ -95,13 +89,6 @@ def test_gidgethub_accepts_what_sign_makes(body: str, secret: str) -> None:
     validate_event(body.encode(), signature=signature, secret=secret)
     made = "sha256=" + hmac.new(secret.encode(), body.encode(), hashlib.sha256).hexdigest()
     WebhookVerifier(secret, GITHUB).verify(body.encode(), made)
-
-
-def test_github_scheme_refuses_sha1_and_a_missing_label() -> None:
-    digest = hmac.new(b"s", b"body", hashlib.sha1).hexdigest()
-    for signature in (hmac.new(b"s", b"body", hashlib.sha256).hexdigest(), "sha1=" + digest):
-        with pytest.raises(InvalidSignature):
-            WebhookVerifier("s", GITHUB).verify(b"body", signature)
 
 
 @given(
@@ -170,10 +157,6 @@ def test_worked_example_of_slacks_documentation_is_accepted() -> None:
         verifier.verify(body, signature, headers={"X-Slack-Request-Timestamp": "1531420619"})
 
 
-def test_schemes_compare_by_value() -> None:
-    assert len({Scheme(), GITHUB, STANDARD_WEBHOOKS, STRIPE, SLACK, SVIX, replace(STRIPE, tolerance=1)}) == 7
-
-
 BODY = event_body("evt_1")
 
 
@@ -223,17 +206,6 @@ def test_secret_that_cannot_be_decoded_is_refused_without_being_shown(encoding: 
         WebhookVerifier(secret, Scheme(key_encoding=encoding))
     assert "secret" in str(caught.value)
     assert not secret or secret not in str(caught.value)
-
-
-def test_only_the_encodings_and_labels_of_the_scheme_are_accepted() -> None:
-    only_hex = Scheme(encodings=("hex",), labels=("sha256=",))
-    assert accepts(BODY, "sha256=" + HEX, only_hex)
-    assert not accepts(BODY, HEX, only_hex)
-    assert not accepts(BODY, "v1=" + HEX, only_hex)
-    assert not accepts(BODY, "sha256=" + base64_of(BODY), only_hex)
-    only_base64 = Scheme(encodings=("base64",))
-    assert accepts(BODY, base64_of(BODY), only_base64)
-    assert not accepts(BODY, HEX, only_base64)
 
 
 @pytest.mark.parametrize(
@@ -303,10 +275,6 @@ def test_message_about_a_scheme_says_what_to_set(settings: dict[str, Any], messa
     assert str(caught.value) == message
 
 
-def test_tolerance_below_one_second_is_allowed() -> None:
-    assert Scheme(tolerance=0.5).tolerance == 0.5
-
-
 def test_base64_key_may_be_standard_or_url_safe_with_any_padding_and_nothing_else() -> None:
     for key in (b"\xfb\xff\xfe!", b"\x00\x00\x17", b"abcd", b"abcde"):
         text = base64.b64encode(key).decode()
@@ -316,8 +284,3 @@ def test_base64_key_may_be_standard_or_url_safe_with_any_padding_and_nothing_els
     for bad in ("==AAAX", "AA AX", "AA\nAX", "AAAX!", "A", "ÄAAX"):
         with pytest.raises(ValueError):
             decode_base64(bad)
-
-
-def test_sign_without_id_sends_an_empty_one() -> None:
-    headers = sign(b"k", b"{}", STANDARD_WEBHOOKS, timestamp=5)
-    assert (headers["webhook-id"], headers["webhook-timestamp"]) == ("", "5")

@@ -21,7 +21,6 @@ from signing_async.webhooks import (
     Event,
     EventFilter,
     EventStatus,
-    HandlerRetryPolicy,
     Inbox,
     Receiver,
     WebhookVerifier,
@@ -117,40 +116,6 @@ async def test_no_event_is_acknowledged_once_the_file_is_gone(tmp_path: Path, ch
         with pytest.raises(InboxError, match=rf"inbox\.db was {change}.* while it was open: restore it, then restart"):
             await inbox.stats()
         assert path.exists() == (change == "replaced")
-
-
-async def test_two_processes_share_the_work_and_handle_each_event_once_and_in_order(tmp_path: Path) -> None:
-    path = tmp_path / "inbox.db"
-    async with Inbox(path) as inbox:
-        await inbox.stats()
-        with worker(path) as first, worker(path) as second:
-            async with asyncio.timeout(30):
-                while len(list(tmp_path.glob("*.lock"))) < 3:
-                    await asyncio.sleep(0.01)
-            for number in range(300):
-                await add(inbox, f"{number % 20}-{number}", f"sig_{number % 20}")
-            events = await settled(inbox)
-            for process in (first, second):
-                process.send_signal(signal.SIGTERM)
-            handled = [await asyncio.to_thread(lines_of, process) for process in (first, second)]
-            assert [first.wait(), second.wait()] == [0, 0]
-    assert all(handled)
-    assert sorted(handled[0] + handled[1]) == sorted(event.id for event in events)
-    assert {event.attempts for event in events} == {1}
-    for lines in handled:
-        for signing in range(20):
-            of_signing = [int(name.partition("-")[2]) for name in lines if name.startswith(f"{signing}-")]
-            assert of_signing == sorted(of_signing)
-
-
-async def test_event_added_by_another_process_is_handled_soon(tmp_path: Path) -> None:
-    path = tmp_path / "inbox.db"
-    async with Inbox(path) as inbox:
-        with worker(path) as process:
-            assert process.stdout is not None
-            for number in range(3):
-                await add(inbox, f"e{number}")
-                assert await asyncio.to_thread(process.stdout.readline) == f"e{number}\n"
 
 
 async def test_event_of_a_killed_worker_is_handled_again_at_once_by_a_living_one(tmp_path: Path) -> None:
@@ -336,18 +301,6 @@ async def test_unclosed_inbox_warns_when_collected_and_frees_its_claims(tmp_path
         assert await other.store.claim(1)
 
 
-async def test_backoff_of_many_events_does_not_hide_new_ones(tmp_path: Path) -> None:
-    async with Inbox(tmp_path / "inbox.db", retry=HandlerRetryPolicy(base_delay=3600)) as inbox:
-        for number in range(50):
-            await add(inbox, f"bad{number}")
-        for claim in await inbox.store.claim(50):
-            await inbox.store.postpone(claim, 3600, "down")
-        await add(inbox, "new")
-        assert [claim.stored.id for claim in await inbox.store.claim(5)] == ["new"]
-        assert await inbox.retry(EventFilter(ids=["bad7"])) == 1
-        assert [claim.stored.id for claim in await inbox.store.claim(5)] == ["bad7"]
-
-
 @pytest.mark.parametrize("end", ["settle", "postpone", "release"])
 async def test_claim_whose_end_could_not_be_recorded_is_free_in_the_same_process(tmp_path: Path, end: str) -> None:
     """Its attempt does not count, and another claim on the file stays held."""
@@ -372,22 +325,6 @@ async def test_claim_whose_end_could_not_be_recorded_is_free_in_the_same_process
         assert not await ends[end]() or end == "release"
         assert await store.settle(claims[0], EventStatus.HANDLED)
         assert await store.settle(held, EventStatus.HANDLED)
-
-
-async def test_claim_that_ends_while_a_failing_store_is_asked_for_more_stays_held(tmp_path: Path) -> None:
-    """A worker tries to record the end again; until then, its handler must not run a second time."""
-    path = tmp_path / "inbox.db"
-    async with Inbox(SqliteEventStore(path, timeout=0.2)) as inbox:
-        await add(inbox, "e1")
-        (claim,) = await inbox.store.claim(1)
-        with locked(path):
-            settling = asyncio.create_task(inbox.store.settle(claim, EventStatus.HANDLED))
-            await asyncio.sleep(0.05)  # its commit waits for the lock
-            claiming = asyncio.create_task(inbox.store.claim(1))
-            await asyncio.wait([settling])
-        assert isinstance(settling.exception(), InboxError)
-        assert await claiming == []
-        assert await inbox.store.settle(claim, EventStatus.HANDLED)
 
 
 async def test_retry_of_many_events_lets_other_processes_write(tmp_path: Path) -> None:

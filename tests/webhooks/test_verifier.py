@@ -30,13 +30,6 @@ HEX = hex_of(BODY)
 URL_SAFE = base64.urlsafe_b64encode(mac(BODY)).decode()
 
 
-def special_body() -> bytes:
-    """Return a body whose signature contains both characters that differ between the base64 alphabets."""
-    return next(
-        body for body in (event_body(f"evt_{number}") for number in range(1000)) if {"+", "/"} <= set(base64_of(body))
-    )
-
-
 def accepts(body: bytes, signature: Any, scheme: Scheme | None = None, secret: Any = SECRET, **options: Any) -> bool:
     """Return whether the verifier accepts; any error but InvalidSignature propagates."""
     try:
@@ -65,14 +58,6 @@ def test_hex_and_base64_in_any_case_alphabet_padding_and_label_are_accepted(labe
     assert accepts(BODY, f"  {label}{value} ")
 
 
-def test_url_safe_base64_is_accepted_where_it_differs_from_standard() -> None:
-    body = special_body()
-    standard = base64_of(body)
-    assert accepts(body, standard)
-    assert accepts(body, standard.translate(str.maketrans("+/", "-_")))
-    assert accepts(body, standard.replace("+", "-"))
-
-
 @pytest.mark.parametrize("separator", [",", ", ", " ", "\t", ",,  ,"])
 @pytest.mark.parametrize("label", ["", "v1=", "v1,", "sha256="])
 def test_one_valid_signature_of_several_in_the_header_is_enough(separator: str, label: str) -> None:
@@ -90,13 +75,6 @@ def test_one_valid_signature_of_several_in_the_header_is_enough(separator: str, 
 def test_any_of_several_secrets_is_accepted_during_a_rotation(secrets: Any, collection: Callable[[Any], Any]) -> None:
     assert accepts(BODY, hex_of(BODY, "old"), secret=collection(secrets))
     assert not accepts(BODY, hex_of(BODY, "oldest"), secret=["new", "old"])
-
-
-@pytest.mark.parametrize("body", [b"", BODY, bytearray(BODY), memoryview(BODY), memoryview(BODY * 2)[::2]])
-def test_bytes_like_bodies_are_accepted_even_if_not_contiguous(body: Any) -> None:
-    assert accepts(body, hex_of(bytes(body)))
-    assert accepts(body, base64_of(bytes(body)))
-    assert not accepts(body, hex_of(bytes(body) + b"x"))
 
 
 @pytest.mark.parametrize("signature", [HEX, "sha256=" + HEX, None, "", "é", b"\xff", 5])
@@ -270,14 +248,6 @@ def test_signed_header_must_be_present_exactly_once(headers: Any) -> None:
     assert caught.value.reason == "header"
 
 
-def test_signature_is_taken_from_headers_given_as_pairs_of_bytes() -> None:
-    signature = hex_of(b"1700000000." + BODY)
-    headers = [(b"x-timestamp", b"1700000000"), (b"x-signature", signature.encode()), (b"x-other", b"\xff")]
-    WebhookVerifier(SECRET, STAMPED).verify(BODY, None, headers=headers)
-    with pytest.raises(InvalidSignature):
-        WebhookVerifier(SECRET, STAMPED).verify(BODY + b" ", None, headers=headers)
-
-
 def test_repeated_signature_headers_count_as_one_list() -> None:
     headers = [("X-Signature", hex_of(BODY, "another")), ("x-signature", HEX)]
     WebhookVerifier(SECRET).verify(BODY, None, headers=headers)
@@ -309,12 +279,6 @@ def test_id_containing_the_separator_is_refused() -> None:
     assert accepts(BODY, hex_of(BODY + b".a.b"), last, headers={"X-Id": "a.b"})
 
 
-def test_template_may_place_content_after_the_body() -> None:
-    scheme = Scheme(signed="<{body}|{id}>", id_header="X-Id")
-    assert accepts(BODY, hex_of(b"<" + BODY + b"|7>"), scheme, headers={"X-Id": "7"})
-    assert not accepts(BODY, hex_of(b"<" + BODY + b"|7>"), scheme, headers={"X-Id": "8"})
-
-
 def _refusal(header: Any, *, scheme: Scheme | None = None, headers: Any = None, at: float = 1000.0) -> InvalidSignature:
     scheme = replace(scheme or Scheme(), clock=lambda: at)
     with pytest.raises(InvalidSignature) as caught:
@@ -326,9 +290,6 @@ WEBHOOK = {"webhook-id": "m1", "webhook-timestamp": "1000"}
 
 
 VALID = sign(SECRET.encode(), b"{}", STANDARD_WEBHOOKS, id="m1", timestamp=1000)["webhook-signature"]
-
-
-STRIPE_VALID = sign(SECRET.encode(), b"{}", STRIPE, timestamp=1000)["Stripe-Signature"]
 
 
 @pytest.mark.parametrize(
@@ -379,20 +340,6 @@ def test_refusal_names_the_signed_header_that_is_wrong(
     headers = {name: value for name, value in (WEBHOOK | changed).items() if value is not None}
     error = _refusal(VALID, scheme=STANDARD_WEBHOOKS, headers=headers, at=at)
     assert (error.reason, str(error)) == (reason, message)
-
-
-def test_header_values_may_be_str_bytes_or_int() -> None:
-    """Frameworks differ."""
-    clock = replace(STANDARD_WEBHOOKS, clock=lambda: 1000.0)
-    verifier = WebhookVerifier(SECRET.encode(), clock)
-    for stamp in ("1000", b"1000", 1000):
-        verifier.verify(b"{}", VALID, headers=[("webhook-id", "m1"), ("webhook-timestamp", stamp)])  # type: ignore[list-item]  # as some frameworks do
-
-
-def test_commas_spaces_and_tabs_separate_entries() -> None:
-    verifier = WebhookVerifier(SECRET.encode(), replace(STRIPE, clock=lambda: 1000.0))
-    for separator in (",", " ", "\t", ",\t ", "\t,"):
-        verifier.verify(b"{}", STRIPE_VALID.replace(",", separator))
 
 
 def test_bad_argument_is_refused_by_name_and_value() -> None:

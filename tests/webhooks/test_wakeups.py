@@ -18,18 +18,6 @@ def event(**payload: Any) -> Event:
     return Event("evt_1", "signing.completed", payload, datetime.now(UTC))
 
 
-async def test_one_event_wakes_all_waiters() -> None:
-    wakeups = Wakeups()
-    waiters = [asyncio.create_task(wakeups.wait(30)) for _ in range(50)]
-    await asyncio.sleep(0)
-    wakeups.publish(event())
-    assert await asyncio.gather(*waiters) == [True] * 50
-
-
-async def test_wait_without_an_event_returns_false_after_the_timeout() -> None:
-    assert await Wakeups().wait(0.01) is False
-
-
 async def test_events_between_two_waits_end_the_next_wait_once() -> None:
     wakeups = Wakeups()
     with wakeups.subscribe() as woken:
@@ -94,16 +82,3 @@ def test_subscription_of_a_closed_loop_does_not_break_publish() -> None:
     left_behind = asyncio.run(subscribe())
     wakeups.publish(event())
     left_behind.__exit__(None, None, None)
-
-
-async def test_wait_with_a_subject_ignores_events_of_other_subjects() -> None:
-    wakeups = Wakeups()
-    with wakeups.subscribe("s2"):
-        mine = asyncio.create_task(wakeups.wait(0.2, subject="s1"))
-        await asyncio.sleep(0.01)
-        wakeups.publish(Event("e", "", {"id": "s2"}, datetime.now(UTC)))
-        assert await mine is False
-        mine = asyncio.create_task(wakeups.wait(10.0, subject="s1"))
-        await asyncio.sleep(0.01)
-        wakeups.publish(Event("e", "", {"ids": ["s1", "s2"]}, datetime.now(UTC)))
-        assert await mine is True
