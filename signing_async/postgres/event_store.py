@@ -9,8 +9,9 @@ import os
 import re
 import secrets
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from datetime import datetime, timedelta
 from functools import partial
@@ -24,9 +25,9 @@ from ..storage.claims import Leases
 from ..storage.postgres import Pool, PostgresEngine, terminate
 from ..webhooks.event import Event
 from ..webhooks.event_store import Backlog, EventClaim, EventFilter, EventStatus, InboxStats, StoredEvent
+from ..webhooks.receiver import thread_loop
 from . import event_statements as sql
 from .event_writer import EventWriter
-from .store_thread import StoreThread
 
 __all__ = ["PostgresEventStore"]
 
@@ -59,11 +60,14 @@ class PostgresEventStore:
         self._leases = Leases(
             self._database, renewal, lease, timeout=self._database.timeout, owner=repr(self), noun="event"
         )
-        self._thread: StoreThread | None = None
+        self._open_again: Callable[[], PostgresEventStore] | None = None
         if isinstance(postgres, Secret):
-            opening = partial(PostgresEventStore, postgres, table=table, lease=lease, timeout=timeout)
-            self._thread = StoreThread(opening, name=repr(self))
+            self._open_again = partial(PostgresEventStore, postgres, table=table, lease=lease, timeout=timeout)
+        self._of_threads: dict[int, PostgresEventStore] = {}
+        """The store of this process's threads, by process: a fork inherits no thread."""
+        self._opening = threading.Lock()
         self._listens = isinstance(postgres, str | Secret) or postgres.get_max_size() > 1
+        self._closed = False
         self._id = secrets.token_hex(8)
         self._claiming = asyncio.Lock()
         self._unrecorded: dict[str, int] = {}
@@ -103,9 +107,16 @@ class PostgresEventStore:
         return await self._writer.add(event, body)
 
     def add_blocking(self, event: Event, body: bytes) -> bool:
-        if self._thread is None:
+        if self._open_again is None:
             raise ConfigurationError("postgres: a threaded server needs a DSN; a pool belongs to one event loop")
-        return self._thread.add(event, body)
+        loop, process = thread_loop(), os.getpid()
+        with self._opening:  # `aclose` waits for what was submitted before it
+            if self._closed:
+                raise InboxError(f"{self!r} is closed", transient=False)
+            if process not in self._of_threads:
+                self._of_threads[process] = self._open_again()
+            adding = asyncio.run_coroutine_threadsafe(self._of_threads[process].add(event, body), loop)
+        return adding.result()
 
     # Claims
 
@@ -250,8 +261,11 @@ class PostgresEventStore:
             log.warning("%r: the remaining claims end when their lease expires: %s", self, error)
         finally:
             await self._database.aclose()
-            if self._thread is not None:
-                await asyncio.to_thread(self._thread.close)
+            with self._opening:
+                self._closed = True
+                store = self._of_threads.pop(os.getpid(), None)
+            if store is not None:
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(store.aclose(), thread_loop()))
 
     def __del__(self) -> None:
         if hasattr(self, "_database"):

@@ -208,6 +208,8 @@ class PostgresEngine:
                         problem = self.describe(error)
                         if not _is_transient(error, pool):
                             hint = f"; create the table with:\n{self.sql}" if is_table_missing else ""
+                            if isinstance(error, asyncpg.UndefinedColumnError):
+                                hint = f"; an earlier version made {self.table}: finish its work there, then rename it"
                             return _Failed(problem + hint, is_data_refused=isinstance(error, asyncpg.DataError))
                     await asyncio.sleep(_RETRY_AFTER)
         pool_exhausted = pool.get_size() >= pool.get_max_size() and not pool.get_idle_size()

@@ -280,9 +280,11 @@ def _prepare(connection: sqlite3.Connection, path: Path, file_format: FileFormat
         tables = value("SELECT count(*) FROM sqlite_master")
     if not is_ours and tables:
         raise file_format.failure(f"{title} is the database of another program; it was not changed", transient=False)
-    if is_ours and version > file_format.version:
-        message = f"{title} was written by a newer version of signing-async; upgrade this one"
-        raise file_format.failure(message, transient=False)
+    if is_ours and version != file_format.version:
+        advice = "a newer version of signing-async; upgrade this one"
+        if version < file_format.version:
+            advice = "an earlier version of signing-async; finish its work with that version, then move it away"
+        raise file_format.failure(f"{title} was written by {advice}", transient=False)
     connection.create_function("now", 0, lambda: time.time())
     connection.create_function("owner", 0, lambda: lock.owner)
     connection.create_function("owner_is_alive", 1, partial(_owner_is_alive, lock))

@@ -213,12 +213,6 @@ class Worker:
                 # Until the end is recorded, no other event is claimed.
                 self._unrecorded.add(claim.stored.id)
                 await asyncio.sleep(_PAUSE)
-            except Exception:  # a bug in the store
-                log.exception("cannot record the end of event %s: it is handled again", claim.stored.id)
-                if outcome is None:
-                    return True
-                outcome = None
-                await asyncio.sleep(_PAUSE)
 
     async def _drain(self) -> None:
         if not self._tasks:

@@ -172,11 +172,29 @@ class Receiver:
     async def handle(self, method: str, headers: Headers, chunks: AsyncIterable[bytes]) -> Decision:
         """Handle a request: read the body within the limits of size and time, then `receive` it."""
         with self._span() as span:
-            return _record(span, await self._handle(method, headers, chunks, span))
+            refusal = check_head(method, headers, self.verifier.max_body)
+            return await self._receive(headers, refusal or await self._read(chunks), span)
 
-    async def _handle(self, method: str, headers: Headers, chunks: AsyncIterable[bytes], span: Span) -> Decision:
-        if refusal := check_head(method, headers, self.verifier.max_body):
-            return refusal
+    async def receive(self, headers: Headers, body: bytes) -> Decision:
+        """Decide on a delivery whose body was read, and deliver its event to the handler."""
+        with self._span() as span:
+            return await self._receive(headers, body, span)
+
+    def handle_blocking(self, method: str, headers: Headers, chunks: Iterable[bytes]) -> Decision:
+        """Handle a request in a threaded server, like `handle`.
+
+        A plain handler runs in the calling thread, an ``async`` one in an event loop that all threads share.
+        """
+        with self._span() as span:
+            refusal = check_head(method, headers, self.verifier.max_body)
+            return self._receive_blocking(headers, refusal or self._read_blocking(chunks), span)
+
+    def receive_blocking(self, headers: Headers, body: bytes) -> Decision:
+        """Receive in a threaded server, like `receive`."""
+        with self._span() as span:
+            return self._receive_blocking(headers, body, span)
+
+    async def _read(self, chunks: AsyncIterable[bytes]) -> bytes | Decision:
         body = bytearray()
         try:
             async with asyncio.timeout(self.body_timeout):
@@ -188,19 +206,9 @@ class Receiver:
             return TOO_SLOW
         except ConnectionError:
             return INCOMPLETE
-        return await self._receive(headers, bytes(body), span)
+        return bytes(body)
 
-    def handle_blocking(self, method: str, headers: Headers, chunks: Iterable[bytes]) -> Decision:
-        """Handle a request in a threaded server, like `handle`.
-
-        A plain handler runs in the calling thread, an ``async`` one in an event loop that all threads share.
-        """
-        with self._span() as span:
-            return _record(span, self._handle_blocking(method, headers, chunks, span))
-
-    def _handle_blocking(self, method: str, headers: Headers, chunks: Iterable[bytes], span: Span) -> Decision:
-        if refusal := check_head(method, headers, self.verifier.max_body):
-            return refusal
+    def _read_blocking(self, chunks: Iterable[bytes]) -> bytes | Decision:
         deadline = time.monotonic() + self.body_timeout
         body = bytearray()
         try:
@@ -212,44 +220,37 @@ class Receiver:
                     return TOO_SLOW
         except OSError:
             return TOO_SLOW if time.monotonic() > deadline else INCOMPLETE
-        return TOO_SLOW if time.monotonic() > deadline else self._receive_blocking(headers, bytes(body), span)
+        return TOO_SLOW if time.monotonic() > deadline else bytes(body)
 
-    async def receive(self, headers: Headers, body: bytes) -> Decision:
-        """Decide on a delivery whose body was read, and deliver its event to the handler."""
-        with self._span() as span:
-            return _record(span, await self._receive(headers, body, span))
-
-    async def _receive(self, headers: Headers, body: bytes, span: Span) -> Decision:
+    async def _receive(self, headers: Headers, body: bytes | Decision, span: Span) -> Decision:
+        if isinstance(body, Decision):
+            return _record(span, body)
         self._active += 1
         self._idle.clear()
         try:
-            add = partial(self._inbox.add, body=body) if self._inbox else None
             decision = _record_event(span, decide(self.verifier, headers, body), self.namespace)
-            return await self._process(decision, self._resolve, add)
+            add = partial(self._inbox.add, body=body) if self._inbox else None
+            return _record(span, await self._process(decision, self._resolve, add))
         finally:
             self._active -= 1
             if not self._active:
                 self._idle.set()
 
-    def receive_blocking(self, headers: Headers, body: bytes) -> Decision:
-        """Receive in a threaded server, like `receive`."""
-        with self._span() as span:
-            return _record(span, self._receive_blocking(headers, body, span))
-
-    def _receive_blocking(self, headers: Headers, body: bytes, span: Span) -> Decision:
+    def _receive_blocking(self, headers: Headers, body: bytes | Decision, span: Span) -> Decision:
         if self._queue is not None:
             raise ConfigurationError(
                 "hand_off: an asyncio.Queue cannot be filled from threads, use a queue.Queue or a function"
             )
-        add = partial(self._inbox.add_blocking, body=body) if self._inbox else None
+        if isinstance(body, Decision):
+            return _record(span, body)
         decision = _record_event(span, decide(self.verifier, headers, body), self.namespace)
+        add = partial(self._inbox.add_blocking, body=body) if self._inbox else None
         processing = self._process(decision, self._resolve_blocking, add)
         try:
             while True:  # _resolve_blocking never suspends, so the first send() ends the coroutine
                 processing.send(None)
         except StopIteration as end:
-            final: Decision = end.value
-            return final
+            return _record(span, end.value)
 
     def refuse(self, decision: Decision) -> Decision:
         """Record and return a decision that the adapter made before it read the body."""
@@ -350,13 +351,13 @@ class Receiver:
     async def _resolve_blocking(self, value: object) -> object:
         if not isawaitable(value):
             return value
-        return asyncio.run_coroutine_threadsafe(self._resolve(value), _thread_loop()).result()
+        return asyncio.run_coroutine_threadsafe(self._resolve(value), thread_loop()).result()
 
 
-def _thread_loop() -> asyncio.AbstractEventLoop:
+def thread_loop() -> asyncio.AbstractEventLoop:
     """Return the event loop of all threaded receivers of this process, which runs in a thread of its own.
 
-    A gevent worker runs greenlets in one thread, where only one loop can run.
+    A gevent worker runs greenlets in one thread, where only one loop can run. A forked child has a loop of its own.
     """
     with _loops_lock:
         if os.getpid() not in _loops:

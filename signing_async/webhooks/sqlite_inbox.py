@@ -39,7 +39,7 @@ _TABLES = (
 )
 _ALONE = 2
 """After how many crashes of its process an event is claimed alone."""
-_FORMAT = FileFormat("inbox", "Inbox", 0x5369676F, 1, _TABLES, InboxError)
+_FORMAT = FileFormat("inbox", "Inbox", 0x5369676F, 2, _TABLES, InboxError)
 
 # Without INDEXED BY, SQLite may read all pending events by their status instead.
 _ADD = (

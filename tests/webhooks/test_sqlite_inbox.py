@@ -215,17 +215,22 @@ def test_inbox_made_before_a_fork_works_in_the_child_and_one_that_was_used_says_
     assert "was opened before a fork; open it again in the child process" in done.stderr
 
 
-async def test_database_of_another_program_or_a_newer_version_is_refused(tmp_path: Path) -> None:
-    foreign, newer = tmp_path / "foreign.db", tmp_path / "newer.db"
+async def test_database_of_another_program_or_version_is_refused(tmp_path: Path) -> None:
+    foreign, newer, earlier = tmp_path / "foreign.db", tmp_path / "newer.db", tmp_path / "earlier.db"
     with contextlib.closing(sqlite3.connect(foreign)) as database:
         database.execute("CREATE TABLE events (date)")
-    async with Inbox(newer) as inbox:
-        await inbox.stats()
-    with contextlib.closing(sqlite3.connect(newer)) as database:
-        database.execute("PRAGMA user_version = 2")
+    for path, version in ((newer, 3), (earlier, 1)):
+        async with Inbox(path) as inbox:
+            await inbox.stats()
+        with contextlib.closing(sqlite3.connect(path)) as database:
+            database.execute(f"PRAGMA user_version = {version}")
     for path, words in (
         (foreign, "is the database of another program; it was not changed"),
         (newer, "was written by a newer version of signing-async; upgrade this one"),
+        (
+            earlier,
+            "was written by an earlier version of signing-async; finish its work with that version, then move it away",
+        ),
     ):
         async with Inbox(path) as inbox:
             with pytest.raises(InboxError, match=f"^the inbox {path} {words}$"):
