@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from signing_async.storage import sqlite_file
-from signing_async.storage.sqlite_file import SharedDatabase
+from signing_async.storage import sqlite
+from signing_async.storage.sqlite import SharedDatabase
 
 TOGETHER = """
 import asyncio, multiprocessing, sys
@@ -128,7 +128,7 @@ def test_waiting_for_a_lock_ends_at_the_timeout(tmp_path: Path) -> None:
 def test_error_says_whether_the_operation_may_succeed_later(name: str, transient: bool) -> None:
     error = sqlite3.OperationalError("it failed")
     error.sqlite_errorcode = getattr(sqlite3, f"SQLITE_{name}")
-    assert sqlite_file.is_transient(error) is transient
+    assert sqlite.is_transient(error) is transient
 
 
 @pytest.mark.parametrize("problem", ["missing", "folder"])
@@ -136,16 +136,16 @@ def test_path_that_cannot_be_a_database_is_not_transient(problem: str, tmp_path:
     path = tmp_path if problem == "folder" else tmp_path / "nowhere" / "numbers.db"
     with pytest.raises(sqlite3.OperationalError, match="unable to open") as caught:
         numbers(SharedDatabase(path, make_table, timeout=10))
-    assert not sqlite_file.is_transient(caught.value, path)
+    assert not sqlite.is_transient(caught.value, path)
 
 
 FEW_DESCRIPTORS = """
 import os, resource, sqlite3, sys
 from pathlib import Path
-from signing_async.storage import sqlite_file
+from signing_async.storage import sqlite
 
 path = Path(sys.argv[1])
-database = sqlite_file.SharedDatabase(path, lambda connection: connection.execute("CREATE TABLE t (n)"), timeout=10)
+database = sqlite.SharedDatabase(path, lambda connection: connection.execute("CREATE TABLE t (n)"), timeout=10)
 free = int(sys.argv[2])
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 held = []
@@ -159,7 +159,7 @@ try:
     with database.connected():
         print("opened")
 except (sqlite3.OperationalError, OSError) as error:
-    print(type(error).__name__, sqlite_file.is_transient(error, path))
+    print(type(error).__name__, sqlite.is_transient(error, path))
 """
 
 
@@ -201,9 +201,9 @@ def test_fork_waits_for_the_transaction_of_another_thread(database: SharedDataba
     at_rest = threading.Event()
 
     def fork() -> None:
-        sqlite_file._before_fork()
+        sqlite._before_fork()
         at_rest.set()
-        sqlite_file._after_fork()
+        sqlite._after_fork()
 
     forking = threading.Thread(target=fork)
     with database.connected() as connection:
@@ -228,5 +228,5 @@ def test_connection_is_left_open_after_a_fork_without_hooks(
     assert database.connection is not parents
     assert parents.execute("SELECT 1").fetchone() == (1,)
     database.close()
-    sqlite_file._inherited.remove(parents)
+    sqlite._inherited.remove(parents)
     parents.close()

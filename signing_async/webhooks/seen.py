@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .. import _checks
-from ..storage.sqlite_file import SharedDatabase
+from ..storage.sqlite import SharedDatabase
 
 DAY = 86_400.0
 TIMEOUT = 2.0  # seconds to wait for another process that keeps the file locked
