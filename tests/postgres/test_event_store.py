@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
+from unittest.mock import ANY
 
 import asyncpg
 import pytest
@@ -364,3 +365,13 @@ async def test_addition_ends_whatever_a_given_pool_raises() -> None:
         with pytest.raises(RuntimeError, match="a mistake in the pool"):
             async with asyncio.timeout(20):
                 await add(store, "a", "s")
+
+
+async def test_event_whose_sender_has_gone_is_stored_with_the_others(open_store: Callable[..., EventStore]) -> None:
+    store = open_store()
+    adding = [asyncio.create_task(add(store, name)) for name in ("a", "b", "c")]
+    await asyncio.sleep(0)
+    adding[1].cancel()
+    assert await asyncio.gather(*adding, return_exceptions=True) == [True, ANY, True]
+    assert adding[1].cancelled()
+    assert await ids(store) == ["a", "b", "c"]

@@ -281,3 +281,16 @@ async def test_end_that_could_not_be_recorded_can_be_recorded_after_the_outage(
     assert await store.claim(1) == []
     assert await store.settle(claim, EventStatus.HANDLED)
     assert not await store.settle(claim, EventStatus.HANDLED)
+
+
+async def test_lost_claim_whose_end_could_not_be_recorded_stays_lost(
+    postgres: PostgresServer, open_store: Callable[..., EventStore]
+) -> None:
+    store = open_store(lease=60)
+    await add(store, "a", "s")
+    (claim,) = await store.claim(1)
+    await store.release(claim)
+    with postgres.down(), pytest.raises(InboxError):
+        await store.settle(claim, EventStatus.HANDLED)
+    assert (await soon_claimed(store)).fence > claim.fence
+    assert not await store.settle(claim, EventStatus.HANDLED)

@@ -406,3 +406,27 @@ async def test_unclosed_journal_warns_when_collected(dsn: str) -> None:
     assert renewing is not None
     await asyncio.wait([renewing])
     pool.terminate()
+
+
+async def test_cancelled_claim_that_fails_can_be_repeated(postgres: PostgresServer, dsn: str) -> None:
+    async with journals(dsn) as (one, _):
+        with postgres.down():
+            asking = asyncio.create_task(one.claim("a"))
+            await asyncio.sleep(0.05)
+            asking.cancel()
+            await asyncio.wait([asking])
+            while one._leases._tasks:
+                await asyncio.wait(tuple(one._leases._tasks))
+        await claimed(one, "a")
+
+
+async def test_cancelled_claim_of_a_package_that_another_run_holds_changes_nothing(dsn: str) -> None:
+    async with PostgresJournal(dsn) as one, PostgresJournal(dsn) as other:
+        claim = await one.claim("lease")
+        assert claim is not None
+        claiming = asyncio.create_task(other.claim("lease"))
+        await asyncio.sleep(0)
+        claiming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await claiming
+        await one.write(claim, "still held")

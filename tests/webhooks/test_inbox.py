@@ -363,3 +363,16 @@ async def test_invalid_setting_of_a_run_is_refused(inbox: Inbox) -> None:
         await inbox.run(concurrency=0)
     with pytest.raises(ConfigurationError, match=r"^drain_timeout: must be a number of at least 0, got -1$"):
         await inbox.run(drain_timeout=-1)
+
+
+async def test_event_with_more_attempts_than_the_policy_allows_is_dead_without_another(tmp_path: Path) -> None:
+    """As after deaths of its process, or if the policy was tightened."""
+    handled: list[Event] = []
+    async with Inbox(tmp_path / "inbox.db", retry=HandlerRetryPolicy(max_attempts=1)) as inbox:
+        inbox.on("*")(handled.append)
+        await add(inbox, "e1")
+        (claim,) = await inbox.store.claim(1)
+        await inbox.store.postpone(claim, 0, "ValueError: no")
+        async with inbox.running():
+            [event] = await settled(inbox)
+    assert (event.status, event.error, handled) == (EventStatus.DEAD, "ValueError: no", [])

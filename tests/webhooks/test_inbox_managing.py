@@ -180,3 +180,18 @@ async def test_type_that_a_database_cannot_hold_is_stored_and_reaches_the_handle
         [kept] = await settled(inbox)
     assert kept.type == r"odd \ud800 \0 type"
     assert types == ["odd \ud800 \0 type"]
+
+
+async def test_events_are_kept_forever_without_a_retention(tmp_path: Path) -> None:
+    purges: list[datetime] = []
+
+    class Watched(SqliteEventStore):
+        async def purge(self, settled_before: datetime) -> int:
+            purges.append(settled_before)
+            return 0
+
+    for retention in (None, 1e9):
+        async with Inbox(Watched(tmp_path / "inbox.db"), retention=retention) as inbox, inbox.running():
+            await add(inbox, f"e {retention}")
+            await settled(inbox)
+        assert len(purges) == (retention is not None)

@@ -343,3 +343,43 @@ async def test_handler_that_exits_ends_the_program_and_its_event_is_free(tmp_pat
     assert "the configuration is wrong" in done.stderr
     async with Inbox(tmp_path / "inbox.db") as inbox:
         assert [claim.stored.id for claim in await inbox.store.claim(1)] == ["e1"]
+
+
+async def test_store_that_fails_at_the_end_does_not_keep_a_run_from_ending(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "inbox.db"
+    async with Inbox(SqliteEventStore(path, timeout=0.01)) as inbox:
+        started = asyncio.Event()
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        await add(inbox, "e1")
+        running = asyncio.create_task(inbox.run(drain_timeout=0))
+        await started.wait()
+        with locked(path):
+            running.cancel()
+            await asyncio.wait([running], timeout=30)
+            assert running.done()
+    assert "cannot record the end of event e1" in caplog.text
+    async with Inbox(path) as inbox:
+        assert [claim.stored.id for claim in await inbox.store.claim(1)] == ["e1"]
+
+
+async def test_error_that_is_not_an_inbox_error_ends_the_run_and_is_raised(tmp_path: Path) -> None:
+    """As from a store with a mistake in it."""
+
+    class Faulty(SqliteEventStore):
+        async def wait(self, timeout: float) -> None:
+            raise LookupError("a mistake")
+
+    async def work() -> None:
+        async with Inbox(Faulty(tmp_path / "inbox.db")) as inbox, inbox.running(), asyncio.timeout(30):
+            while len(asyncio.all_tasks()) > 1:  # the run has not ended
+                await asyncio.sleep(0.001)
+
+    with pytest.raises(LookupError, match="a mistake"):
+        await work()

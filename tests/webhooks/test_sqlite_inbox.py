@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from signing_async.webhooks import (
     Receiver,
     WebhookVerifier,
 )
+from signing_async.webhooks.event import parse_event
 from signing_async.webhooks.sqlite_inbox import SqliteEventStore
 from tests.webhooks.deliveries import SECRET, event_body, signed
 from tests.webhooks.inboxes import add, locked, settled
@@ -357,3 +359,28 @@ async def test_retry_of_many_events_lets_other_processes_write(tmp_path: Path) -
         of_signing = [name for name in order[100:] if int(name[1:]) % 3 == signing]
         assert [name for name in again if name in of_signing] == of_signing
     assert sorted(again) == sorted(names)
+
+
+async def test_events_under_way_at_two_crashes_are_claimed_one_at_a_time(tmp_path: Path) -> None:
+    """The crashes count for none of them."""
+    path = tmp_path / "inbox.db"
+    async with contextlib.AsyncExitStack() as opened:
+
+        async def restart() -> SqliteEventStore:
+            for lock in tmp_path.glob("*.lock"):
+                lock.unlink()
+            return (await opened.enter_async_context(Inbox(SqliteEventStore(path)))).store  # type: ignore[return-value]
+
+        store = await restart()
+        for name in ("a", "b"):
+            event = parse_event(event_body(name), datetime.now(UTC))
+            await store.add(event, event_body(name))
+        for _ in range(2):
+            assert len(await store.claim(8)) == 2
+            store = await restart()
+        for name in ("a", "b"):
+            (claim,) = await store.claim(8)
+            assert (claim.stored.id, claim.stored.attempts) == (name, 1)
+            assert await store.claim(8) == []
+            await store.wait(0.01)  # the other one is due, but must wait
+            assert await store.settle(claim, EventStatus.HANDLED)

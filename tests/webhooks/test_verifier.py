@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 import pickle
 import traceback
 from collections.abc import Callable
@@ -224,6 +225,11 @@ def test_signed_timestamp_is_tolerated_in_the_past_and_in_the_future(age: int, r
     with pytest.raises(InvalidSignature) as caught:
         verifier.verify(BODY, signature, headers={"X-TIMESTAMP": stamp})
     assert caught.value.reason == reason
+
+
+def test_infinite_tolerance_accepts_any_timestamp() -> None:
+    verifier = WebhookVerifier(SECRET, replace(STAMPED, tolerance=math.inf))
+    verifier.verify(BODY, hex_of(b"1." + BODY), headers={"X-Timestamp": "1"})
 
 
 def test_forged_delivery_with_an_old_timestamp_is_a_mismatch() -> None:
