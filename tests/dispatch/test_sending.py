@@ -488,6 +488,20 @@ async def test_rate_limited_step_is_not_ambiguous(sandbox: Sandbox, client: Sign
     sent_well(sandbox, parcel, other)
 
 
+async def test_draft_with_a_lost_request_is_abandoned_by_the_next_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """The upload was repeated with success, but its first request may still add to the draft."""
+    parcel = parcel_of(1, 1)
+    sandbox.faults.add("documents.upload", "drop-before-commit")
+    sandbox.faults.add("recipients.add", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, tmp_path / "journal")
+    draft = sandbox.signings[0].id
+    assert (await client.dispatch(parcel.package, tmp_path / "journal")).id != draft
+    sent_well(sandbox, parcel, spare=1)
+
+
 async def test_document_added_just_before_the_sending_is_logged_as_an_error(
     sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
 ) -> None:
