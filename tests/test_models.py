@@ -124,6 +124,8 @@ def test_token_cannot_be_pickled() -> None:
         with pytest.raises(TypeError, match="TokenStore") as caught:
             pickle.dumps({"token": Token("access-secret")}, protocol)
         assert "access-secret" not in str(caught.value)
+    token = Token("access-secret")
+    assert copy.copy(token) is copy.deepcopy(token) is token
 
 
 def test_expiry_of_a_token_is_an_aware_datetime_or_none() -> None:

@@ -29,7 +29,7 @@ from ..errors import (
 )
 from ..models import Token
 from ..transport import wire
-from ..transport.attempt import Anonymous
+from ..transport.attempt import Bearer
 from ..transport.call import Transport
 from ..transport.decode import Unreadable, parse
 from ..transport.operation import Observer, Operation, Options, Shared, Timeouts
@@ -84,7 +84,7 @@ class TokenEndpoint:
         Raise `RefreshRejected` if the service refuses the refresh token for good, another `AuthError` if it refuses
         the request or its response holds no token, and a `TransportError` if there is no response.
         """
-        shared = Shared(self.origin, Anonymous(lambda: self.secrets(form)), self._usable_sessions(), self._pause)
+        shared = Shared(self.origin, Bearer(None, lambda: self.secrets(form)), self._usable_sessions(), self._pause)
         options = attrs.evolve(self._options, on_attempt=observer.on_attempt, telemetry=observer.telemetry)
         try:
             return await Transport(shared, options).call(self._operation(name, form))

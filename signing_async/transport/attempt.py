@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "RESERVED_SHARE",
-    "Anonymous",
     "Bearer",
     "Context",
     "Outcome",
@@ -52,32 +51,20 @@ _BRIEF_WAIT = 0.01
 
 
 class Bearer:
-    """A fixed access token."""
+    """A fixed access token; or none, for requests with their own credentials, which ``secrets`` returns."""
 
-    def __init__(self, access_token: str) -> None:
-        self._token = Token(access_token)
+    def __init__(self, access_token: str | None, secrets: Callable[[], Iterable[str]] = tuple) -> None:
+        self._token = None if access_token is None else Token(access_token)
+        self._secrets = secrets
 
-    async def token(self, observer: Observer) -> Token:
+    async def token(self, observer: Observer) -> Token | None:
         return self._token
 
     async def renewed(self, rejected: Token, observer: Observer) -> bool:
         return False
 
     def secrets(self) -> Iterable[str]:
-        return (self._token.access_token,)
-
-
-class Anonymous:
-    """No access token, for requests with their own credentials, which ``secrets`` returns."""
-
-    def __init__(self, secrets: Callable[[], Iterable[str]]) -> None:
-        self.secrets: Callable[[], Iterable[str]] = secrets
-
-    async def token(self, observer: Observer) -> None:
-        return None
-
-    async def renewed(self, rejected: Token, observer: Observer) -> bool:
-        return False
+        return self._secrets() if self._token is None else (self._token.access_token,)
 
 
 @attrs.define(eq=False, repr=False, slots=False)

@@ -148,7 +148,8 @@ class _Call(Generic[T]):
         self._retry_at += decision.delay
         if outcome.kind is Kind.REJECTED_TOKEN:
             context.may_refresh = False
-        elif outcome.error is not None:
+        else:
+            assert outcome.error is not None
             self._span.retry(decision.delay, outcome.error)
         # An ambiguous call spends the delay on readings.
         raise RetryRequested(0.0 if decision.step is Step.RECONCILE else decision.delay)

@@ -130,6 +130,14 @@ async def test_documents_are_read_once_before_the_first_uploads() -> None:
     assert reads == 2
 
 
+async def test_document_of_an_upload_that_began_during_a_reading_is_not_known() -> None:
+    ledger = _new_signing()
+    note = ledger.observe(PATH)
+    async with _upload(ledger):
+        note([_document("mine", "a.pdf")])
+        assert not ledger.signing(PATH).documents.ids
+
+
 # Matching documents
 
 

@@ -188,6 +188,10 @@ async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
 # The event loop
 
 
+def test_body_shows_only_its_size() -> None:
+    assert wire.bytes_body(b"secret").decode() == "<6 bytes>"
+
+
 def test_user_agent_has_the_version_of_the_distribution() -> None:
     headers = wire._headers(wire.Request("GET", "", "/"), None, close=False)
     assert headers["User-Agent"] == f"signing-async/{importlib.metadata.version('signing-async')}"
