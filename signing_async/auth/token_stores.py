@@ -13,19 +13,24 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+
+import attrs
 
 from .._files import check_locks, is_transient, resolve_path, retry_while_open, sync_folder, try_lock, unlock
 from .._secret import Secret
 from ..errors import AuthError, ConfigurationError
 from ..models import Token
 
-__all__ = ["FileTokenStore", "MemoryTokenStore", "TokenStore", "token_from_json", "token_to_json"]
+__all__ = ["FileTokenStore", "MemoryTokenStore", "TokenStore", "adjust_expiry", "token_from_json", "token_to_json"]
 
 _FIELDS = ("access_token", "refresh_token", "expires_at", "token_type", "origin")
 _LEFTOVER_AGE = 600.0
+# The two clocks are not read at the same moment: a smaller difference is ignored.
+_CLOCK_TOLERANCE = 5.0
 _PAUSE = (0.005, 0.03)
 """Seconds between two attempts to acquire a lock."""
 
@@ -61,6 +66,13 @@ def token_from_json(data: bytes) -> Token:
         fields: Any = json.loads(data)
         return Token(**{name: fields[name] for name in _FIELDS if name in fields})
     raise ValueError("no token in it")
+
+
+def adjust_expiry(token: Token, ahead: float) -> Token:
+    """Return the token with its expiry by the reader's clock, which is ``ahead`` seconds ahead of the saver's."""
+    if token.expires_at is None or abs(ahead) < _CLOCK_TOLERANCE:
+        return token
+    return attrs.evolve(token, expires_at=token.expires_at + timedelta(seconds=ahead))
 
 
 class MemoryTokenStore:

@@ -13,7 +13,7 @@ token may be used twice. Name every replica that may take over in ``synchronous_
 
 from ..storage.journal import PostgresJournal
 from ..storage.postgres import Pool
+from ..storage.tokens import PostgresTokenStore
 from .inbox import PostgresInbox
-from .tokens import PostgresTokenStore
 
 __all__ = ["Pool", "PostgresInbox", "PostgresJournal", "PostgresTokenStore"]

@@ -15,7 +15,6 @@ import time
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextvars import ContextVar
-from datetime import timedelta
 from typing import Any, Self
 
 import attrs
@@ -24,7 +23,7 @@ from .. import _checks
 from .._encryption import Keys, Sealer, hide_keys
 from .._secret import Secret, hide
 from .._tasks import finish
-from ..auth.token_stores import token_from_json, token_to_json
+from ..auth.token_stores import adjust_expiry, token_from_json, token_to_json
 from ..errors import AuthError, TokenSuperseded
 from ..models import Token
 from .connection import Connection, RedisClient, Script, cancel_and_wait, decoded
@@ -35,7 +34,6 @@ log: logging.Logger = logging.getLogger("signing_async")
 
 _POLL = 0.2
 _LEASES_OF_GRACE = 9
-_CLOCK_TOLERANCE = 2.0
 
 # KEYS of the scripts: token, lock, mark. The token's hash holds ``record``, ``fence``, ``ahead`` (how many seconds the
 # saver's clock was ahead of Redis's) and ``run`` (the server's run id). The mark names the owner of the lock whose
@@ -349,9 +347,7 @@ class RedisTokenStore:
         except ValueError as error:
             problem = str(error)
         else:
-            if token.expires_at is None or abs(ahead) < _CLOCK_TOLERANCE:
-                return token
-            return attrs.evolve(token, expires_at=token.expires_at + timedelta(seconds=ahead))
+            return adjust_expiry(token, ahead)
         raise AuthError(f"{self!r}: the stored token cannot be read and was not changed: {problem}")
 
 

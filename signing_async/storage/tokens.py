@@ -23,10 +23,10 @@ from .. import _checks
 from .._encryption import Keys, Sealer, hide_keys
 from .._secret import Secret, hide
 from .._tasks import finish
-from ..auth.token_stores import token_from_json, token_to_json
+from ..auth.token_stores import adjust_expiry, token_from_json, token_to_json
 from ..errors import AuthError, ConfigurationError, TokenSuperseded
 from ..models import Token
-from ..storage.postgres import PERMANENT, TRANSIENT, Pool, PostgresEngine, terminate
+from .postgres import PERMANENT, TRANSIENT, Pool, PostgresEngine, terminate
 
 __all__ = ["PostgresTokenStore"]
 
@@ -35,8 +35,6 @@ log: logging.Logger = logging.getLogger("signing_async")
 T = TypeVar("T")
 
 _POLL = 0.1
-# The two clocks are not read at the same moment: a smaller difference is ignored.
-_CLOCK_TOLERANCE = 5.0
 # The lock has a row of its own: the transaction that holds it blocks neither reads nor writes of the token.
 _TABLE = """\
 CREATE TABLE IF NOT EXISTS {table} (
@@ -395,13 +393,5 @@ class PostgresTokenStore:
         except ValueError as error:
             problem = str(error)
         else:
-            return _correct_expiry(token, row["saver_ahead"], time.time() - row["now"])
+            return adjust_expiry(token, time.time() - row["now"] - row["saver_ahead"])
         raise AuthError(f"{self!r}: the stored token cannot be read and was not changed: {problem}")
-
-
-def _correct_expiry(token: Token, saver_ahead: float, reader_ahead: float) -> Token:
-    """Return the token with its expiry by the reader's clock, if that differs from the saver's."""
-    shift = reader_ahead - saver_ahead
-    if token.expires_at is None or abs(shift) < _CLOCK_TOLERANCE:
-        return token
-    return attrs.evolve(token, expires_at=token.expires_at + timedelta(seconds=shift))
