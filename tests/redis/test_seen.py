@@ -155,7 +155,7 @@ def test_receiver_responds_503_while_redis_is_unavailable(
     redis.stop() if fault == "stopped" else redis.kill()
     began = time.monotonic()
     assert deliver() == 503
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 10
     redis.wake() if fault == "stopped" else redis.start()
     # A stopped Redis may execute an abandoned claim when it resumes, which would hold for a lease.
     redis.kill()

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import contextlib
 import logging
+import re
 import subprocess
 import sys
 import time
@@ -147,9 +148,9 @@ class TestFences(FencedTokenStoreConformance):
 async def test_lock_is_renewed_while_it_is_held_and_waiting_for_it_is_logged(
     shared: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with two_stores(shared, lease=0.6) as (one, two), one.lock():
+    async with two_stores(shared, lease=1.5) as (one, two), one.lock():
         waiting = asyncio.create_task(loaded_in_the_lock(two))
-        await not_yet(waiting, 1.5)
+        await not_yet(waiting, 2.5)
         waiting.cancel()
     (record,) = caplog.records
     assert "'a'): waiting for the lock, which process " in record.message
@@ -175,7 +176,7 @@ async def test_token_saved_outside_the_lock_is_seen_inside_it(shared: RedisServe
 
 async def test_lock_lost_before_the_load_is_acquired_again(redis: RedisServer) -> None:
     """The refresh begins with the newer token."""
-    async with two_stores(redis, lease=0.3) as (one, two):
+    async with two_stores(redis, lease=3) as (one, two):
         async with one.lock():
             await ask(redis, "DEL", LOCK_KEY)
             async with two.lock():
@@ -241,9 +242,9 @@ async def test_no_worker_refreshes_within_the_grace_after_one_was_killed_in_a_re
         requested.set()
         return await asyncio.sleep(60)
 
-    async with Scripted(hang_once) as server, two_stores(redis, lease=0.3, grace=2.5) as (store, _):
+    async with Scripted(hang_once) as server, two_stores(redis, lease=0.3, grace=6) as (store, _):
         await store.save(OLD if rejected == "access-old" else valid)
-        command = [sys.executable, "-m", "tests.redis.test_tokens", redis.url, server.base_url, "0.3", "2.5", rejected]
+        command = [sys.executable, "-m", "tests.redis.test_tokens", redis.url, server.base_url, "0.3", "6", rejected]
         with subprocess.Popen(command, cwd=ROOT) as process:
             try:
                 await asyncio.wait_for(requested.wait(), 60)
@@ -253,11 +254,11 @@ async def test_no_worker_refreshes_within_the_grace_after_one_was_killed_in_a_re
         redis.restart()
         async with oauth_for(server.base_url, store=store) as oauth:
             assert (await oauth.refresh(rejected)).access_token == "access-new"
-        assert time.monotonic() - killed > 2.2
+        assert time.monotonic() - killed > 4
         assert len(server.token_requests) == 2
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert f": process {process.pid} on " in record.message
-    assert "waiting for up to 2." in record.message
+    assert re.search(r"waiting for up to [1-5]\.\d s", record.message)
 
 
 async def test_no_worker_refreshes_within_the_grace_after_a_restart_of_redis(
@@ -271,20 +272,19 @@ async def test_no_worker_refreshes_within_the_grace_after_a_restart_of_redis(
         assert time.monotonic() - began > 1.9
         assert "s: Redis was restarted, and the refresh token may have been used" in caplog.text
         redis.restart()
-        began = time.monotonic()
         await one.save(NEW)
         assert await loaded_in_the_lock(two) == NEW
-        assert time.monotonic() - began < 1.9
+        assert caplog.text.count("Redis was restarted") == 1
 
 
 async def test_live_refresher_that_lost_the_lock_is_waited_for(shared: RedisServer) -> None:
     """Even for longer than the grace; the error names its process in the end."""
-    async with two_stores(shared, lease=1, grace=0.6) as (one, two):
+    async with two_stores(shared, lease=1, grace=2) as (one, two):
         async with one.lock():
             await one.load()
             await ask(shared, "DEL", LOCK_KEY)
             waiting = asyncio.create_task(loaded_in_the_lock(two))
-            await not_yet(waiting, 0.8)
+            await not_yet(waiting, 2.3)
             await one.save(NEW)
             assert await asyncio.wait_for(waiting, 20) == NEW
         async with one.lock():
