@@ -302,7 +302,11 @@ async def test_lost_uploads_of_two_drafts_are_a_transient_failure_and_nothing_is
         await client.dispatch(parcel.package, path)
     assert (caught.value.effect, caught.value.transient) == ("none", True)
     assert len(state_of(path)["abandoned"]) == 1
-    await client.dispatch(parcel.package, path)
+    drafts = {signing.id for signing in sandbox.signings}
+    # Another process knows of the lost requests from the journal alone.
+    retry = RetryPolicy(base_delay=0.01, settle=0.1)
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), retry=retry) as fresh:
+        assert (await fresh.dispatch(parcel.package, path)).id not in drafts
     sent_well(sandbox, parcel, spare=2)
 
 
