@@ -95,6 +95,7 @@ async def stream(
                     return
                 time_left -= loop.time() - began
                 yield chunk
+                del chunk  # a traceback shows variables, and a server may echo a secret
     except wire.BrokenResponse as broken:
         error = transport_error(operation, broken, head)
     except Unreadable as unreadable:
