@@ -513,6 +513,18 @@ def wait_for_requests(service: Service, count: int) -> None:
         time.sleep(0.005)
 
 
+def test_sigterm_stops_at_once(service: Service, office: Office, tmp_path: Path) -> None:
+    office(1)
+    hanging = service.do(service.sandbox.faults.add, "signings.create", "hang", times=None)
+    process = start(service, tmp_path, "leases.csv")
+    while not hanging.hits:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (143, "", "Journal: leases.journal\n")
+
+
 def test_killed_runs_and_two_concurrent_runs_send_each_package_once(
     service: Service, office: Office, tmp_path: Path
 ) -> None:

@@ -134,6 +134,14 @@ def test_verdicts_are_coloured_on_a_terminal(folder: Path) -> None:
     assert "\x1b[33m\x1b[1m" in screen("verify-sealed", files[0], "--trust", "system").raw.decode()
 
 
+def test_unverifiable_signature_is_described(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "odd.pdf").write_bytes(pdfs.with_signature_field(b"/V 7 0 R"))
+    assert cli.run(["verify-sealed", "odd.pdf"]) == 7
+    printed = capsys.readouterr().out
+    assert "signature by an unknown signer\n    covers  its first 0 of" in printed
+    assert "digest  not checked\n" in printed
+
+
 def test_newlines_in_a_file_name_cannot_forge_a_verdict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "a\nlease.pdf: sound\nb.pdf"
     (folder / name).write_bytes(pdfs.make_pdf())

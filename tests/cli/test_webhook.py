@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from signing_async.cli.webhook import webhook
 from signing_async.webhooks import Receiver, WebhookVerifier
+from signing_async.webhooks.check import CheckResult
 from tests.cli.conftest import Run
 from tests.cli.terminal import Terminal, screen
 from tests.webhooks.deliveries import SECRET, event_body, hex_of
@@ -185,6 +188,25 @@ def test_check_prints_a_line_per_check_and_exits_with_0_or_1() -> None:
         as_json = run("check", url, *options, "--json")
         facts = json.loads(as_json.output)
         assert (facts["ok"], len(facts["checks"]), facts["checks"][0]["got"]) == (True, 9, "202")
+
+
+@pytest.mark.parametrize(
+    ("ok", "code", "verdict"), [(True, 0, "all 2 checks passed"), (False, 1, "1 of 2 checks failed")]
+)
+def test_check_prints_what_was_expected_for_each_failed_check(
+    ok: bool, code: int, verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = [CheckResult("one", True, "2xx", "202", 0.001, ""), CheckResult("two", ok, "4xx", "200", 1.5, "so what")]
+
+    async def canned(url: str, secret: str, **settings: Any) -> AsyncIterator[CheckResult]:
+        for result in results:
+            yield result
+
+    monkeypatch.setattr("signing_async.webhooks.check.check_receiver", canned)
+    done = run("check", "http://127.0.0.1:1/")
+    assert (done.exit_code, done.output.splitlines()[-1]) == (code, verdict)
+    assert ("expected 4xx: so what" in done.output) is not ok
+    assert "200 in 1500 ms" in done.output
 
 
 def test_check_of_an_unreachable_endpoint_exits_with_3() -> None:
