@@ -408,7 +408,7 @@ async def test_timeout_in_a_step_is_raised_and_the_next_run_creates_a_new_draft(
 ) -> None:
     parcel, path = parcel_of(1, 1), tmp_path / "journal"
     sandbox.faults.add("recipients.add", "hang", times=None)
-    with pytest.raises(RequestTimeout, match=r"^recipients\.add: .*; nothing was sent; dispatch again") as caught:
+    with pytest.raises(RequestTimeout, match=r"^recipients\.add: ") as caught:
         await client.with_options(timeout=3).dispatch(parcel.package, path)
     assert (caught.value.effect, caught.value.transient) == ("none", True)
     (draft,) = sandbox.signings
