@@ -207,8 +207,10 @@ async def test_sandbox_listens_on_the_given_host_and_its_base_url_works(host: st
             assert response.status == 200
 
 
-async def test_repr_says_that_the_sandbox_is_not_started() -> None:
-    assert repr(Sandbox()) == "<Sandbox not started>"
+async def test_sandbox_that_was_not_started_says_so_and_can_be_closed() -> None:
+    sandbox = Sandbox()
+    assert repr(sandbox) == "<Sandbox not started>"
+    await sandbox.aclose()
 
 
 def test_missing_module_is_named_with_the_extra_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
