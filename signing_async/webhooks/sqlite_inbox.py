@@ -175,9 +175,9 @@ class SqliteEventStore:
         arrival = Subscription(None, asyncio.get_running_loop())
         self._waiting.add(arrival)
         try:
-            while (left := deadline - time.monotonic()) > 0:
-                if not self._waits_for_handlers and await self._engine.perform(_is_any_due, durable=False):
-                    break
+            while (left := deadline - time.monotonic()) > 0 and (
+                self._waits_for_handlers or not await self._engine.perform(_is_any_due, durable=False)
+            ):
                 await arrival.wait(min(_POLL, left))
         finally:
             self._waiting.discard(arrival)
