@@ -58,6 +58,8 @@ class State:
         self.timeout: str | None = None
         self.verbose = False
         self.json = False
+        self.on_attempt: Callable[[Attempt], None] | None = None
+        """Called after each attempt of a client, besides what --verbose prints."""
         self.changing = False
         """Whether the command that runs changes something at the service."""
 
@@ -89,7 +91,7 @@ class State:
                 raise ConfigurationError(f"{error}: run signing-async login first") from None
             if isinstance(auth, OAuth):
                 await exits.enter_async_context(auth)
-            on_attempt = self._print_attempt if self.verbose else None
+            on_attempt = self._report_attempt if self.verbose or self.on_attempt else None
             client = SigningClient(settings.origin, auth, on_attempt=on_attempt, **settings.client_options())
             yield await exits.enter_async_context(client)
 
@@ -113,6 +115,12 @@ class State:
         """Exit with this code; return if it is 0."""
         if code:
             raise click.exceptions.Exit(code)
+
+    def _report_attempt(self, attempt: Attempt) -> None:
+        if self.verbose:
+            self._print_attempt(attempt)
+        if self.on_attempt is not None:
+            self.on_attempt(attempt)
 
     def _print_attempt(self, attempt: Attempt) -> None:
         import attrs

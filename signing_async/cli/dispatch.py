@@ -27,6 +27,7 @@ from .running import NO_HANDLERS
 if TYPE_CHECKING:
     from ..dispatch.journal import Journal
     from ..dispatch.package import SigningPackage
+    from ..transport.operation import Attempt
     from .workers import WorkerResult
 
 MAX_SHOWN = 20
@@ -183,6 +184,7 @@ class Run:
     """How often Ctrl-C was pressed. The first finishes the packages under way, the second cancels them."""
     errors: dict[int, BaseException] = attrs.field(factory=dict)
     """One error for each exit code."""
+    display: ProgressDisplay | None = None
 
     @property
     def aim(self) -> str:
@@ -208,6 +210,7 @@ class Run:
         self._check_journal(manifest)
         checked = await self._check(manifest)
         self.left = len(checked.lines)
+        self.state.on_attempt = self._note_attempt
         async with open_journal(self.journal) as journal, self._sender() as client:
             shown = without_password(self.journal)
             self.state.out.say(f"Journal: {shown}", journal=shown)
@@ -218,6 +221,7 @@ class Run:
                 without_log_of("package %s was not sent", "package %s: draft %s was abandoned"),
                 ProgressDisplay(self.state.out, "Sending", self.left) as display,
             ):
+                self.display = display
                 try:
                     async with client.dispatch_many(packages, journal, self.concurrency) as results:
                         async for result in results:
@@ -258,6 +262,11 @@ class Run:
             # A rejected token would fail every package.
             await client.me()
             yield client
+
+    def _note_attempt(self, attempt: Attempt) -> None:
+        # A draft that was perhaps created is not looked for.
+        if self.display is not None and attempt.ambiguous and attempt.operation != "signings.create":
+            self.display.note("settling an unknown outcome")
 
     @contextlib.contextmanager
     def _count_interrupts(self) -> Iterator[None]:

@@ -248,6 +248,11 @@ class ProgressDisplay:
             self._last_line = now
             self._print_line(rate)
 
+    def note(self, text: str) -> None:
+        """Show a remark in the bar until the next item is done."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], info=text)
+
     def _print_line(self, rate: float) -> None:
         facts: dict[str, Any] = {"done": self._done, "total": self._total, "failed": self._failed, "rate": rate}
         text = f"{self._what}: {self._done}"

@@ -429,6 +429,16 @@ def test_terminal_shows_a_bar_with_rate_and_time_left_and_failures_above_it(
     assert b"38;5;197" not in screen.raw
 
 
+def test_terminal_says_that_an_unknown_outcome_is_settled(service: Service, office: Office, tmp_path: Path) -> None:
+    office(1)
+    service.do(service.sandbox.faults.add, "signings.create", "drop-after-commit")
+    service.do(service.sandbox.faults.add, "signings.send", "drop-after-commit")
+    service.do(service.sandbox.faults.add, "signings.get", "slow", times=None, seconds=0.5)
+    terminal = in_terminal(service, tmp_path, "leases.csv")
+    terminal.wait_for("settling an unknown outcome")
+    assert shown(terminal.end()).endswith("1 sent: 0 earlier, 1 now.\n")
+
+
 def test_ctrl_c_finishes_the_packages_under_way_and_shows_the_command_to_resume(
     run: Run, service: Service, office: Office, tmp_path: Path
 ) -> None:
