@@ -40,10 +40,12 @@ from signing_async import (
     TransportError,
     User,
 )
+from signing_async._secret import Secret
 from signing_async.postgres import PostgresInbox, PostgresJournal, PostgresTokenStore
 from signing_async.redis import RedisRateLimiter, RedisSeenEvents, RedisTokenStore
 from signing_async.sandbox import Sandbox
 from signing_async.settings import Settings
+from signing_async.transport.operation import Observer
 from signing_async.webhooks import Inbox
 from tests.auth.oauth_servers import REDIRECT, Received, Scripted, oauth_for, says
 
@@ -418,6 +420,48 @@ async def test_error_body_is_as_received_but_redacted_in_texts_and_pickles() -> 
     hidden("str", str(caught.value))
 
 
+@pytest.mark.parametrize(
+    "response",
+    [
+        tells(200, lambda said: {"token": f"{MARK}-response"}),
+        tells(400, lambda said: {"error": "invalid_grant", "error_description": f"{MARK}-response"}),
+        tells(503, lambda said: {"token": f"{MARK}-response"}),
+    ],
+    ids=["no token in it", "refused", "failed"],
+)
+async def test_no_part_of_a_token_response_stays_in_a_frame_or_a_field(response: Any) -> None:
+    """Debuggers and crash reporters show the fields of what the variables of a traceback lead to."""
+    async with (
+        Scripted(response) as server,
+        oauth_for(server.base_url, retry=RetryPolicy.none()) as oauth,
+    ):
+        # Not by exchange(): it copies the error of its task, which leaves these frames out.
+        with pytest.raises(AuthError) as caught:
+            await oauth.current.endpoint.request("oauth.exchange", {"code": Secret("code")}, Observer())
+    for frame, _ in traceback.walk_tb(caught.value.__traceback__):
+        if not frame.f_code.co_filename.startswith(HERE):
+            for name, value in reachable(frame.f_locals):
+                if name not in ("message", "args"):  # what the service says of an error is a part of its message
+                    assert f"{MARK}-response" not in value, f"{name} of {frame.f_code}"
+
+
+def reachable(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield the names and contents of all texts that a variable leads to."""
+    if isinstance(value, str | bytes):
+        yield name, str(value)
+    elif isinstance(value, dict) and depth < 8:
+        for key, each in value.items():
+            yield from reachable(each, str(key), depth + 1)
+    elif isinstance(value, list | tuple) and depth < 8:
+        for each in value:
+            yield from reachable(each, name, depth + 1)
+    elif hasattr(value, "__self__"):
+        yield from reachable(value.__self__, name, depth + 1)
+    elif type(value).__module__.startswith("signing_async.") and depth < 8:
+        slots = {slot: getattr(value, slot, None) for slot in getattr(value, "__slots__", ())}
+        yield from reachable({**slots, **getattr(value, "__dict__", {})}, name, depth + 1)
+
+
 async def test_recent_tokens_and_the_client_secret_are_redacted(watch: Watch) -> None:
     count = 0
 
@@ -458,6 +502,15 @@ async def test_refused_callback_shows_no_code(callback: str, watch: Watch) -> No
     logging.getLogger("test").debug("began")
     async with secret_oauth("https://tenant.example.com") as oauth:
         await watch.failing(oauth.exchange(callback, "st4te"))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"token_format": "xml"}, {"timeout": -1}, {"redirect_uri": ""}, {"base_url": "http://x.example"}]
+)
+def test_invalid_setting_does_not_show_the_client_secret(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        secret_oauth(**{"base_url": "https://tenant.example.com"} | settings)
+    check(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -503,6 +556,16 @@ async def test_corrupt_token_file_shows_none_of_its_content(watch: Watch, tmp_pa
     await watch.failing(store.load())
     (tmp_path / "file").write_text("")
     await watch.failing(FileTokenStore(tmp_path / "file" / "token.json").save(OLD))
+
+
+async def test_background_refresh_logs_no_secret(watch: Watch) -> None:
+    async with Scripted(ANSWERS["message"]) as server, secret_oauth(server.base_url) as oauth:
+        task = asyncio.create_task(oauth.refresh(rejected=OLD.access_token))
+        await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await oauth.settle()
 
 
 async def test_failed_early_refresh_is_logged_without_secrets(watch: Watch) -> None:

@@ -24,7 +24,7 @@ from aiohttp import web
 from signing_async import AuthError, ConfigurationError, SigningError, Token, TokenStore
 from signing_async.postgres import PostgresTokenStore
 from tests.auth.oauth_servers import Answer, Received, Scripted, grants, oauth_for
-from tests.auth.store_races import Race, race
+from tests.auth.store_races import Race, kill_outside_a_refresh, race
 from tests.postgres.server import PASSWORD, PostgresServer
 from tests.redis.server import slow_way
 from tests.storage.token_stores import FencedTokenStoreConformance, TokenStoreConformance
@@ -472,6 +472,23 @@ async def test_lock_of_a_killed_holder_is_acquired_after_the_grace(dsn: str, sto
             hasty.lock(),
         ):
             assert await hasty.load() == OLD
+
+
+async def test_eight_processes_refresh_once_per_expiry_despite_a_kill_and_a_pause(dsn: str) -> None:
+    """One clock is an hour fast."""
+
+    async def disturb(run: Race) -> None:
+        await run.quiet()
+        await kill_outside_a_refresh(run, 1, "postgres", dsn)
+        await run.quiet()
+        run.send(2, signal.SIGSTOP)
+        await asyncio.sleep(1.5)
+        run.send(2, signal.SIGCONT)
+
+    run = await race("postgres", dsn, every=0.08, wrong_clocks=(3600.0,), meanwhile=disturb)
+    assert (run.refused, run.errors, sorted(run.done)) == (0, [], [12, *[50] * 6])
+    assert len(run.refreshes) >= 3
+    assert run.doubled == 0
 
 
 @pytest.mark.timeout(300)

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from signing_async import (
+    CannotBeSent,
     LocalRateLimiter,
+    NewRecipient,
     OutcomeUnknown,
     OutcomeUnknownTimeout,
+    RequestTimeout,
     RetryPolicy,
     ServerError,
     Signing,
     SigningClient,
+    SigningPackage,
+    Timeouts,
     TransportError,
 )
 from signing_async.sandbox import Sandbox
@@ -103,6 +109,64 @@ async def test_remind_is_repeated_after_5xx(sandbox: Sandbox, client: SigningCli
     sandbox.faults.add("recipients.remind", kind)
     await client.recipients.remind(signing, recipient.id)
     assert len(sandbox.requests_of("recipients.remind")) == 2
+
+
+async def test_reminder_whose_repeat_the_callers_rate_limiter_prevents_is_an_unknown_outcome(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    class Fickle(LocalRateLimiter):
+        async def acquire(self, deadline: float) -> bool:
+            if sandbox.requests_of("recipients.remind"):
+                raise LookupError("the limiter is gone")
+            return await super().acquire(deadline)
+
+    signing = await _sendable(client)
+    await client.signings.send(signing)
+    recipient = sandbox.recipients(signing.id)[0]
+    sandbox.faults.add("recipients.remind", "502-html-after-commit")
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=Fickle()) as fickle:
+        with pytest.raises(OutcomeUnknown, match=r"the call failed \(LookupError\)$") as caught:
+            await fickle.recipients.remind(signing, recipient.id)
+    assert isinstance(caught.value.__cause__, LookupError)
+
+
+async def test_reminder_after_whose_request_the_callers_rate_limiter_fails_is_an_unknown_outcome(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    class Fickle(LocalRateLimiter):
+        def release(self, acquired_at: float, accepted: bool | None) -> None:
+            raise ConnectionError("the limiter is gone")
+
+    signing = await _sendable(client)
+    await client.signings.send(signing)
+    recipient = sandbox.recipients(signing.id)[0]
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=Fickle()) as fickle:
+        with pytest.raises(OutcomeUnknown, match=r"the call failed \(ConnectionError\)$") as caught:
+            await fickle.recipients.remind(signing, recipient.id)
+        # Reads and the creation of drafts are safe to repeat, so the caller gets its own error.
+        with pytest.raises(ConnectionError):
+            await fickle.me()
+        with pytest.raises(ConnectionError):
+            await _draft(fickle)
+    assert isinstance(caught.value.__cause__, ConnectionError)
+    assert not caught.value.transient
+
+
+async def test_package_whose_sending_succeeded_is_sent_whatever_fails_afterwards(
+    sandbox: Sandbox, tmp_path: Path
+) -> None:
+    """The signing cannot be read, because of the caller's own rate limiter."""
+
+    class Fickle(LocalRateLimiter):
+        async def acquire(self, deadline: float) -> bool:
+            if sandbox.requests_of("signings.send"):
+                raise ConnectionError("the limiter is gone")
+            return await super().acquire(deadline)
+
+    package = SigningPackage("Lease", "EN", [make_pdf()], [NewRecipient("anna@example.com")])
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=Fickle()) as client:
+        signing = await client.dispatch(package, tmp_path / "journal")
+    assert [(each.id, each.state) for each in sandbox.signings] == [(signing.id, "sent")]
 
 
 @pytest.mark.parametrize("kind", ["drop-after-commit", "drop-before-commit"])
@@ -212,6 +276,19 @@ async def test_renamed_document_is_an_unknown_outcome(sandbox: Sandbox, client: 
     assert len(sandbox.requests_of("documents.upload")) == 2
 
 
+async def test_unresolved_upload_makes_the_next_of_its_name_undecidable(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    signing = await _draft(client)
+    sandbox.faults.add("documents.upload", "hang")
+    quick = client.with_options(timeout=0.4)
+    with pytest.raises(OutcomeUnknown):
+        await quick.documents.upload(signing, make_pdf(text="one"), "lease.pdf")
+    sandbox.faults.add("documents.upload", "500-after-commit")
+    with pytest.raises(OutcomeUnknown):
+        await client.documents.upload(signing, make_pdf(text="two"), "lease.pdf")
+
+
 async def test_reading_that_fails_is_an_unknown_outcome(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _sendable(client)
     sandbox.faults.add("signings.send", "500")
@@ -219,6 +296,26 @@ async def test_reading_that_fails_is_an_unknown_outcome(sandbox: Sandbox, client
     with pytest.raises(OutcomeUnknown, match=r"the outcome is unknown.*503"):
         await client.signings.send(signing)
     assert len(sandbox.requests_of("signings.send")) == 1
+
+
+async def test_server_that_keeps_failing_is_a_server_error_after_reconciliation(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    signing = await _sendable(client)
+    sandbox.faults.add("signings.send", "503", times=None)
+    with pytest.raises(ServerError, match="5 attempts") as caught:
+        await client.signings.send(signing)
+    assert caught.value.status == 503
+    assert len(sandbox.requests_of("signings.send")) == 5
+    assert sandbox.signing(signing.id).state == "draft"
+
+
+async def test_last_attempt_is_reconciled_too(sandbox: Sandbox, client: SigningClient) -> None:
+    signing = await _sendable(client)
+    sandbox.faults.add("signings.send", "503", times=4)
+    sandbox.faults.add("signings.send", "500-after-commit")
+    await client.signings.send(signing)
+    assert _sends(sandbox, signing) == 1
 
 
 async def test_send_that_is_refused_as_already_sent_after_an_ambiguous_attempt_succeeds() -> None:
@@ -238,12 +335,104 @@ async def test_send_that_is_refused_as_already_sent_after_an_ambiguous_attempt_s
     assert len(posts) == 2
 
 
+async def test_refusal_without_an_ambiguous_attempt_is_raised(sandbox: Sandbox, client: SigningClient) -> None:
+    signing = await _draft(client)
+    sandbox.faults.add("signings.send", "503")
+    with pytest.raises(CannotBeSent):
+        await client.signings.send(signing)
+
+
+@pytest.mark.parametrize("kind", ["500-after-commit", "502-html-after-commit", "drop-after-commit"])
+async def test_ambiguous_failure_without_retries_is_an_unknown_outcome(
+    sandbox: Sandbox, client: SigningClient, kind: str
+) -> None:
+    signing = await _sendable(client)
+    reads = len(sandbox.requests_of("signings.get"))
+    sandbox.faults.add("signings.send", kind)
+    with pytest.raises(OutcomeUnknown) as caught:
+        await client.with_options(retry=RetryPolicy.none()).signings.send(signing)
+    assert caught.value.effect == "unknown"
+    assert len(sandbox.requests_of("signings.get")) == reads
+
+
+async def test_deadline_during_a_send_is_an_unknown_outcome(sandbox: Sandbox, client: SigningClient) -> None:
+    signing = await _sendable(client)
+    sandbox.faults.add("signings.send", "hang")
+    with pytest.raises(OutcomeUnknownTimeout, match="the deadline passed before it could be reconciled") as caught:
+        await client.with_options(timeout=0.5).signings.send(signing)
+    assert isinstance(caught.value, RequestTimeout | TimeoutError)
+    assert len(sandbox.requests_of("signings.send")) == 1
+
+
 async def test_deadline_during_a_reminder_is_an_unknown_outcome(sandbox: Sandbox, client: SigningClient) -> None:
     signing = await _sendable(client)
     await client.signings.send(signing)
     sandbox.faults.add("recipients.remind", "hang")
     with pytest.raises(OutcomeUnknownTimeout):
         await client.with_options(timeout=0.3).recipients.remind(signing, sandbox.recipients(signing.id)[0].id)
+
+
+async def test_similar_recipients_are_distinguished(sandbox: Sandbox, client: SigningClient) -> None:
+    signing = await client.signings.create(name="Lease", language="EN", signing_order="sequential")
+    first = await client.recipients.add(signing, email="anna@example.com", first_name="Anna", order=1)
+    sandbox.faults.add("recipients.add", "drop-before-commit")
+    second = await client.recipients.add(signing, email="anna@example.com", first_name="Anna", order=2)
+    assert first.id != second.id
+    assert [recipient.order for recipient in sandbox.recipients(signing.id)] == [1, 2]
+
+
+async def test_slow_upload_is_waited_for_and_not_repeated() -> None:
+    held: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"id": "s1", "documents": [{"id": one, "name": "a.pdf"} for one in held]})
+        await request.read()
+        await asyncio.sleep(1.0)
+        held.append(f"d{len(held)}")
+        return web.json_response({"id": held[-1], "name": "a.pdf"})
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        patient = client.with_options(timeout=Timeouts(call=0.2, transfer=30))
+        assert (await patient.documents.upload("s1", make_pdf(), "a.pdf")).id == "d0"
+    assert held == ["d0"]
+
+
+@pytest.mark.parametrize("lost", ["drop", "504"])
+async def test_effect_that_shows_shortly_after_the_failure_is_found(lost: str) -> None:
+    held: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"id": "s1", "documents": [{"id": one, "name": "a.pdf"} for one in held]})
+        await request.read()
+        asyncio.get_running_loop().call_later(0.05, held.append, f"d{len(held)}")
+        if lost == "drop":
+            assert request.transport is not None
+            request.transport.close()
+        return web.Response(status=504)
+
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        assert (await client.documents.upload("s1", make_pdf(), "a.pdf")).id == "d0"
+    assert held == ["d0"]
+
+
+async def test_refusal_after_an_ambiguous_attempt_is_compared_with_the_current_state() -> None:
+    held: list[str] = []
+    posts: list[int] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"id": "s1", "documents": [{"id": one, "name": "a.pdf"} for one in held]})
+        await request.read()
+        posts.append(1)
+        if len(posts) == 1:
+            return web.Response(status=504)
+        held.append("d0")
+        return web.json_response({"message": "there is such a document already"}, status=422)
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        assert (await client.documents.upload("s1", make_pdf(), "a.pdf")).id == "d0"
 
 
 async def test_document_read_before_the_upload_is_known(sandbox: Sandbox, client: SigningClient) -> None:
@@ -255,68 +444,6 @@ async def test_document_read_before_the_upload_is_known(sandbox: Sandbox, client
     new = await client.documents.upload(signing, make_pdf(text="new"), "lease.pdf")
     assert new.id != old.id
     assert len(sandbox.documents(signing.id)) == 2
-
-
-async def test_unresolved_upload_is_resolved_once_its_document_is_read(sandbox: Sandbox, client: SigningClient) -> None:
-    signing = await _draft(client)
-    sandbox.faults.add("documents.upload", "500-after-commit", times=3)
-    with pytest.raises(OutcomeUnknown):
-        await client.with_options(retry=RetryPolicy.none()).documents.upload(signing, make_pdf(text="1"), "a.pdf")
-    with pytest.raises(OutcomeUnknown):
-        await client.documents.upload(signing, make_pdf(text="2"), "a.pdf")
-    await client.signings.get(signing)
-    third = await client.documents.upload(signing, make_pdf(text="3"), "a.pdf")
-    assert sandbox.document_bytes(third.id) == make_pdf(text="3")
-
-
-async def test_same_recipient_can_be_added_twice(sandbox: Sandbox, client: SigningClient) -> None:
-    signing = await _draft(client)
-    first = await client.recipients.add(signing, email="z@example.com", last_name="Zorn", order=5)
-    sandbox.faults.add("recipients.add", "503")
-    second = await client.recipients.add(signing, email="z@example.com")
-    assert first.id != second.id
-    assert len(sandbox.recipients(signing.id)) == 2
-
-
-async def test_reminder_whose_repeat_the_callers_rate_limiter_prevents_is_an_unknown_outcome(
-    sandbox: Sandbox, client: SigningClient
-) -> None:
-    class Fickle(LocalRateLimiter):
-        async def acquire(self, deadline: float) -> bool:
-            if sandbox.requests_of("recipients.remind"):
-                raise LookupError("the limiter is gone")
-            return await super().acquire(deadline)
-
-    signing = await _sendable(client)
-    await client.signings.send(signing)
-    recipient = sandbox.recipients(signing.id)[0]
-    sandbox.faults.add("recipients.remind", "502-html-after-commit")
-    async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=Fickle()) as fickle:
-        with pytest.raises(OutcomeUnknown, match=r"the call failed \(LookupError\)$") as caught:
-            await fickle.recipients.remind(signing, recipient.id)
-    assert isinstance(caught.value.__cause__, LookupError)
-
-
-async def test_reminder_after_whose_request_the_callers_rate_limiter_fails_is_an_unknown_outcome(
-    sandbox: Sandbox, client: SigningClient
-) -> None:
-    class Fickle(LocalRateLimiter):
-        def release(self, acquired_at: float, accepted: bool | None) -> None:
-            raise ConnectionError("the limiter is gone")
-
-    signing = await _sendable(client)
-    await client.signings.send(signing)
-    recipient = sandbox.recipients(signing.id)[0]
-    async with SigningClient(sandbox.base_url, sandbox.access_token(), rate_limiter=Fickle()) as fickle:
-        with pytest.raises(OutcomeUnknown, match=r"the call failed \(ConnectionError\)$") as caught:
-            await fickle.recipients.remind(signing, recipient.id)
-        # Reads and the creation of drafts are safe to repeat, so the caller gets its own error.
-        with pytest.raises(ConnectionError):
-            await fickle.me()
-        with pytest.raises(ConnectionError):
-            await _draft(fickle)
-    assert isinstance(caught.value.__cause__, ConnectionError)
-    assert not caught.value.transient
 
 
 async def test_reading_during_an_upload_does_not_mark_its_document_as_known(
@@ -331,3 +458,104 @@ async def test_reading_during_an_upload_does_not_mark_its_document_as_known(
     assert (await client.signings.get(signing)).documents
     await upload
     assert len(sandbox.documents(signing.id)) == 1
+
+
+async def test_settled_failure_does_not_affect_the_next_upload(sandbox: Sandbox, client: SigningClient) -> None:
+    signing = await _draft(client)
+    sandbox.faults.add("documents.upload", "503", times=5)
+    with pytest.raises(ServerError, match="5 attempts"):
+        await client.documents.upload(signing, make_pdf(), "lease.pdf")
+    sandbox.faults.add("documents.upload", "500-after-commit")
+    document = await client.documents.upload(signing, make_pdf(), "lease.pdf")
+    assert [one.id for one in sandbox.documents(signing.id)] == [document.id]
+
+
+async def test_unresolved_upload_is_resolved_once_its_document_is_read(sandbox: Sandbox, client: SigningClient) -> None:
+    signing = await _draft(client)
+    sandbox.faults.add("documents.upload", "500-after-commit", times=3)
+    with pytest.raises(OutcomeUnknown):
+        await client.with_options(retry=RetryPolicy.none()).documents.upload(signing, make_pdf(text="1"), "a.pdf")
+    with pytest.raises(OutcomeUnknown):
+        await client.documents.upload(signing, make_pdf(text="2"), "a.pdf")
+    await client.signings.get(signing)
+    third = await client.documents.upload(signing, make_pdf(text="3"), "a.pdf")
+    assert sandbox.document_bytes(third.id) == make_pdf(text="3")
+
+
+async def test_two_hundred_calls_survive_a_short_outage(sandbox: Sandbox, client: SigningClient) -> None:
+    sandbox.faults.add("me", "503", times=100)
+    calm = client.with_options(retry=RetryPolicy(base_delay=0.2))
+    assert len(await asyncio.gather(*(calm.me() for _ in range(200)))) == 200
+
+
+async def test_same_recipient_can_be_added_twice(sandbox: Sandbox, client: SigningClient) -> None:
+    signing = await _draft(client)
+    first = await client.recipients.add(signing, email="z@example.com", last_name="Zorn", order=5)
+    sandbox.faults.add("recipients.add", "503")
+    second = await client.recipients.add(signing, email="z@example.com")
+    assert first.id != second.id
+    assert len(sandbox.recipients(signing.id)) == 2
+
+
+async def test_document_of_a_concurrent_upload_is_expected() -> None:
+    held: list[str] = []
+    failed: list[str] = []
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            return web.json_response({"id": "s1", "documents": [{"id": one, "name": one} for one in held]})
+        body = await request.read()
+        name = "a.pdf" if b'"a.pdf"' in body else "b.pdf"
+        if name == "b.pdf" and not failed:
+            while not held:
+                await asyncio.sleep(0.005)
+            failed.append(name)
+            return web.Response(status=500)
+        held.append(name)
+        while name == "a.pdf" and "b.pdf" not in held:
+            await asyncio.sleep(0.005)
+        return web.json_response({"id": name, "name": name})
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        names = ("a.pdf", "b.pdf")
+        documents = await asyncio.gather(*(client.documents.upload("s1", make_pdf(), name) for name in names))
+    assert [document.id for document in documents] == ["a.pdf", "b.pdf"]
+    assert held == ["a.pdf", "b.pdf"]
+
+
+async def test_upload_that_begins_during_a_reading_is_not_marked_as_known() -> None:
+    held: list[str] = []
+    read = asyncio.Event()
+
+    async def handle(request: web.Request) -> web.Response:
+        if request.method == "GET":
+            while not held:
+                await asyncio.sleep(0.005)
+            return web.json_response({"id": "s1", "documents": [{"id": one, "name": "a.pdf"} for one in held]})
+        await request.read()
+        if request.path.endswith("/signings"):
+            return web.json_response({"id": "s1"})
+        held.append(f"d{len(held)}")
+        await read.wait()
+        return web.Response(status=500)
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
+        await client.signings.create(name="x", language="EN")
+        reading = asyncio.create_task(client.signings.get("s1"))
+        while len(server.requests) < 2:
+            await asyncio.sleep(0.005)
+        upload = asyncio.create_task(client.documents.upload("s1", make_pdf(), "a.pdf"))
+        assert (await reading).documents
+        read.set()
+        assert (await upload).id == "d0"
+    assert held == ["d0"]
+
+
+async def test_many_uploads_to_an_unknown_signing_read_it_once(sandbox: Sandbox, client: SigningClient) -> None:
+    """A signing that another client created is read before the first upload, and only then."""
+    async with SigningClient(sandbox.base_url, sandbox.access_token()) as other:
+        signing = await _draft(other)
+    uploads = (client.documents.upload(signing, make_pdf(text=f"{n}"), f"{n}.pdf") for n in range(10))
+    await asyncio.gather(*uploads)
+    assert len(sandbox.requests_of("signings.get")) == 1
+    assert len(sandbox.documents(signing.id)) == 10

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -12,11 +14,16 @@ from aiohttp import web
 
 from signing_async import (
     LocalRateLimiter,
+    MemoryTokenStore,
+    OAuth,
     OutcomeUnknown,
+    RequestTimeout,
     RetryPolicy,
     SigningClient,
+    Token,
     TransportError,
 )
+from signing_async.reconcile import normalized
 from tests.pdfs import make_pdf
 from tests.servers import Web, serving
 
@@ -50,14 +57,6 @@ async def test_send_is_undecidable_without_is_draft() -> None:
         assert _writes(server) == 1
 
 
-async def test_send_is_undecidable_if_the_signing_is_cancelled() -> None:
-    signing = {"id": "s1", "is_draft": False, "cancelled_at": "2026-01-31T12:00:00Z"}
-    async with _failing(s1=signing) as (client, server):
-        with pytest.raises(OutcomeUnknown, match="the signing is cancelled, and may have been sent before"):
-            await client.signings.send("s1")
-        assert _writes(server) == 1
-
-
 async def test_upload_is_undecidable_if_the_signing_does_not_list_its_documents() -> None:
     async with _failing(s1={"id": "s1", "is_draft": True}) as (client, server):
         with pytest.raises(OutcomeUnknown, match="does not list the signing's documents"):
@@ -65,12 +64,127 @@ async def test_upload_is_undecidable_if_the_signing_does_not_list_its_documents(
         assert _writes(server) == 1
 
 
-async def test_write_that_was_not_sent_is_repeated_without_a_reading() -> None:
-    async with SigningClient("http://127.0.0.1:9", "token", retry=QUICK) as client:
-        with pytest.raises(TransportError, match="could not connect") as caught:
+async def test_add_is_undecidable_if_recipients_have_no_addresses() -> None:
+    async with _failing(recipients=[{"id": "r1"}]) as (client, server):
+        with pytest.raises(OutcomeUnknown, match="does not give the recipients' e-mail addresses"):
             await client.recipients.add("s1", email="a@example.com")
-    assert not isinstance(caught.value, OutcomeUnknown)
-    assert caught.value.attempts == 5
+        assert _writes(server) == 1
+
+
+async def test_add_is_undecidable_if_two_recipients_match() -> None:
+    twins = [{"id": "r1", "email": "A@example.com"}, {"id": "r2", "email": "a@example.com "}]
+    async with _failing(recipients=twins) as (client, server):
+        with pytest.raises(OutcomeUnknown, match="more than one request") as caught:
+            await client.recipients.add("s1", email="a@example.com", first_name="Anna")
+        assert [one.id for one in caught.value.known] == ["r1", "r2"]  # type: ignore[attr-defined]  # records
+        assert _writes(server) == 1
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {"email": "anna@example.com"},
+        {"email": "ANNA@example.com ", "first_name": "anna-maria", "phone": "070 123 45 67"},
+        {"email": "anna@example.com", "order": 2, "first_name": None, "last_name": ""},
+    ],
+)
+async def test_recipient_with_normalized_fields_is_the_effect(held: dict[str, Any]) -> None:
+    async with _failing(recipients=[{"id": "r1", **held}]) as (client, server):
+        found = await client.recipients.add(
+            "s1",
+            email="anna@example.com",
+            first_name="Anna Maria",
+            last_name="Berg",
+            order=2,
+            extra={"phone": "0701234567"},
+        )
+        assert found.id == "r1"
+        assert _writes(server) == 1
+
+
+@pytest.mark.parametrize("phone", ["+46701234567", 46, "***4567", {"number": "070 123 45 67", "country": "SE"}])
+async def test_recipient_with_other_extra_fields_is_undecidable(phone: Any) -> None:
+    held = {"id": "r1", "email": "anna@example.com", "order": 1, "phone": phone}
+    async with _failing(recipients=[held]) as (client, server):
+        with pytest.raises(OutcomeUnknown, match="a similar record differs"):
+            await client.recipients.add("s1", email="anna@example.com", order=1, extra={"phone": "0701234567"})
+        assert _writes(server) == 1
+
+
+async def test_fields_that_the_service_fills_in_do_not_count() -> None:
+    held = {
+        "id": "r1",
+        "email": "a@example.com",
+        "first_name": "A",
+        "order": 1,
+        "phone": "1",
+        "signing_method": "email",
+    }
+    async with _failing(recipients=[held]) as (client, server):
+        assert (await client.recipients.add("s1", email="a@example.com", extra={"phone": None})).id == "r1"
+        assert _writes(server) == 1
+
+
+@pytest.mark.parametrize(
+    ("sent", "held"),
+    [(701234567, "701234567"), ({"number": "070", "country": "SE"}, {"country": "SE", "number": "070"})],
+)
+async def test_extra_field_in_another_notation_matches(sent: Any, held: Any) -> None:
+    async with _failing(recipients=[{"id": "r1", "email": "a@example.com", "phone": held}]) as (client, _):
+        assert (await client.recipients.add("s1", email="a@example.com", extra={"phone": sent})).id == "r1"
+
+
+@pytest.mark.parametrize(
+    "held",
+    [{"order": 1}, {"first_name": "Bo"}, {"last_name": "Aberg"}, {"signing_method": "se_bankid"}],
+)
+async def test_recipient_with_the_address_and_other_fields_is_undecidable(held: dict[str, Any]) -> None:
+    """The service may have normalized what was sent; another client may have added the recipient."""
+    async with _failing(recipients=[{"id": "r1", "email": "anna@example.com", **held}]) as (client, server):
+        with pytest.raises(OutcomeUnknown, match="a similar record differs"):
+            await client.recipients.add(
+                "s1", email="anna@example.com", first_name="Anna", last_name="Åberg", signing_method="bankid", order=2
+            )
+        assert _writes(server) == 1
+
+
+@pytest.mark.parametrize("held", [{"first_name": "Anna"}, {"first_name": "Anna", "last_name": "Berg"}])
+async def test_recipient_with_the_name_and_another_address_is_undecidable(held: dict[str, Any]) -> None:
+    """The service may have changed the address."""
+    async with _failing(recipients=[{"id": "r1", "email": "annaberg@example.com", **held}]) as (client, server):
+        with pytest.raises(OutcomeUnknown, match="a new recipient of this name with another address") as caught:
+            await client.recipients.add("s1", email="anna.berg@example.com", first_name="Anna", last_name="Berg")
+        assert [recipient.id for recipient in caught.value.known] == ["r1"]  # type: ignore[attr-defined]  # recipients
+        assert _writes(server) == 1
+
+
+@pytest.mark.parametrize("held", [{}, {"first_name": "Bo"}, {"first_name": "Anna", "last_name": "Ek"}])
+async def test_recipient_with_another_address_and_name_is_not_the_effect(held: dict[str, Any]) -> None:
+    async with _failing(recipients=[{"id": "r1", "email": "annaberg@example.com", **held}]) as (client, server):
+        with pytest.raises(Exception, match="5 attempts"):
+            await client.recipients.add("s1", email="anna@example.com", first_name="Anna", last_name="Berg")
+        assert _writes(server) == 5
+
+
+async def test_recipient_with_another_address_is_not_the_effect() -> None:
+    async with _failing(recipients=[{"id": "r1", "email": "ann.a@example.com"}]) as (client, server):
+        with pytest.raises(Exception, match="5 attempts"):
+            await client.recipients.add("s1", email="anna@example.com")
+        assert _writes(server) == 5
+
+
+@pytest.mark.parametrize(
+    ("sent", "held"),
+    [
+        ("anna@bücher.example", "anna@xn--bcher-kva.example"),
+        ("anna@bu\u0308cher.example", "anna@b\u00fccher.example"),
+        ("Anna@EXAMPLE.com", "anna@example.com"),
+    ],
+)
+async def test_address_in_another_notation_matches(sent: str, held: str) -> None:
+    async with _failing(recipients=[{"id": "r1", "email": held}]) as (client, server):
+        assert (await client.recipients.add("s1", email=sent)).id == "r1"
+        assert _writes(server) == 1
 
 
 async def test_timeout_error_of_a_rate_limiter_is_not_taken_for_the_deadline() -> None:
@@ -83,3 +197,40 @@ async def test_timeout_error_of_a_rate_limiter_is_not_taken_for_the_deadline() -
             await client.me()
         with pytest.raises(TimeoutError, match="the limiter's own"):
             await client.signings.wait_until_completed("id", timeout=60)
+
+
+async def test_timeout_of_a_token_request_is_not_taken_for_the_deadline() -> None:
+    async def hang(request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    store = MemoryTokenStore(Token("access", "refresh", datetime(2000, 1, 1, tzinfo=UTC)))
+    settings: Any = {"client_id": "x", "client_secret": "y", "redirect_uri": "z", "store": store, "timeout": 0.3}
+    async with (
+        serving(hang) as server,
+        OAuth(server.origin, **settings) as oauth,
+        SigningClient(server.origin, oauth) as client,
+    ):
+        with pytest.raises(RequestTimeout, match=r"^oauth\.refresh: no response within its timeout of 0\.3 s"):
+            await client.me()
+
+
+async def test_upload_body_decodes_to_its_size_alone() -> None:
+    from signing_async.transport.wire import bytes_body
+
+    assert bytes_body(b"secret").decode() == "<6 bytes>"
+
+
+async def test_write_that_was_not_sent_is_repeated_without_a_reading() -> None:
+    async with SigningClient("http://127.0.0.1:9", "token", retry=QUICK) as client:
+        with pytest.raises(TransportError, match="could not connect") as caught:
+            await client.recipients.add("s1", email="a@example.com")
+    assert not isinstance(caught.value, OutcomeUnknown)
+    assert caught.value.attempts == 5
+
+
+def test_names_of_any_length_are_compared_in_linear_time() -> None:
+    piled = "a" + "\u0301" * 40_000 + "\u0327" * 40_000
+    assert normalized("NFC", piled) == normalized("NFKC", piled) == piled
+    assert normalized("NFC", "Ma\u0308klare.pdf") == "M\u00e4klare.pdf"
+    assert normalized("NFKC", "\uff2carge") == "Large"

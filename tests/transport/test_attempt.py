@@ -31,7 +31,7 @@ from signing_async import (
 )
 from signing_async.sandbox import Profile, Sandbox
 from tests.pdfs import make_pdf
-from tests.servers import answering, serving
+from tests.servers import answering, serving, talking
 from tests.transport.apps import authorized
 
 QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
@@ -207,6 +207,26 @@ async def test_response_that_cannot_be_parsed_is_permanent_and_says_why(raw: byt
     with pytest.raises(TransportError, match=f"^me: the response cannot be read: {cause}$") as caught:
         await _me_from(raw)
     assert (caught.value.attempts, caught.value.transient) == (1, False)
+
+
+async def test_create_is_not_repeated_if_its_response_cannot_be_parsed() -> None:
+    requests = 0
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal requests
+        head = await reader.readuntil(b"\r\n\r\n")
+        requests += head.startswith(b"POST")
+        writer.write(b"garbage\r\n\r\n")
+
+    async with talking(talk) as origin, SigningClient(origin, "token", retry=QUICK) as client:
+        with pytest.raises(TransportError, match="not valid HTTP"):
+            await client.signings.create(name="x", language="EN")
+    assert requests == 1
+
+
+@pytest.mark.parametrize("headers", [{"X": "a" * 60_000}, {f"X{n}": "a" for n in range(400)}], ids=["long", "many"])
+async def test_response_may_have_as_many_headers_as_browsers_take(headers: dict[str, str]) -> None:
+    assert await _me_from(_OK + b"".join(f"{name}: {headers[name]}\r\n".encode() for name in headers) + _BODY)
 
 
 async def test_send_succeeds_by_its_status_although_the_body_is_cut_off() -> None:

@@ -6,11 +6,13 @@ import asyncio
 import json
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from signing_async import (
     APIError,
     OutcomeUnknown,
+    RetryPolicy,
     SigningClient,
     SigningError,
     TransportError,
@@ -108,6 +110,75 @@ async def test_redirect_is_followed_only_to_the_clients_own_origin(location: str
         assert other.heads == []
 
 
+@pytest.mark.parametrize(
+    ("status", "transient"),
+    [("403 Forbidden", False), ("407 Proxy Authentication Required", False), ("503 Busy", True)],
+)
+async def test_request_that_a_proxy_refuses_to_connect_was_not_sent(status: str, transient: bool) -> None:
+    connections = 0
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
+        url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        retry = RetryPolicy(max_attempts=3, base_delay=0.01)
+        async with (
+            aiohttp.ClientSession(proxy=url) as session,
+            SigningClient("https://tenant.example.com", "token", session=session, retry=retry) as client,
+        ):
+            with pytest.raises(TransportError, match=rf"the proxy refused to connect \(HTTP {status[:3]}\)") as caught:
+                await client.signings.send("s")
+    error = caught.value
+    assert (error.transient, error.client_wide, error.effect) == (transient, not transient, "none")
+    assert connections == (3 if transient else 1)
+
+
+async def _repeat_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
+    """A middleware of the caller's session."""
+    try:
+        return await handler(request)
+    except aiohttp.ServerDisconnectedError:
+        return await handler(request)
+
+
+@pytest.mark.parametrize(
+    ("method", "middlewares"), [("DELETE", ()), ("PUT", ()), ("POST", ()), ("POST", (_repeat_once,))]
+)
+async def test_write_that_is_repeated_in_vain_is_an_unknown_outcome(
+    method: str, middlewares: tuple[aiohttp.ClientMiddlewareType, ...]
+) -> None:
+    """It was sent on an idle connection that the server closed; a second connection is refused.
+
+    aiohttp repeats a DELETE or PUT by itself.
+    """
+    received = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        received.append((await reader.readuntil(b"\r\n\r\n")).split()[0])
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
+        received.append((await reader.readuntil(b"\r\n\r\n")).split()[0])
+        server.close()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    retry = RetryPolicy(max_attempts=2, base_delay=0.01)
+    async with (
+        aiohttp.ClientSession(middlewares=middlewares) as session,
+        SigningClient(origin, "token", session=session, retry=retry) as client,
+    ):
+        await client.request("GET", "/api/1.0/things/{id}", path={"id": "1"})
+        with pytest.raises(OutcomeUnknown):
+            await client.request(method, "/api/1.0/things/{id}", path={"id": "1"})
+    assert received == [b"GET", method.encode()]
+
+
 async def test_clients_own_session_keeps_no_cookies() -> None:
     raw = sized(SIGNING, JSON + b"Set-Cookie: session=of-somebody; Path=/\r\n")
     async with hostile(saying(raw)) as server:
@@ -116,6 +187,27 @@ async def test_clients_own_session_keeps_no_cookies() -> None:
             await client.me()
             await client.me()
         assert all(b"cookie" not in head.lower() for head in server.heads)
+
+
+async def test_endless_list_is_fetched_at_most_one_page_ahead() -> None:
+    number = 0
+
+    async def behave(talk: Conversation) -> None:
+        nonlocal number
+        while True:
+            await talk.request()
+            number += 1
+            page = json.dumps({"data": [{"id": f"s{number}"}], "next": f"c{number}"})
+            await talk.send(sized(page.encode()))
+
+    async with hostile(behave) as server, connected(server) as client:
+        seen = 0
+        async for _ in client.signings.list():
+            seen += 1
+            if seen == 30:
+                break
+        await asyncio.sleep(0.05)
+        assert len(server.heads) <= 32
 
 
 # Connections
@@ -179,6 +271,28 @@ async def test_upload_refused_while_it_is_sent_is_not_repeated(ending: str, tmp_
             assert found.status == 413
         # Each repeat is preceded by a reading.
         assert server.count("GET /api/1.0/signings/s1 ") >= server.count("POST")
+
+
+async def test_upload_after_a_reset_is_preceded_by_a_reading_and_not_duplicated(tmp_path: Path) -> None:
+    arrived: list[str] = []
+
+    async def behave(talk: Conversation) -> None:
+        while True:
+            head = await talk.head()
+            if head.startswith(b"GET"):
+                documents = [{"id": name, "name": "a.pdf"} for name in arrived]
+                await talk.send(sized(json.dumps({"id": "s1", "is_draft": True, "documents": documents}).encode()))
+                continue
+            await talk.reader.readexactly(100_000)
+            if server.count("POST") == 2:
+                arrived.append("d1")
+            talk.reset()
+            return
+
+    async with hostile(behave) as server, connected(server) as client:
+        document = await client.documents.upload("s1", BIG, "a.pdf")
+        assert document.id == "d1"
+        assert server.count("POST") == 2
 
 
 async def test_write_is_not_repeated_if_its_response_is_cut_off_in_the_head(tmp_path: Path) -> None:
