@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +120,18 @@ def test_locked_file_is_closed_first_where_open_files_cannot_be_removed(
     remove_locked(path, file.close)
     assert file.closed
     assert path.exists() is used
+
+
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.EIO])
+def test_folder_sync_is_optional_but_its_io_errors_are_raised(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="Input/output") if number == errno.EIO else nullcontext():
+        sync_folder(tmp_path)
 
 
 def test_folder_that_cannot_be_opened_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
