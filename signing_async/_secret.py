@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Generic, NoReturn, TypeVar
+from collections.abc import Sequence
+from typing import Any, Generic, NoReturn, TypeVar
 
-__all__ = ["Secret", "hide"]
+__all__ = ["Secret", "hide", "hide_fields"]
 
 T = TypeVar("T")
 
@@ -43,3 +44,8 @@ class Secret(Generic[T]):
 def hide(value: str | T) -> Secret[str] | T:
     """Return a string in a holder, and anything else as it is. A public function rebinds its argument to it first."""
     return Secret(value) if isinstance(value, str) else value
+
+
+def hide_fields(_: type, fields: Sequence[Any]) -> list[Any]:
+    """Hide the fields of an attrs class, as its ``field_transformer``: some tracebacks show what ``repr`` would not."""
+    return [field.evolve(repr=False) for field in fields]

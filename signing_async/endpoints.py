@@ -16,6 +16,7 @@ from multidict import CIMultiDict
 
 from . import _checks
 from ._api import Api
+from ._secret import hide_fields
 from .documents.download import stream as checked_stream
 from .documents.form import form_body
 from .documents.source import OpenPdf, PdfSource
@@ -64,7 +65,7 @@ class _RequestOptions(_Address, total=False):
     repeat: bool
 
 
-@attrs.define(eq=False, repr=False)
+@attrs.define(eq=False, repr=False, field_transformer=hide_fields)
 class ResponseStream:
     """A response whose body is read chunk by chunk: iterate over it once."""
 

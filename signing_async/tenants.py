@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
@@ -97,16 +98,15 @@ class Tenants:
             "assumptions": assumptions,
             "on_attempt": on_attempt,
         }
-        self._tenants: dict[str, _Tenant] = {}
-        """By id, the least recently used first."""
+        self._in_use: dict[str, _Tenant] = {}
+        self._idle: OrderedDict[str, _Tenant] = OrderedDict()
         self._closing: dict[str, asyncio.Task[None]] = {}
         self._closed = False
 
     def __repr__(self) -> str:
         # Some tracebacks show an object whose constructor raised.
-        tenants = getattr(self, "_tenants", {}).values()
-        in_use = sum(tenant.users > 0 for tenant in tenants)
-        return f"<Tenants: {in_use} clients in use, {len(tenants) - in_use} kept>"
+        in_use, idle = (len(getattr(self, name, ())) for name in ("_in_use", "_idle"))
+        return f"<Tenants: {in_use} clients in use, {idle} kept>"
 
     @asynccontextmanager
     async def client(self, tenant_id: str) -> AsyncIterator[SigningClient]:
@@ -127,8 +127,10 @@ class Tenants:
     async def aclose(self) -> None:
         """Close all clients, also those in use, after their token refreshes have ended."""
         self._closed = True
-        for tenant_id in self._tenants:
-            self._start_closing(tenant_id)
+        for tenant in (*self._in_use.values(), *self._idle.values()):
+            self._retire(tenant)
+        self._in_use.clear()
+        self._idle.clear()
         while self._closing:
             await asyncio.wait(tuple(self._closing.values()))
 
@@ -141,65 +143,50 @@ class Tenants:
     @asynccontextmanager
     async def _lent(self, tenant_id: str) -> AsyncIterator[tuple[SigningClient, OAuth]]:
         _checks.string("tenant_id", tenant_id, error=InvalidRequest)
-        self._check_open()
-        tenant = self._tenants.setdefault(tenant_id, _Tenant())
-        tenant.users += 1
-        try:
-            clients = await self._open(tenant_id, tenant)
-            self._trim()
-            yield clients
-        finally:
-            tenant.users -= 1
-            self._tenants[tenant_id] = self._tenants.pop(tenant_id)
-            self._forget_closed(tenant_id)
-            self._trim()
-
-    async def _open(self, tenant_id: str, tenant: _Tenant) -> tuple[SigningClient, OAuth]:
-        async with tenant.lock:
-            if tenant.clients is not None and tenant.is_open:
-                return tenant.clients
-            self._check_open()
-            tenant.clients = await self._create(tenant_id)
-            return tenant.clients
-
-    def _check_open(self) -> None:
         if self._closed:
             raise ClientClosed("the tenants' clients are closed")
         if self._session.closed:
             raise ClientClosed("the session of the tenants is closed")
+        tenant = self._in_use.get(tenant_id) or self._idle.pop(tenant_id, None)
+        if tenant is None or tenant.is_unusable:
+            tenant = _Tenant(tenant_id, asyncio.create_task(self._create(tenant_id), name="signing_async tenant"))
+        self._in_use[tenant_id] = tenant
+        tenant.users += 1
+        self._trim()
+        try:
+            yield await tenant.ready()
+        finally:
+            self._return(tenant)
+
+    def _return(self, tenant: _Tenant) -> None:
+        tenant.users -= 1
+        # The tenant was replaced because a user closed its client, or all clients were closed.
+        if tenant.users or self._in_use.get(tenant.id) is not tenant:
+            return
+        del self._in_use[tenant.id]
+        if not tenant.is_unusable:
+            self._idle[tenant.id] = tenant
+            self._trim()
 
     def _trim(self) -> None:
-        while len(self._tenants) - len(self._closing) > self._max_clients:
-            idle = (name for name, tenant in self._tenants.items() if not tenant.users and name not in self._closing)
-            tenant_id = next(idle, None)
-            if tenant_id is None:
-                return
-            self._start_closing(tenant_id)
+        while self._idle and len(self._in_use) + len(self._idle) > self._max_clients:
+            _, tenant = self._idle.popitem(last=False)
+            self._retire(tenant)
 
-    def _start_closing(self, tenant_id: str) -> None:
-        if tenant_id not in self._closing:
-            closing = self._close(tenant_id)
-            self._closing[tenant_id] = asyncio.create_task(closing, name="signing_async tenant closing")
+    def _retire(self, tenant: _Tenant) -> None:
+        def forget(task: asyncio.Task[None]) -> None:
+            # The tenant's next client may be closing by now.
+            if self._closing.get(tenant.id) is task:
+                del self._closing[tenant.id]
 
-    async def _close(self, tenant_id: str) -> None:
-        tenant = self._tenants[tenant_id]
-        try:
-            async with tenant.lock:
-                # A user may have come first.
-                if tenant.clients is not None and (self._closed or not tenant.users):
-                    # The loss of a token is already logged.
-                    with contextlib.suppress(AuthError):
-                        await tenant.clients[0].aclose()
-        finally:
-            del self._closing[tenant_id]
-            self._forget_closed(tenant_id)
-
-    def _forget_closed(self, tenant_id: str) -> None:
-        tenant = self._tenants[tenant_id]
-        if not tenant.users and not tenant.is_open and tenant_id not in self._closing:
-            del self._tenants[tenant_id]
+        task = self._closing[tenant.id] = asyncio.create_task(tenant.close(), name="signing_async tenant closing")
+        task.add_done_callback(forget)
 
     async def _create(self, tenant_id: str) -> tuple[SigningClient, OAuth]:
+        closing = self._closing.get(tenant_id)
+        if closing is not None:
+            # Otherwise two `OAuth` objects could refresh the same token.
+            await asyncio.wait([closing])
         app = await _awaited(self._app_factory(tenant_id))
         if not isinstance(app, TenantApp):
             raise ConfigurationError(f"app_factory: must return a TenantApp, got {type(app).__name__}")
@@ -219,17 +206,33 @@ class Tenants:
 
 
 class _Tenant:
-    """A tenant's client and `OAuth`, if they exist, and the number of their users."""
+    """A tenant's client, or the task that creates it, and its number of users."""
 
-    def __init__(self) -> None:
+    def __init__(self, tenant_id: str, creating: asyncio.Task[tuple[SigningClient, OAuth]]) -> None:
+        self.id = tenant_id
         self.users = 0
-        self.clients: tuple[SigningClient, OAuth] | None = None
-        self.lock = asyncio.Lock()
-        """Held while the client is created or closed: two `OAuth` objects would refresh the same token."""
+        self._creating = creating
 
     @property
-    def is_open(self) -> bool:
-        return self.clients is not None and not self.clients[0].closed
+    def is_unusable(self) -> bool:
+        """Whether the client could not be created, or was closed by a user."""
+        creating = self._creating
+        if not creating.done():
+            return False
+        return creating.cancelled() or creating.exception() is not None or creating.result()[0].closed
+
+    async def ready(self) -> tuple[SigningClient, OAuth]:
+        """Return the client and its `OAuth`. A cancelled caller does not cancel their creation."""
+        await asyncio.wait([self._creating])
+        return self._creating.result()
+
+    async def close(self) -> None:
+        await asyncio.wait([self._creating])
+        if not self.is_unusable:
+            client, _ = self._creating.result()
+            # The loss of a token is already logged.
+            with contextlib.suppress(AuthError):
+                await client.aclose()
 
 
 async def _awaited(value: T | Awaitable[T]) -> T:

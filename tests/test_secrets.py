@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, quote, urlencode
 import aiohttp
 import pytest
 from aiohttp import web
+from rich.pretty import pretty_repr
 
 from signing_async import (
     APIError,
@@ -83,7 +84,7 @@ class Watch:
             hidden("attempt", repr(attempt))
             hidden("headers of an attempt", repr(dict(attempt.headers)))
         for response in self.responses:
-            hidden("response", f"{response!r} {response} {response.request_id}")
+            hidden("response", f"{response!r} {response} {response.request_id} {pretty_repr(response)}")
         for error in self.errors:
             check(error)
 
@@ -115,6 +116,7 @@ def frames(trace: TracebackType | None) -> Iterator[tuple[str, str]]:
             [summary] = traceback.StackSummary.extract(iter([(frame, line)]), capture_locals=True)
             yield name, "".join(traceback.StackSummary.from_list([summary]).format())
             yield name, "".join(summary.locals.values()) if summary.locals else ""
+            yield name, "".join(pretty_repr(value) for value in frame.f_locals.values())  # as rich's tracebacks show
 
 
 def check(error: BaseException) -> None:

@@ -12,6 +12,7 @@ import json
 import logging
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from ..sealed import Trust
 
 __all__ = ["ArchiveResult", "Collector", "Judgement"]
+
+_PREFIX = "signing-archive-"
+_DAY = 86_400
 
 
 if TYPE_CHECKING:
@@ -141,25 +145,30 @@ class Collector:
             await self.journal.release(claim)
 
     async def aclose(self) -> None:
-        """Wait until the manifest is written."""
+        """Wait until the manifest is written, and remove old downloads of killed runs."""
         await self.manifest.aclose()
+        await asyncio.to_thread(self.remove_leftovers)
 
     def make_folder(self, signing: Signing) -> Path:
         """Create a private folder for a download, on the file system of a `FolderStore`."""
-        if not isinstance(self.store, FolderStore):
-            return Path(tempfile.mkdtemp(prefix="signing-archive-"))
-        parent = self.store.incoming
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=self._prefix(signing), dir=parent))
+        if isinstance(self.store, FolderStore):
+            self._downloads.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=self._prefix(signing), dir=self._downloads))
 
-    def remove_leftovers(self, signing: Signing) -> None:
-        """Remove the downloads that killed runs left in the archive. Only the holder of the signing's claim may."""
-        if isinstance(self.store, FolderStore) and self._has_journal:
-            for leftover in self.store.incoming.glob(f"{self._prefix(signing)}*"):
-                shutil.rmtree(leftover, ignore_errors=True)
+    def remove_leftovers(self, signing: Signing | None = None) -> None:
+        """Remove downloads that killed runs left: those of a day ago, and of a signing whose claim is held."""
+        for leftover in self._downloads.glob(f"{_PREFIX if signing is None else self._prefix(signing)}*"):
+            with suppress(FileNotFoundError):
+                is_old = time.time() - leftover.stat().st_mtime > _DAY
+                if is_old or (signing is not None and self._has_journal):
+                    shutil.rmtree(leftover, ignore_errors=True)
+
+    @property
+    def _downloads(self) -> Path:
+        return self.store.incoming if isinstance(self.store, FolderStore) else Path(tempfile.gettempdir())
 
     def _prefix(self, signing: Signing) -> str:
-        return f"{digest(self.service, signing.id).hex()}-"
+        return f"{_PREFIX}{digest(self.service, signing.id).hex()}-"
 
 
 class _OneSigning:

@@ -106,7 +106,7 @@ async def listen(redirect_uri: str) -> AsyncIterator[Callback]:
             message = f"cannot listen at {redirect_uri}: {error.strerror or error}; free the port, or use --no-browser"
             raise ConfigurationError(message) from None
         if not parts.port:
-            netloc = f"{parts.netloc.rstrip(':')}:{runner.addresses[0][1]}"
+            netloc = f"{parts.netloc.removesuffix(':0').rstrip(':')}:{runner.addresses[0][1]}"
             callback.redirect_uri = parts._replace(netloc=netloc).geturl()
         yield callback
     finally:

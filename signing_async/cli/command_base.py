@@ -239,20 +239,24 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-def text_file(path: str) -> str:
+def text_file(path: str, option: str | None = None) -> str:
     """Read a UTF-8 file, the value of an option; - is standard input. Newlines are kept."""
     try:
-        return read_bytes(path).decode()
+        return read_bytes(path, option).decode()
     except UnicodeDecodeError:
-        raise click.BadParameter(f"could not read {path}: not UTF-8") from None
+        raise click.BadParameter(f"could not read {path}: not UTF-8", param_hint=option) from None
 
 
-def read_bytes(path: str) -> bytes:
+FILE = click.Path(dir_okay=False, allow_dash=True)
+"""The type of an option whose file a command reads; the shell completes its paths."""
+
+
+def read_bytes(path: str, option: str | None = None) -> bytes:
     """Read a file, the value of an option or argument; - is standard input."""
     try:
         return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        raise click.BadParameter(f"could not read {path}: {error.strerror}") from None
+        raise click.BadParameter(f"could not read {path}: {error.strerror}", param_hint=option) from None
 
 
 def refuse_password(option: str, text: str | None, advice: str) -> None:

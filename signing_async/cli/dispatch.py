@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import logging
 import os
-import re
 import shlex
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import attrs
 import click
@@ -59,7 +59,7 @@ MAX_SHOWN = 20
 @click.option("--wait", is_flag=True, help="With --broker: wait for the workers, and report each package's result.")
 @click.option(
     "--for",
-    "timeout",
+    "seconds",  # not the name of the common option --timeout
     type=Seconds(0, min_open=True),
     help="With --broker: the time limit for an unavailable broker and, with --wait, for the workers.",
 )
@@ -70,6 +70,7 @@ async def dispatch(
     failures: Path | None,
     dry_run: bool,
     broker: str | None,
+    seconds: float | None,
     **options: Any,
 ) -> None:
     """Send every package of MANIFEST: create a signing, upload the documents, add the recipients, send it.
@@ -109,7 +110,8 @@ async def dispatch(
         manifest,
         journal or str(state.settings.journal or manifest.parent / f"{stem}.journal"),
         failures or manifest.parent / f"{stem}.failures{manifest.suffix}",
-        _broker_url(broker),
+        None if dry_run else _broker_url(broker),
+        timeout=seconds,
         **options,
     )
     if failures is not None and failures.is_dir():
@@ -137,8 +139,15 @@ def _broker_url(text: str | None) -> str | None:
 
 
 def without_password(text: str) -> str:
-    """Return a path as it is, and a URL without its user, password and query."""
-    return re.sub(r"://.*@", "://", text, flags=re.DOTALL).partition("?")[0] if "://" in text else text
+    """Return a path as it is, and a URL without its password and query."""
+    if "://" not in text:
+        return text
+    try:
+        parts = urlsplit(text)
+        user = f"{parts.username}@" if parts.username else ""
+        return f"{parts.scheme}://{user}{parts.netloc.rpartition('@')[2]}{parts.path}"
+    except ValueError:
+        return f"{text.partition('://')[0]}://..."
 
 
 @contextlib.asynccontextmanager

@@ -22,7 +22,7 @@ import attrs
 import click
 
 from .._connections import connection_error
-from .._files import unusable
+from .._files import place_new, unusable
 from ..assumptions import Assumptions
 from ..client import SigningClient
 from ..errors import APIError, DecodeError, InvalidRequest, SigningError
@@ -103,17 +103,17 @@ async def doctor(state: State, output: Path, force: bool, check_only: bool, wron
                 state.out.result(facts, text, {"failed": "red", "warning": "yellow"}.get(found.state))
                 failed |= {found.check} if found.state == "failed" else set()
     if not check_only:
-        _write(examination.to_toml(settings.origin), output)
+        _write(examination.to_toml(settings.origin), output, force=force)
         words = f"Written to {output}. To use it: export SIGNING_ASSUMPTIONS={shlex.quote(str(output.absolute()))}"
         state.out.result({"assumptions": examination.values, "file": str(output)}, words)
     state.end(UNAUTHORIZED if "token" in failed else FAILED if failed else 0)
 
 
-def _write(text: str, output: Path) -> None:
+def _write(text: str, output: Path, *, force: bool) -> None:
     part = output.with_name(f".{output.name}.{secrets.token_hex(4)}.part")
     try:
         part.write_text(text, "utf-8")
-        part.replace(output)
+        part.replace(output) if force else place_new(part, output)
     except OSError as error:
         raise unusable(f"--output: {str(output)!r} cannot be written: {error.strerror}", error) from None
     finally:

@@ -221,6 +221,7 @@ class ProgressDisplay:
         self._what = what
         self._total = total
         self._done = self._failed = 0
+        self._info = ""
         self._began = self._last_line = time.monotonic()
         self._bar = out.bar() if out.live else None
 
@@ -243,6 +244,7 @@ class ProgressDisplay:
         if self._bar is not None:
             info = f"{self._done}/{'?' if self._total is None else self._total} {rate:.1f}/s"
             info += f" {self._failed} failed" if self._failed else ""
+            self._info = info
             self._bar.update(self._bar.task_ids[0], completed=self._done, info=info)
         elif now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
@@ -251,7 +253,7 @@ class ProgressDisplay:
     def note(self, text: str) -> None:
         """Show a remark in the bar until the next item is done."""
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], info=text)
+            self._bar.update(self._bar.task_ids[0], info=f"{self._info} {text}".lstrip())
 
     def _print_line(self, rate: float) -> None:
         facts: dict[str, Any] = {"done": self._done, "total": self._total, "failed": self._failed, "rate": rate}

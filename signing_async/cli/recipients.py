@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InvalidRequest
-from .command_base import State, command, text_file
+from .command_base import FILE, State, command, text_file
 from .exits import code_of_all
 from .output import Output, on_one_line
 from .records import recipient_facts
@@ -28,11 +28,11 @@ def _name_and_value(text: str) -> tuple[str, str]:
 
 def _json_object(path: str) -> dict[str, Any]:
     try:
-        fields = json.loads(text_file(path))
+        fields = json.loads(text_file(path, "'--fields'"))
     except (ValueError, RecursionError):
         fields = None
     if not isinstance(fields, dict):
-        raise click.BadParameter(f"{path} does not contain a JSON object")
+        raise click.BadParameter(f"{path} does not contain a JSON object", param_hint="'--fields'")
     return fields
 
 
@@ -54,7 +54,7 @@ def _json_object(path: str) -> dict[str, Any]:
 @click.option(
     "--fields",
     "from_file",
-    type=_json_object,
+    type=FILE,
     metavar="FILE",
     help="Other fields as a JSON object in a file (- for standard input), hidden from other users of the machine.",
 )
@@ -62,7 +62,7 @@ async def add_recipient(
     state: State,
     signing: str,
     fields: tuple[tuple[str, str], ...],
-    from_file: dict[str, Any] | None,
+    from_file: str | None,
     **named: Any,
 ) -> None:
     """Add a recipient to a draft. Only the recipient's id goes to standard output.
@@ -72,8 +72,9 @@ async def add_recipient(
       signing-async add-recipient $SIGNING anna@example.com --first-name Anna --last-name Berg --order 1
       signing-async add-recipient $SIGNING bo@example.com --method bankid --field personal_number=198001011234
     """
+    extra = {} if from_file is None else _json_object(from_file)
     async with state.client() as client:
-        recipient = await client.recipients.add(signing, **named, extra={**(from_file or {}), **dict(fields)})
+        recipient = await client.recipients.add(signing, **named, extra={**extra, **dict(fields)})
     state.out.say(f"Added {named['email']}.")
     state.out.result(recipient_facts(recipient, ()), on_one_line(recipient.id))
 

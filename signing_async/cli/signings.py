@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command_base import State, command, text_file
+from ..errors import InvalidRequest
+from .command_base import FILE, State, command, text_file
 from .output import ago, iso, on_one_line
 from .records import all_facts, show_signing, signing_facts
 
@@ -64,7 +65,7 @@ def name_pattern(text: str) -> Callable[[Signing], bool]:
 def _cursor(text: str) -> Cursor:
     skip, _, page = text.partition(".")
     if not re.fullmatch("[0-9]{1,9}", skip):
-        raise click.BadParameter(f"must be a cursor that `list` printed, got {text!r}")
+        raise InvalidRequest(f"--cursor: must be a cursor that `list` printed, got {text!r}")
     return page or None, int(skip)
 
 
@@ -81,7 +82,7 @@ def _cursor(text: str) -> Cursor:
     "--limit", type=click.IntRange(1), help="Stop after this many signings.  [default: 50; with --all: no limit]"
 )
 @click.option("--all", "everything", is_flag=True, help="List everything.")
-@click.option("--cursor", type=_cursor, help="Continue at the cursor that an earlier list printed.")
+@click.option("--cursor", metavar="TEXT", type=_cursor, help="Continue at the cursor that an earlier list printed.")
 async def list_signings(
     state: State, limit: int | None, everything: bool, cursor: Cursor | None, **filters: Any
 ) -> None:
@@ -182,7 +183,7 @@ async def show(state: State, signing: str) -> None:
 @click.option("--message", metavar="TEXT", help="A message to the recipients, at most 400 characters.")
 @click.option(
     "--message-file",
-    type=text_file,
+    type=FILE,
     metavar="FILE",
     help="Read the message from a file (- for standard input).",
 )
@@ -196,7 +197,7 @@ async def create(state: State, message_file: str | None, **fields: Any) -> None:
     if message_file is not None:
         if fields["message"] is not None:
             raise click.UsageError("use either --message or --message-file, not both")
-        fields["message"] = message_file.replace("\r\n", "\n").strip()
+        fields["message"] = text_file(message_file, "'--message-file'").replace("\r\n", "\n").strip()
     async with state.client() as client:
         signing = await client.signings.create(**fields)
     state.out.say(on_one_line(f"Created the draft {signing.name or fields['name']}."))

@@ -334,9 +334,12 @@ def is_seekable(source: Any) -> bool:
 
 def _copy(source: IO[bytes], spool: _Spool, filename: str) -> int:
     """Copy a file object from its current position, restore that position if it can be, and return it."""
-    with _position_lock:
+    with _source_errors(f"cannot read {filename}"):
+        has_position = is_seekable(source)
+    # A source without a position, such as a pipe, may stall: it must not keep others waiting.
+    with _position_lock if has_position else contextlib.nullcontext():
         with _source_errors(f"cannot read {filename}"):
-            position = source.tell() if is_seekable(source) else None
+            position = source.tell() if has_position else None
         try:
             while True:
                 with _source_errors(f"cannot read {filename}"):

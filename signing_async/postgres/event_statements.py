@@ -95,10 +95,17 @@ FROM (
 WHERE event.seq = crashed.seq""".replace("{alone}", _ALONE)
 # An expired claim is taken over before other events of its signing are claimed. If the response to a claim was lost,
 # the next claim returns its events, which have this owner but are not held, and counts no second attempt.
-CLAIM = """\
+# Every other minute the owner claims nothing after an event that must run alone, until it handles nothing else. In the
+# minutes between, it passes that event over: a handler that hangs does not stop all others.
+CLAIM = (
+    """\
 WITH due AS (
     SELECT seq, due_at, crashes >= {alone} AS alone FROM {table} AS event
     WHERE pending AND due_at <= statement_timestamp() AND id <> ALL($4::text[])
+        AND (
+            crashes < {alone} OR cardinality($4::text[]) = 0
+            OR extract(epoch FROM statement_timestamp() - due_at)::bigint / 60 % 2 = 0
+        )
         AND (
             owner IS NULL OR owner = '' AND leased_until <= statement_timestamp()
             OR owner = $2 AND (id <> ALL($5::text[]) OR leased_until <= statement_timestamp())
@@ -119,7 +126,10 @@ SET owner = $2, fence = event.fence + 1, leased_until = statement_timestamp() + 
 FROM queue
 WHERE event.seq = queue.seq AND (NOT waits OR alone AND place = 1 AND cardinality($4::text[]) = 0)
     AND NOT EXISTS (SELECT FROM {table} AS held WHERE held.id = ANY($4::text[]) AND held.crashes >= {alone})
-RETURNING {columns}, event.due_at AS due""".replace("{columns}", _COLUMNS).replace("{alone}", _ALONE)
+RETURNING {columns}, event.due_at AS due""".replace("{columns}", _COLUMNS)
+    .replace("{alone}", _ALONE)
+    .replace("{turn}", "60")
+)
 RENEW = """\
 UPDATE {table} AS event SET leased_until = statement_timestamp() + $3
 FROM unnest($1::text[], $2::bigint[]) AS held (key, fence)

@@ -16,6 +16,7 @@ from multidict import CIMultiDict
 
 from .. import errors
 from .._foreign import safe_text
+from .._secret import hide_fields
 from ..models import Token
 from . import retry, urls, wire
 from .decode import Unreadable
@@ -67,7 +68,7 @@ class Bearer:
         return self._secrets() if self._token is None else (self._token.access_token,)
 
 
-@attrs.define(eq=False, repr=False, slots=False)
+@attrs.define(eq=False, repr=False, slots=False, field_transformer=hide_fields)
 class Context:
     """The circumstances of the attempts of one call; all times are in loop time."""
 
@@ -85,7 +86,7 @@ class Context:
     """Whether a rejected token may be replaced."""
 
 
-@attrs.define(eq=False, repr=False, slots=False)
+@attrs.define(eq=False, repr=False, slots=False, field_transformer=hide_fields)
 class Outcome(Generic[T]):
     """How an attempt ended: with a value, or with an error that the call raises if no attempt follows."""
 
@@ -109,7 +110,7 @@ def attempt(operation: Operation[T], shared: Shared, options: Options, context: 
     return _Attempt(operation, shared, options, context).make()
 
 
-@attrs.define(eq=False, repr=False, slots=False)
+@attrs.define(eq=False, repr=False, slots=False, field_transformer=hide_fields)
 class _Attempt(Generic[T]):
     _operation: Operation[T]
     _shared: Shared

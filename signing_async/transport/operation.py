@@ -8,6 +8,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import attrs
 
 from .. import _checks
+from .._secret import hide_fields
 from ..assumptions import Assumptions
 from ..errors import NotFound
 from ..models import Token
@@ -65,7 +66,7 @@ class Attempt:
     """The headers of the response, with case-insensitive names and without secrets; empty if there was no response."""
 
 
-@attrs.define(eq=False, repr=False, slots=False)
+@attrs.define(eq=False, repr=False, slots=False, field_transformer=hide_fields)
 class Observer:
     """What observes a call, and the token requests that the call causes."""
 
@@ -88,7 +89,7 @@ class Auth(Protocol):
 
 
 # Not frozen: making a frozen instance takes a fortieth of a small call's time.
-@attrs.define(eq=False, repr=False, slots=False)
+@attrs.define(eq=False, repr=False, slots=False, field_transformer=hide_fields)
 class Operation(Generic[T]):
     """One operation of the service: what is sent, what a repeat would do, and how its response is decoded."""
 
@@ -114,7 +115,7 @@ class Operation(Generic[T]):
     """Further headers of the request, which replace those of the same name."""
 
 
-@attrs.define(eq=False, repr=False, slots=False)
+@attrs.define(eq=False, repr=False, slots=False, field_transformer=hide_fields)
 class Options:
     """The options of one view of a client."""
 
@@ -126,7 +127,7 @@ class Options:
     telemetry: bool = True
 
 
-@attrs.define(eq=False, repr=False, slots=False)
+@attrs.define(eq=False, repr=False, slots=False, field_transformer=hide_fields)
 class Shared:
     """What all views of a client share."""
 

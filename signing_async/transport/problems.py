@@ -29,7 +29,17 @@ _BY_STATUS: dict[int, type[errors.APIError]] = {
 # Where common error bodies hold their parts: RFC 9457, JSON:API, OAuth, Google, Laravel, Django REST, FastAPI. A code
 # makes a 500 or 503 the service's own error, so it is searched for in few places.
 _CODES = (
-    *("code", "error.code", "error_code", "error.error_code", "error.status", "type", "error.type", "error"),
+    *(
+        "code",
+        "error.code",
+        "error_code",
+        "error.error_code",
+        "error.status",
+        "type",
+        "error.type",
+        "error",
+        "error.error",
+    ),
     *("detail.code", "errors.0.code", "0.code"),
 )
 _MESSAGES = ("message", "detail", "error_description", "error_message", "title", "error")

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import attrs
 
+from .._secret import hide_fields
 from ..assumptions import Assumptions
 from ..errors import DecodeError
 from .decode import Unreadable, decode_record, hook_of, parse, request_id, unwrap
@@ -23,7 +24,7 @@ T = TypeVar("T")
 _CHARSET = re.compile(r";\s*charset\s*=\s*\"?([\w.:-]+)", re.IGNORECASE)
 
 
-@attrs.define(eq=False, repr=False, slots=False)
+@attrs.define(eq=False, repr=False, slots=False, field_transformer=hide_fields)
 class Response:
     """A response of the service. ``str`` and ``repr`` show nothing of its headers and body."""
 

@@ -25,7 +25,7 @@ from yarl import URL
 
 from .._connections import connection_flags, is_refused_by_proxy, is_untrusted
 from .._foreign import is_transient
-from .._secret import Secret
+from .._secret import Secret, hide_fields
 from .._version import __version__
 from ..errors import ClientClosed, ConfigurationError
 from ..models import Token
@@ -126,7 +126,7 @@ def bytes_body(data: bytes = b"", content_type: str | None = None) -> Body:
     return Body(produce, len(data), content_type)
 
 
-@attrs.define(eq=False, repr=False, slots=False)
+@attrs.define(eq=False, repr=False, slots=False, field_transformer=hide_fields)
 class Request:
     """An HTTP request. ``path`` is percent-encoded, begins with a slash, and may have a query."""
 

@@ -52,7 +52,12 @@ _COLUMNS = (
     "seq, id, type, signing, body, received_at, status, attempts, due, error, settled_at, owner, trace_context,"
     " crashes, fence"
 )
-_DUE = f"SELECT {_COLUMNS} FROM events WHERE ready AND due <= ? ORDER BY due, seq LIMIT ?"  # noqa: S608  # constants
+# Every other minute nothing is claimed after an event that must run alone, until its process handles nothing else. In
+# the minutes between, that event is passed over: a handler that hangs does not stop all others.
+_DUE = (
+    f"SELECT {_COLUMNS} FROM events WHERE ready AND due <= :now"  # noqa: S608  # constants
+    " AND (crashes < :alone OR :is_idle OR CAST(:now - due AS INTEGER) / 60 % 2 = 0) ORDER BY due, seq LIMIT :limit"
+)
 _CLAIM = "UPDATE events SET ready = 0, owner = ?, fence = fence + 1, attempts = attempts + 1 WHERE seq = ?"
 _SETTLE = "UPDATE events SET status = ?, error = ?, settled_at = ?, owner = NULL, crashes = 0"
 _POSTPONE = "UPDATE events SET error = ?, due = ?, attempts = attempts - ?, owner = NULL, crashes = 0"
@@ -237,7 +242,7 @@ class SqliteEventStore:
         if ahead < self._clock_ahead - _STEP:
             connection.execute(_MAKE_DUE, (time.time(), time.time() + _STEP))
         self._clock_ahead = ahead
-        rows = self._claimable(connection, connection.execute(_DUE, (time.time(), limit)).fetchall())
+        rows = self._claimable(connection, limit)
         connection.executemany(_CLAIM, [(mine, row[0]) for row in rows])
         for row in rows:
             fence = row[-1] + 1
@@ -246,13 +251,16 @@ class SqliteEventStore:
         self._held.update(map(_key, claims))
         return claims
 
-    def _claimable(self, connection: sqlite3.Connection, due: list[Any]) -> list[Any]:
+    def _claimable(self, connection: sqlite3.Connection, limit: int) -> list[Any]:
         """Return the events before the first that must run alone; that one only if nothing else is claimed."""
-        before = list(itertools.takewhile(lambda row: row[-2] < _ALONE, due))
         mine = self._engine.lock.owner
+        is_idle = connection.execute(_IS_MINE, (mine,)).fetchone() is None
+        values = {"now": time.time(), "alone": _ALONE, "is_idle": is_idle, "limit": limit}
+        due = connection.execute(_DUE, values).fetchall()
+        before = list(itertools.takewhile(lambda row: row[-2] < _ALONE, due))
         if connection.execute(_IS_ALONE, (mine, _ALONE)).fetchone():
             before = []
-        elif due and not before and not connection.execute(_IS_MINE, (mine,)).fetchone():
+        elif due and not before and is_idle:
             before = due[:1]
         self._waits_for_handlers = len(before) < len(due)
         return before

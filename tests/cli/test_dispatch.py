@@ -429,6 +429,17 @@ def test_terminal_shows_a_bar_with_rate_and_time_left_and_failures_above_it(
     assert b"38;5;197" not in screen.raw
 
 
+def test_timeout_of_the_calls_is_not_that_of_the_workers(run: Run, office: Office) -> None:
+    office(1)
+    assert run("dispatch", "leases.csv", "--timeout", "30").out == "1 sent: 0 earlier, 1 now.\n"
+
+
+def test_dry_run_needs_no_broker(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SIGNING_BROKER", raising=False)
+    office(1)
+    assert run("dispatch", "leases.csv", "--dry-run", "--broker", "env:SIGNING_BROKER").code == 0
+
+
 def test_terminal_says_that_an_unknown_outcome_is_settled(service: Service, office: Office, tmp_path: Path) -> None:
     office(1)
     service.do(service.sandbox.faults.add, "signings.create", "drop-after-commit")

@@ -707,3 +707,18 @@ async def test_content_with_another_hash_is_not_sent_or_lacks_its_last_block(
 def test_sha256_must_be_hexadecimal(sha256: Any) -> None:
     with pytest.raises(InvalidRequest, match=rf"^sha256: must be 64 hexadecimal digits, got {sha256!r}$"):
         PdfSource(b"", sha256=sha256)
+
+
+async def test_stalled_pipe_does_not_keep_other_sources_waiting() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as silent:
+        stalled = asyncio.create_task(PdfSource(silent, "pipe.pdf").open())
+        try:
+            await asyncio.sleep(0.05)
+            async with asyncio.timeout(30):
+                with await PdfSource(io.BytesIO(make_pdf()), "a.pdf").open() as opened:
+                    assert opened.size > 0
+        finally:
+            os.write(writing, make_pdf())
+            os.close(writing)
+        (await stalled).close()

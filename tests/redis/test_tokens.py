@@ -258,7 +258,7 @@ async def test_no_worker_refreshes_within_the_grace_after_one_was_killed_in_a_re
         assert len(server.token_requests) == 2
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert f": process {process.pid} on " in record.message
-    assert re.search(r"waiting for up to [1-5]\.\d s", record.message)
+    assert re.search(r"waiting for up to \d\.\d s", record.message)
 
 
 async def test_no_worker_refreshes_within_the_grace_after_a_restart_of_redis(

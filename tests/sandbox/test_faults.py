@@ -155,7 +155,7 @@ async def test_sandbox_stops_while_requests_hang(kind: str, details: dict[str, A
             while len(sandbox.requests) < 5:
                 await asyncio.sleep(0.01)
         started = time.monotonic()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
     await asyncio.gather(*tasks, return_exceptions=True)
     await session.close()
 
@@ -171,7 +171,7 @@ async def test_sandbox_stops_while_an_upload_stalls() -> None:
             while not sandbox.requests:
                 await asyncio.sleep(0.01)
         started = time.monotonic()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 10
     writer.close()
 
 
