@@ -222,7 +222,7 @@ class CurrentToken:
                 # The token was removed from its store.
                 raise
             # Try again in half of the remaining time, not on every call.
-            if time.time() >= self._fresh_until:
+            if self._token is token and time.time() >= self._fresh_until:
                 self._fresh_until = time.time() + _seconds_left(token) / 2
                 text = "early token refresh failed or is slow; the current token stays in use: %s"
                 log.warning(text, safe_text(error))

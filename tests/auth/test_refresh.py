@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import logging
 import time
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -409,3 +411,27 @@ async def test_invalid_grant_with_429_or_5xx_is_not_final(status: int) -> None:
             await oauth.access_token()
         assert type(caught.value) is AuthError
         assert await oauth.access_token() == "access-new"
+
+
+async def test_failed_early_refresh_does_not_extend_a_token_that_was_exchanged_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Unlocked(MemoryTokenStore):
+        def lock(self) -> AbstractAsyncContextManager[None]:
+            return contextlib.nullcontext()
+
+    slow = Slow(says({}, 503))
+    async with (
+        Scripted(grants("old"), slow, grants("brief", expires_in=0.01), grants("new")) as server,
+        oauth_for(server.base_url, retry=RetryPolicy.none(), store=Unlocked()) as oauth,
+    ):
+        await oauth.exchange("code")
+        nearly_expired(monkeypatch)
+        task = asyncio.create_task(oauth.access_token())
+        await slow.begun.wait()
+        assert (await oauth.exchange("another")).access_token == "access-brief"
+        await asyncio.sleep(0.02)
+        slow.go.set()
+        assert await task == "access-old"
+        assert await oauth.access_token() == "access-new"
+        assert len(server.requests) == 4
