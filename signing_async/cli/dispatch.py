@@ -160,8 +160,7 @@ async def open_journal(text: str) -> AsyncIterator[Journal]:
             yield journal
         return
     if not text.startswith(("postgresql://", "postgres://")):
-        scheme = text.partition("://")[0]
-        raise InvalidRequest(f"--journal: must be a path or postgresql://..., got '{scheme}://...'")
+        raise InvalidRequest(f"--journal: must be a path or postgresql://..., got {without_password(text)!r}")
     try:
         from ..postgres import PostgresJournal
     except ModuleNotFoundError as error:

@@ -205,7 +205,7 @@ def test_manifest_without_packages_is_invalid(content: str, run: Run) -> None:
         (["leases.csv", "--failures", "../{here}/leases.csv"], "--failures: must not be the manifest itself"),
         (["leases.csv", "--broker", "env:NOT_SET"], "--broker: NOT_SET is not set"),
         (["leases.csv", "--broker", "env:"], "--broker: the variable is not set"),
-        (["leases.csv", "--journal", "redis://x"], "--journal: must be a path or postgresql://..., got 'redis://...'"),
+        (["leases.csv", "--journal", "redis://x"], "--journal: must be a path or postgresql://..., got 'redis://x'"),
         (["leases.csv", "--journal", "."], "Error: --journal: '.' is a folder"),
         (["leases.csv", "--journal", "none/j"], "{here}/none' does not exist"),
         (["leases.csv", "--journal", "0.pdf/j"], "{here}/0.pdf' does not exist"),

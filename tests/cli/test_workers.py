@@ -274,7 +274,7 @@ def test_report_is_kept_until_its_packages_are_sent(
         (["--broker", "env:OTHER"], 2, "invalid Redis URL: must begin with redis://"),
         (["--broker", "env:SIGNING_BROKER"], 1, "the broker is unavailable"),
         (["--journal", "postgresql://app@127.0.0.1:1/x"], 1, "PostgreSQL at 127.0.0.1:1/x: "),
-        (["--journal", "mysql://app@db/x"], 2, "must be a path or postgresql://..., got 'mysql://...'"),
+        (["--journal", "mysql://app@db/x"], 2, "must be a path or postgresql://..., got 'mysql://app@db/x'"),
         (["--journal", "x://[geheim"], 2, "must be a path or postgresql://..., got 'x://...'"),
     ],
 )
