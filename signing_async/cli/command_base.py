@@ -227,7 +227,7 @@ def shared_options(*options: Callable[[Any], Any]) -> Callable[[T], T]:
     return decorate
 
 
-class Seconds(click.FloatRange):
+class _Seconds(click.FloatRange):
     """A range of seconds. Unlike `click.FloatRange`, it refuses "nan" and "inf"."""
 
     name = "seconds"
@@ -237,6 +237,9 @@ class Seconds(click.FloatRange):
         if not math.isfinite(seconds):
             self.fail(f"{value!r} is not a finite number.", param, ctx)
         return seconds
+
+
+Seconds: type[click.FloatRange] = _Seconds
 
 
 def text_file(path: str, option: str | None = None) -> str:

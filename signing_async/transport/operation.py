@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -22,7 +23,7 @@ from .retry import RetryBudget, RetryPolicy, Safety
 __all__ = ["Attempt", "Auth", "Observer", "Operation", "Options", "Shared", "Timeouts", "log"]
 
 T = TypeVar("T")
-log = wire.log
+log: logging.Logger = wire.log
 
 _NO_SPAN = CallSpan()
 _check_seconds = _checks.field(_checks.number, "timeout.", above=0)

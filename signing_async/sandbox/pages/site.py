@@ -98,7 +98,7 @@ class Site:
             "page": page_number(request),
             "filled": EMPTY,
         }
-        html = ENVIRONMENT.get_template(template).render(shared | context)
+        html = _ENVIRONMENT.get_template(template).render(shared | context)
         return self.state.forms.page(request, html, status)
 
     async def fields(self, request: web.Request) -> dict[str, str]:
@@ -173,14 +173,14 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2]) or "less than a second"
 
 
-ENVIRONMENT = Environment(
+_ENVIRONMENT = Environment(
     loader=PackageLoader(__package__),
     autoescape=True,
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
-ENVIRONMENT.filters |= {
+_ENVIRONMENT.filters |= {
     "badge": _badge,
     "bdi": _isolated_element,
     "counted": _counted,
@@ -189,7 +189,7 @@ ENVIRONMENT.filters |= {
     "isolated": isolated,
     "moment": _moment,
 }
-ENVIRONMENT.globals |= {
+_ENVIRONMENT.globals |= {
     "EMPTY": EMPTY,
     "LABELS": LABELS,
     "SECTIONS": SECTIONS,
