@@ -83,8 +83,11 @@ def unusable(message: str, error: Exception) -> InvalidRequest:
 
 
 def expand_user(path: str) -> str:
-    """Replace a leading ``~``. A path of an unknown user stays as it is: `Path.expanduser` would raise."""
-    return os.path.expanduser(path)  # noqa: PTH111  # does not raise
+    """Replace a leading ``~``. A path of an unknown user stays as it is."""
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError:
+        return path
 
 
 def resolve_path(name: str, path: Any) -> Path:

@@ -267,7 +267,7 @@ class Examination:
         return next((one for one in lists if one[1]), next(iter(lists), (None, [])))
 
     def _members(self, data: object, known: str, *, root: bool = False) -> list[tuple[str, Any]]:
-        """Return the members of a response with their paths: first those that an assumption names, then all others."""
+        """Return the members of a response with their paths; members that an assumption names come first."""
         named = [(path, look_up(data, path)) for path in getattr(self.assumptions, known)]
         return [*([("", data)] if root else []), *named, *_walk(data)]
 

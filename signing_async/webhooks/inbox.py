@@ -239,7 +239,7 @@ class Inbox:
     async def retry(self, selection: EventFilter) -> int:
         """Handle the selected events again, now and as if for the first time; return how many.
 
-        Purged events, and those that are being handled, are left as they are. To retry the dead letters, pass
+        Purged events, and events that are being handled, are left as they are. To retry the dead letters, pass
         ``EventFilter(status=EventStatus.DEAD)``.
         """
         return await self.store.requeue(selection)
