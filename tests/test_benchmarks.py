@@ -129,7 +129,8 @@ def test_page_is_written_from_the_kept_figures(tmp_path: Path, monkeypatch: pyte
     page = (tmp_path / "RESULTS.md").read_text()
     assert page.startswith(
         "# Figures\n\nA call takes 9 µs.\n\n0 of 2 targets are met.\n\n"
-        "- Missed, calls: cost: Calls are work.\n- Missed, lists: speed: not explained yet\n"
+        "- Missed: calls: cost: 1.20 (≤ 1.15). Why: Calls are work.\n"
+        "- Missed: lists: speed: 1.70 (≥ 1.8). Why: not explained yet\n"
     )
     assert "![A call & more](charts/calls.svg)" in page
     assert str(table) in page
