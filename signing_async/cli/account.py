@@ -19,7 +19,7 @@ from .command_base import Seconds, State, command
 from .output import on_one_line
 
 if TYPE_CHECKING:
-    from ..auth.oauth import AuthorizationRequest, OAuth
+    from ..auth.oauth import OAuth
     from ..models import User
     from ..settings import Settings
 
@@ -73,7 +73,9 @@ def login(state: State, no_browser: bool, wait: float) -> None:
     """
     from .callback import is_loopback
 
-    settings, answers = _prompt_for_missing(state)
+    settings = state.settings
+    answers = _prompt_for_missing(settings, can_prompt=sys.stdin.isatty() and not state.json)
+    settings = attrs.evolve(settings, **answers)
     oauth = state.oauth(settings)
     # Fail before the user goes to the browser if the token file holds anything but a token: `save` would raise.
     state.run(settings.store.load())
@@ -85,18 +87,23 @@ def login(state: State, no_browser: bool, wait: float) -> None:
             url = click.prompt("The URL where the browser ended up (or the code in it)", err=True)
         else:
             url = sys.stdin.readline().strip()
-        state.run(_finish_login(state, settings, oauth, url, request))
+
+        async def finish() -> None:
+            async with oauth:
+                await oauth.exchange(url, request.state, request.code_verifier)
+                await _report_login(state, settings, oauth)
+
+        state.run(finish())
     else:
-        state.run(_login_with_browser(state, settings, oauth, wait))
+        state.run(_login_with_browser(state, settings, oauth.redirect_uri, wait))
     if answers:
         _save_answers(state, settings, answers)
 
 
-def _prompt_for_missing(state: State) -> tuple[Settings, dict[str, Any]]:
-    """Prompt for missing settings; return the completed settings and the answers."""
-    settings = state.settings
+def _prompt_for_missing(settings: Settings, *, can_prompt: bool) -> dict[str, Any]:
+    """Prompt for missing settings and return the answers."""
     missing = [name for name in _PROMPTS if getattr(settings, name) is None]
-    if missing and (state.json or not sys.stdin.isatty()):
+    if missing and not can_prompt:
         names = ", ".join(f"SIGNING_{name.upper()}" for name in missing)
         raise ConfigurationError(
             f"settings are missing and there is no prompt (no terminal, or --json): set {names}{settings.note}"
@@ -106,7 +113,7 @@ def _prompt_for_missing(state: State) -> tuple[Settings, dict[str, Any]]:
         prompt = _PROMPTS[name].format(base_url=answers.get("base_url", settings.base_url))
         hidden = name == "client_secret"
         answers[name] = click.prompt(prompt, hide_input=hidden, err=True, value_proc=partial(_check_answer, name))
-    return attrs.evolve(settings, **answers), answers
+    return answers
 
 
 def _check_answer(name: str, answer: str) -> str:
@@ -132,57 +139,45 @@ def _save_answers(state: State, settings: Settings, answers: dict[str, Any]) -> 
     from ..settings import config_folder
 
     folder = config_folder()
-    path = None if folder is None else folder / "config.toml"
-    lines = "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in answers.items())
-    if settings.file is not None or path is None:
-        names = ", ".join(answers)
-        state.out.warn(f"{names} not saved: add them to {settings.file or 'the environment'} to avoid the prompt")
+    if settings.file is not None or folder is None:
+        place = settings.file or "the environment"
+        state.out.warn(f"{', '.join(answers)} not saved: add them to {place} to avoid the prompt")
         return
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path = folder / "config.toml"
     path.touch(mode=0o600, exist_ok=False)
-    path.write_text(lines, "utf-8")
+    path.write_text(
+        "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in answers.items()), "utf-8"
+    )
     state.out.say(f"Settings saved in {path}.")
 
 
-async def _finish_login(
-    state: State, settings: Settings, oauth: OAuth, callback_url: str, request: AuthorizationRequest
-) -> None:
-    async with oauth:
-        await oauth.exchange(callback_url, request.state, request.code_verifier)
-        await _report_login(state, settings, oauth)
-
-
-async def _login_with_browser(state: State, settings: Settings, oauth: OAuth, wait: float) -> None:
+async def _login_with_browser(state: State, settings: Settings, redirect_uri: str, wait: float) -> None:
     from .callback import listen
 
-    async with listen(oauth.redirect_uri) as callback:
-        if callback.redirect_uri != oauth.redirect_uri:
-            oauth = state.oauth(settings, callback.redirect_uri)
-        async with oauth:
-            request = oauth.authorization_request()
+    async with listen(redirect_uri) as callback, state.oauth(settings, callback.redirect_uri) as oauth:
+        request = oauth.authorization_request()
 
-            async def exchange(query: str) -> str:
-                await oauth.exchange(query, request.state, request.code_verifier)
-                return f"The token for {settings.origin} is saved on your machine."
+        async def exchange(query: str) -> str:
+            await oauth.exchange(query, request.state, request.code_verifier)
+            return f"The token for {settings.origin} is saved on your machine."
 
-            if _can_open_browser():
-                state.out.say(f"Opening your browser. If nothing happens, visit\n  {request.url}", url=request.url)
-                # In a daemon thread: some browsers return only when they are closed.
-                threading.Thread(target=webbrowser.open, args=(request.url,), daemon=True).start()
-            else:
-                hint = f"The browser must reach {callback.redirect_uri} on this machine; else use login --no-browser."
-                state.out.say(f"Visit this URL in a browser:\n  {request.url}\n{hint}", url=request.url)
-            try:
-                async with asyncio.timeout(wait) as deadline:
-                    await callback.wait(exchange)
-            except TimeoutError:
-                if not deadline.expired():
-                    raise
-                raise WaitTimeout(
-                    f"no callback from the browser within {wait:g} s: run login again with a longer --wait, or with"
-                    " --no-browser"
-                ) from None
-            await _report_login(state, settings, oauth)
+        if _can_open_browser():
+            state.out.say(f"Opening your browser. If nothing happens, visit\n  {request.url}", url=request.url)
+            # In a daemon thread: some browsers return only when they are closed.
+            threading.Thread(target=webbrowser.open, args=(request.url,), daemon=True).start()
+        else:
+            hint = f"The browser must reach {callback.redirect_uri} on this machine; else use login --no-browser."
+            state.out.say(f"Visit this URL in a browser:\n  {request.url}\n{hint}", url=request.url)
+        try:
+            async with asyncio.timeout(wait) as deadline:
+                await callback.wait(exchange)
+        except TimeoutError:
+            if not deadline.expired():
+                raise
+            advice = "run login again with a longer --wait, or with --no-browser"
+            raise WaitTimeout(f"no callback from the browser within {wait:g} s: {advice}") from None
+        await _report_login(state, settings, oauth)
 
 
 def _can_open_browser() -> bool:

@@ -73,9 +73,7 @@ class _LazyGroup(click.Group):
             raise click.ClickException(message) from None
         return command
 
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
@@ -116,19 +114,11 @@ def group() -> None:
 
 def main() -> None:
     """Run the command and exit with its exit code."""
-    _replace_closed_streams()
-    sys.exit(run(sys.argv[1:]))
-
-
-def _replace_closed_streams() -> None:
-    """Replace closed standard streams, so that no file or connection gets their descriptors."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        try:
-            os.fstat(number)
-        except OSError:
+        if getattr(sys, name) is None:  # closed: no file or connection must get its descriptor
             os.open(os.devnull, os.O_RDWR)
-        if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, mode, closefd=False))
+    sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:

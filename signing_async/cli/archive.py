@@ -146,8 +146,7 @@ async def run(
         store = await exits.enter_async_context(_store(to, object_lock))
         opened = await exits.enter_async_context(open_journal(journal))
         client = await exits.enter_async_context(state.client())
-        # A rejected token would fail every document.
-        await client.me()
+        await client.me()  # a rejected token would fail every document
         archive = await exits.enter_async_context(
             Archive(client, store, journal=opened, since=since, trust=trust or None, **options)
         )
@@ -224,22 +223,22 @@ async def status(state: State, journal: str | None, after: timedelta, since: dat
         opened = None if journal is None else await exits.enter_async_context(open_journal(journal))
         found = await archive_status(client, opened, after=after, since=since)
     rows = []
-    done_fields = state.settings.assumptions.recipient_done_fields
     for stuck in found.signings:
         signing, error = stuck.signing, stuck.error
         facts: dict[str, Any] = {"stuck": stuck.kind, "signing": signing_facts(signing)}
-        facts["pending"] = [recipient_facts(recipient, done_fields) for recipient in stuck.pending]
+        facts["pending"] = [recipient_facts(state, recipient) for recipient in stuck.pending]
         facts["documents"] = [{"id": document.id, "name": document.name} for document in stuck.documents]
-        state.out.result({**facts, **({} if error is None else {"error": facts_of(error)})})
-        people = [one.email for one in stuck.pending]
-        details = ", ".join(people or [one.name or one.id for one in stuck.documents]) if error is None else str(error)
-        rows.append((signing.id, signing.name, KINDS[stuck.kind], signing.updated_at, details))
-    names: dict[str | None, str] = {stuck.signing.id: stuck.signing.name for stuck in found.signings}
+        names = [one.email for one in stuck.pending] or [one.name or one.id for one in stuck.documents]
+        if error is not None:
+            facts["error"], names = facts_of(error), [str(error)]
+        state.out.result(facts)
+        rows.append((signing.id, signing.name, KINDS[stuck.kind], signing.updated_at, ", ".join(names)))
+    known = {stuck.signing.id: stuck.signing.name for stuck in found.signings}
     for dispatch in found.dispatches:
         state.out.result({"stuck": "dispatch", "dispatch": dispatch})
-        # By default the key is a hash, which says nothing.
-        is_hash = re.fullmatch("[0-9a-f]{64}", dispatch.key) is not None
-        name = names.get(dispatch.signing) or f"{dispatch.key[:12]}…" if is_hash else dispatch.key
+        name = dispatch.key
+        if re.fullmatch("[0-9a-f]{64}", name):  # a hash, which says nothing
+            name = known.get(dispatch.signing or "") or f"{name[:12]}…"
         problem = "perhaps sent" if dispatch.may_be_sent else "not dispatched"
         rows.append((dispatch.signing or "", name, problem, dispatch.updated_at, dispatch.error or ""))
     if found.ok:
@@ -253,9 +252,6 @@ async def status(state: State, journal: str | None, after: timedelta, since: dat
 
 
 def _journal_of(state: State, given: str | None) -> str | None:
-    if given == "":
-        # Perhaps the value of an unset variable.
-        raise InvalidRequest("--journal: must not be empty")
     refuse_password("--journal", given, "put the URL into SIGNING_JOURNAL")
     return given or (None if state.settings.journal is None else str(state.settings.journal))
 
@@ -263,17 +259,15 @@ def _journal_of(state: State, given: str | None) -> str | None:
 def _default_journal(to: str) -> str:
     if "://" in to:
         raise InvalidRequest("--journal: an archive in S3 needs one: a path, or postgresql://... for many machines")
-    folder = Path(to)
-    make_folder(folder, "FOLDER")
-    # Names that begin with a dot are not part of the archive.
-    return str(folder / ".journal")
+    make_folder(Path(to), "FOLDER")
+    return str(Path(to, ".journal"))  # names that begin with a dot are not part of the archive
 
 
 @contextlib.asynccontextmanager
 async def _store(to: str, object_lock: tuple[str, int] | None = None) -> AsyncIterator[ArchiveStore]:
-    if "://" not in to:
-        from ..archive import FolderStore
+    from ..archive import FolderStore
 
+    if "://" not in to:
         yield FolderStore(to)
         return
     try:
@@ -288,15 +282,12 @@ class _Run:
     """One run of `archive`, and its results."""
 
     def __init__(self, state: State, follow: bool) -> None:
-        self._state = state
         self._out = state.out
         self._follow = follow
-        self.display = ProgressDisplay(self._out, "Archiving", None)
+        self.display = ProgressDisplay(state.out, "Archiving", None)
         self.archived = self.present = self._size = self._reminded = 0
-        self._unsealed: set[tuple[str, str | None]] = set()
-        """The documents not yet sealed, by the ids of signing and document."""
-        self._failed: set[tuple[str, str | None]] = set()
-        """The documents whose last result was an error. The document id is None if the signing could not be read."""
+        self._open: dict[tuple[str, str | None], Exception] = {}
+        """The last error of each document, by the ids of signing and document (None: the signing was not read)."""
         self.errors: dict[int, BaseException] = {}
         """One error for each exit code."""
 
@@ -308,24 +299,30 @@ class _Run:
                 self._report(result)
 
     def _report(self, result: ArchiveResult) -> None:
-        document = (result.signing.id, None if result.document is None else result.document.id)
-        facts: dict[str, Any] = {"signing": document[0], "name": result.signing.name, "document": document[1]}
-        was_failed = document in self._failed
+        signing, document = result.signing, None if result.document is None else result.document.id
+        facts: dict[str, Any] = {"signing": signing.id, "name": signing.name, "document": document}
         # With --follow, each sweep tries again.
-        self._unsealed.discard(document)
-        self._failed -= {document, (result.signing.id, None)}
+        self._open.pop((signing.id, None), None)
+        earlier = self._open.pop((signing.id, document), None)
+        if result.error is not None:
+            self._open[signing.id, document] = result.error
         if result.entry is not None:
             self.archived, self._size = self.archived + 1, self._size + result.entry.size
-            self._out.result({**facts, **result.entry.as_dict(), "signing": result.signing.id})
-        elif isinstance(result.error, NotYetSigned):
-            self._unsealed.add(document)
-        else:
-            assert result.error is not None
-            self._failed.add(document)
+            self._out.result({**facts, **result.entry.as_dict(), "signing": signing.id})
+        elif result.error is not None and not isinstance(result.error, NotYetSigned):
             self.errors.setdefault(code_of(result.error), result.error)
-            if self._state.json or (not was_failed and len(self._failed) <= MAX_SHOWN):
-                self._out.failed(f"{result.signing.name or result.signing.id}", result.error, facts)
+            is_new = earlier is None or isinstance(earlier, NotYetSigned)
+            if self._out.json or (is_new and self._failed <= MAX_SHOWN):
+                self._out.failed(signing.name or signing.id, result.error, facts)
         self.display.advance(failed=result.error is not None)
+
+    @property
+    def _unsealed(self) -> int:
+        return sum(isinstance(error, NotYetSigned) for error in self._open.values())
+
+    @property
+    def _failed(self) -> int:
+        return len(self._open) - self._unsealed
 
     async def remind(self, client: SigningClient, journal: Journal, after: timedelta) -> None:
         while True:
@@ -344,28 +341,25 @@ class _Run:
 
         found = await archive_status(client, journal, after=after, remind_every=after, kinds=["no_progress"])
         for stuck in found.signings:
-            facts: dict[str, Any] = {"signing": stuck.signing.id}
-            errors = [] if stuck.error is None else [stuck.error]
+            name, facts = stuck.signing.name or stuck.signing.id, {"signing": stuck.signing.id}
             if stuck.error is not None:
-                name = stuck.signing.name or stuck.signing.id
                 self._out.failed(name, stuck.error, {**facts, "reminded": False})
             for reminder in stuck.reminders:
-                show_reminder(self._out, reminder, facts, f" of {stuck.signing.name}")
+                show_reminder(self._out, reminder, facts, f" of {name}")
                 self._reminded += reminder.error is None
-                errors += [] if reminder.error is None else [reminder.error]
-            for error in errors:
-                self.errors.setdefault(code_of(error), error)
+            for error in (stuck.error, *(reminder.error for reminder in stuck.reminders)):
+                if error is not None:
+                    self.errors.setdefault(code_of(error), error)
 
     def summarize(self) -> None:
-        facts = {"archived": self.archived, "bytes": self._size, "failed": len(self._failed)}
-        facts |= {"already_there": self.present, "not_yet_sealed": len(self._unsealed), "reminded": self._reminded}
-        verb = "was" if self.archived == 1 else "were"
-        archived = f"{count(self.archived, 'document')} {verb} archived"
-        text = f"{archived} ({self._size} bytes), {len(self._failed)} failed."
+        facts = {"archived": self.archived, "bytes": self._size, "failed": self._failed}
+        facts |= {"already_there": self.present, "not_yet_sealed": self._unsealed, "reminded": self._reminded}
+        archived = f"{count(self.archived, 'document')} {'was' if self.archived == 1 else 'were'} archived"
+        text = f"{archived} ({self._size} bytes), {self._failed} failed."
         if self.present:
             text += f" {self.present} {'was' if self.present == 1 else 'were'} there already."
         if self._unsealed:
-            text += f" {len(self._unsealed)} not yet sealed: a later run fetches them."
+            text += f" {self._unsealed} not yet sealed: a later run fetches them."
         self._out.result({"summary": facts}, text)
 
 

@@ -19,9 +19,6 @@ _logger = logging.getLogger(__name__)
 # Any local program can send malformed HTTP; aiohttp logs it with a traceback.
 _logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
 
-Exchange = Callable[[str], Awaitable[str]]
-"""Exchanges the code in a callback's query for a token, and returns what to tell the user."""
-
 _PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -63,11 +60,11 @@ class Callback:
     def __init__(self, redirect_uri: str) -> None:
         self.redirect_uri: str = redirect_uri
         self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._exchange: Exchange | None = None
+        self._exchange: Callable[[str], Awaitable[str]] | None = None
         self._lock = asyncio.Lock()
 
-    async def wait(self, exchange: Exchange) -> None:
-        """Wait until ``exchange`` accepts a callback; raise its error if the login fails."""
+    async def wait(self, exchange: Callable[[str], Awaitable[str]]) -> None:
+        """Wait until ``exchange`` accepts a callback's query; raise its error if the login fails."""
         self._exchange = exchange
         await self._outcome
 
@@ -91,17 +88,13 @@ class Callback:
 @contextlib.asynccontextmanager
 async def listen(redirect_uri: str) -> AsyncIterator[Callback]:
     """Run a server at a loopback redirect URI, on a free port if it names none."""
-    parts = urlsplit(redirect_uri)
-    app = web.Application()
+    parts, callback, app = urlsplit(redirect_uri), Callback(redirect_uri), web.Application()
+    app.router.add_get("/{path:.*}", callback.respond)  # the state identifies the callback
     runner = web.AppRunner(app, access_log=None, logger=_logger, shutdown_timeout=2.0)
-    callback = Callback(redirect_uri)
-    # Any path is accepted: the state identifies the callback.
-    app.router.add_get("/{path:.*}", callback.respond)
     await runner.setup()
     try:
-        site = web.TCPSite(runner, parts.hostname, parts.port or 0)
         try:
-            await site.start()
+            await web.TCPSite(runner, parts.hostname, parts.port or 0).start()
         except OSError as error:
             message = f"cannot listen at {redirect_uri}: {error.strerror or error}; free the port, or use --no-browser"
             raise ConfigurationError(message) from None

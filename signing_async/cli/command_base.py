@@ -28,7 +28,7 @@ import inspect
 import logging
 import math
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import cached_property, update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -82,13 +82,16 @@ class State:
         from ..client import SigningClient
 
         settings = self.settings
+        if settings.access_token is None and settings.client_id is not None and not settings.store.path.exists():
+            raise AuthError(f"not logged in at {settings.origin}: run signing-async login")
+        try:
+            auth = settings.auth()
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error}: run signing-async login first") from None
         async with contextlib.AsyncExitStack() as exits:
-            exits.enter_context(self._print_warnings())
-            _check_login(settings)
-            try:
-                auth = settings.auth()
-            except ConfigurationError as error:
-                raise ConfigurationError(f"{error}: run signing-async login first") from None
+            log, handler = logging.getLogger("signing_async"), _WarningHandler(self.out)
+            log.addHandler(handler)
+            exits.callback(log.removeHandler, handler)
             if isinstance(auth, OAuth):
                 await exits.enter_async_context(auth)
             on_attempt = self._report_attempt if self.verbose or self.on_attempt else None
@@ -132,30 +135,15 @@ class State:
         text += "" if attempt.delay is None else f"; retry in {attempt.delay:.1f} s"
         self.out.say(text, attempt=attrs.asdict(attempt))
 
-    @contextlib.contextmanager
-    def _print_warnings(self) -> Iterator[None]:
-        """Print the package's warnings while a client is open."""
-        handler = _WarningHandler(self.out)
-        log = logging.getLogger("signing_async")
-        log.addHandler(handler)
-        try:
-            yield
-        finally:
-            log.removeHandler(handler)
-
-
-def _check_login(settings: Settings) -> None:
-    if settings.access_token is None and settings.client_id is not None and not settings.store.path.exists():
-        raise AuthError(f"not logged in at {settings.origin}: run signing-async login")
-
 
 class _WarningHandler(logging.Handler):
+    """Prints the package's warnings, except of unknown outcomes, which a command reports itself."""
+
     def __init__(self, out: Output) -> None:
         super().__init__(logging.WARNING)
         self._out = out
 
     def emit(self, record: logging.LogRecord) -> None:
-        # The command reports an unknown outcome as its error.
         if not any(isinstance(argument, OutcomeUnknown) for argument in record.args or ()):
             self._out.warn(record.getMessage())
 
@@ -241,15 +229,6 @@ class _Seconds(click.FloatRange):
 
 Seconds: type[click.FloatRange] = _Seconds
 
-
-def text_file(path: str, option: str | None = None) -> str:
-    """Read a UTF-8 file, the value of an option; - is standard input. Newlines are kept."""
-    try:
-        return read_bytes(path, option).decode()
-    except UnicodeDecodeError:
-        raise click.BadParameter(f"could not read {path}: not UTF-8", param_hint=option) from None
-
-
 FILE = click.Path(dir_okay=False, allow_dash=True)
 """The type of an option whose file a command reads; the shell completes its paths."""
 
@@ -262,10 +241,20 @@ def read_bytes(path: str, option: str | None = None) -> bytes:
         raise click.BadParameter(f"could not read {path}: {error.strerror}", param_hint=option) from None
 
 
+def text_file(path: str, option: str | None = None) -> str:
+    """Read a UTF-8 file, the value of an option; - is standard input. Newlines are kept."""
+    try:
+        return read_bytes(path, option).decode()
+    except UnicodeDecodeError:
+        raise click.BadParameter(f"could not read {path}: not UTF-8", param_hint=option) from None
+
+
 def refuse_password(option: str, text: str | None, advice: str) -> None:
-    """Raise `InvalidRequest` if the argument is a URL with a password."""
+    """Raise `InvalidRequest` if the argument is empty, perhaps from an unset variable, or a URL with a password."""
     from ..settings import holds_password
 
+    if text == "":
+        raise InvalidRequest(f"{option}: must not be empty")
     if text is not None and holds_password(text):
         raise InvalidRequest(f"{option}: every process on this machine can read a password in an argument; {advice}")
 

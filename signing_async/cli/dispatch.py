@@ -22,7 +22,7 @@ from .command_base import Seconds, State, command, refuse_password
 from .exits import INTERRUPTED, code_of, code_of_all
 from .manifest import CheckedManifest, Entry, FailureReport, Manifest, check_manifest
 from .output import ProgressDisplay, count
-from .running import NO_HANDLERS
+from .running import on_signal
 
 if TYPE_CHECKING:
     from ..dispatch.journal import Journal
@@ -69,9 +69,10 @@ async def dispatch(
     journal: str | None,
     failures: Path | None,
     dry_run: bool,
+    concurrency: int,
     broker: str | None,
+    wait: bool,
     seconds: float | None,
-    **options: Any,
 ) -> None:
     """Send every package of MANIFEST: create a signing, upload the documents, add the recipients, send it.
 
@@ -98,44 +99,65 @@ async def dispatch(
       signing-async dispatch leases.csv --dry-run
       signing-async dispatch leases.csv
     """
-    if journal == "":
-        # Perhaps an unset variable. With the default journal instead, packages might be sent twice.
-        raise InvalidRequest("--journal: must not be empty")
     refuse_password("--journal", journal, "put the URL into SIGNING_JOURNAL")
+    refuse_password("--broker", broker, "put the URL into SIGNING_BROKER, and use --broker env:SIGNING_BROKER")
+    for option, given in (("--wait", wait), ("--for", seconds is not None)):
+        if given and broker is None:
+            raise click.UsageError(f"{option}: needs --broker; without it the command itself sends the packages")
     stem = manifest.stem
     while stem.endswith(".failures") and stem != ".failures":
         stem = stem.removesuffix(".failures")  # a report of failures shares the journal of its manifest
-    run = Run(
-        state,
-        manifest,
-        journal or str(state.settings.journal or manifest.parent / f"{stem}.journal"),
-        failures or manifest.parent / f"{stem}.failures{manifest.suffix}",
-        None if dry_run else _broker_url(broker),
-        timeout=seconds,
-        **options,
-    )
+    place = journal or str(state.settings.journal or manifest.with_name(f"{stem}.journal"))
+    report_path = failures or manifest.with_name(f"{stem}.failures{manifest.suffix}")
+    url = None if dry_run or broker is None else _broker_url(broker)
     if failures is not None and failures.is_dir():
         raise InvalidRequest(f"--failures: {str(failures)!r} is a folder")
     if failures is not None and failures.resolve() == manifest.resolve():
         raise click.UsageError("--failures: must not be the manifest itself")
-    if run.wait and broker is None:
-        raise click.UsageError("--wait: needs --broker; without it the command itself sends the packages")
-    if run.timeout is not None and broker is None:
-        raise click.UsageError("--for: needs --broker")
-    with Manifest(manifest) as opened:
-        await run.check(opened) if dry_run else await run.dispatch(opened)
+    opened = Manifest(manifest)
+    report = FailureReport(report_path, opened)
+    if not dry_run:
+        report.check()
+        _check_journal(place, manifest, report_path)
+    with ProgressDisplay(state.out, "Checking", None) as display:
+        checked = await check_manifest(opened, state.settings.assumptions.max_pdf_bytes, display.advance)
+    if dry_run:
+        packages = len(checked.lines)
+        counts = f"{count(packages, 'package')} with {count(checked.documents, 'document')} ({checked.size} bytes)"
+        facts = {"packages": packages, "documents": checked.documents, "bytes": checked.size, "sent": 0}
+        state.out.result({"dry_run": facts}, f"{manifest}: {counts}: all valid. Nothing was sent.")
+        return
+    run = _Run(state, opened, checked, report, place, by_workers=url is not None, enqueues=url is not None and not wait)
+    async with open_journal(place) as opened_journal, _sender(state, url, place, seconds, wait) as sender:
+        await run.send(sender, opened_journal, concurrency)
+    run.end()
 
 
-def _broker_url(text: str | None) -> str | None:
+def _broker_url(text: str) -> str:
     """Return the URL of ``--broker``, read from a variable if it names one."""
-    refuse_password("--broker", text, "put the URL into SIGNING_BROKER, and use --broker env:SIGNING_BROKER")
-    if text is None or not text.startswith("env:"):
+    if not text.startswith("env:"):
         return text
     name = text.removeprefix("env:")
     url = os.environ.get(name)
     if not url:
         raise ConfigurationError(f"--broker: {name or 'the variable'} is not set")
     return url
+
+
+def _check_journal(place: str, manifest: Path, report: Path) -> None:
+    """Raise `InvalidRequest` if a path cannot be that of a journal."""
+    if "://" in place:
+        return
+    path = resolve_path("--journal", place)
+    if path.is_dir():
+        raise InvalidRequest(f"--journal: {place!r} is a folder")
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"--journal: the folder {str(path.parent)!r} does not exist")
+    if path == manifest.resolve():
+        raise InvalidRequest("--journal: must not be the manifest itself")
+    if path == report.resolve():
+        # The report would replace the journal, and packages would be sent twice.
+        raise InvalidRequest("--journal: must not be the report of failures")
 
 
 def without_password(text: str) -> str:
@@ -170,209 +192,21 @@ async def open_journal(text: str) -> AsyncIterator[Journal]:
         yield shared
 
 
-@attrs.define
-class Run:
-    """One run over a manifest's packages, and its results."""
-
-    state: State
-    path: Path
-    journal: str
-    failures: Path
-    broker: str | None
-    concurrency: int
-    wait: bool
-    timeout: float | None
-    """Seconds to wait for the broker and the workers; None: without limit."""
-    left: int = 0
-    sent: int = 0
-    earlier: int = 0
-    failed: int = 0
-    abandoned: int = 0
-    interrupts: int = 0
-    """How often Ctrl-C was pressed. The first finishes the packages under way, the second cancels them."""
-    errors: dict[int, BaseException] = attrs.field(factory=dict)
-    """One error for each exit code."""
-    display: ProgressDisplay | None = None
-
-    @property
-    def aim(self) -> str:
-        """What this command does with the packages."""
-        return "sent" if self.broker is None or self.wait else "enqueued"
-
-    async def check(self, manifest: Manifest) -> None:
-        """Check the manifest and report its size."""
-        checked = await self._check(manifest)
-        packages = len(checked.lines)
-        counts = f"{count(packages, 'package')} with {count(checked.documents, 'document')} ({checked.size} bytes)"
-        facts = {"packages": packages, "documents": checked.documents, "bytes": checked.size, "sent": 0}
-        self.state.out.result({"dry_run": facts}, f"{self.path}: {counts}: all valid. Nothing was sent.")
-
-    async def _check(self, manifest: Manifest) -> CheckedManifest:
-        with ProgressDisplay(self.state.out, "Checking", None) as display:
-            return await check_manifest(manifest, self.state.settings.assumptions.max_pdf_bytes, display.advance)
-
-    async def dispatch(self, manifest: Manifest) -> None:
-        """Check the manifest, send all packages, and report the results. After Ctrl-C, begin no other package."""
-        report = FailureReport(self.failures, manifest)
-        report.check()
-        self._check_journal(manifest)
-        checked = await self._check(manifest)
-        self.left = len(checked.lines)
-        self.state.on_attempt = self._note_attempt
-        async with open_journal(self.journal) as journal, self._sender() as client:
-            shown = without_password(self.journal)
-            self.state.out.say(f"Journal: {shown}", journal=shown)
-            under_way: dict[str, Entry] = {}
-            packages = self._packages(manifest, checked, under_way)
-            with (
-                self._count_interrupts(),
-                without_log_of("package %s was not sent", "package %s: draft %s was abandoned"),
-                ProgressDisplay(self.state.out, "Sending", self.left) as display,
-            ):
-                self.display = display
-                try:
-                    async with client.dispatch_many(packages, journal, self.concurrency) as results:
-                        async for result in results:
-                            self._report_package(under_way.pop(result.package.key), result, report)
-                            display.advance(failed=result.error is not None)
-                except asyncio.CancelledError:
-                    if self.interrupts < 2:
-                        raise
-        self._report(report, len(checked.lines))
-
-    def _check_journal(self, manifest: Manifest) -> None:
-        """Raise `InvalidRequest` if a path cannot be that of a journal."""
-        if "://" in self.journal:
-            return
-        path = resolve_path("--journal", self.journal)
-        if path.is_dir():
-            raise InvalidRequest(f"--journal: {self.journal!r} is a folder")
-        if not path.parent.is_dir():
-            raise InvalidRequest(f"--journal: the folder {str(path.parent)!r} does not exist")
-        if path.exists() and manifest.is_at(path):
-            raise InvalidRequest("--journal: must not be the manifest itself")
-        if path == self.failures.resolve():
-            # The report would replace the journal, and packages would be sent twice.
-            raise InvalidRequest("--journal: must not be the report of failures")
-
-    @contextlib.asynccontextmanager
-    async def _sender(self) -> AsyncIterator[Any]:
-        """Yield a client; with a broker, the workers instead."""
-        if self.broker is not None:
-            from .workers import workers
-
-            max_bytes = self.state.settings.assumptions.max_pdf_bytes
-            warn = self.state.out.warn
-            async with workers(self.broker, self.journal, max_bytes, self.timeout, warn, wait=self.wait) as sender:
-                yield sender
-            return
-        async with self.state.client() as client:
-            # A rejected token would fail every package.
-            await client.me()
+@contextlib.asynccontextmanager
+async def _sender(
+    state: State, broker: str | None, journal: str, timeout: float | None, wait: bool
+) -> AsyncIterator[Any]:
+    """Yield a client; with a broker, the workers instead."""
+    if broker is None:
+        async with state.client() as client:
+            await client.me()  # a rejected token would fail every package
             yield client
+        return
+    from .workers import workers
 
-    def _note_attempt(self, attempt: Attempt) -> None:
-        # A draft that was perhaps created is not looked for.
-        if self.display is not None and attempt.ambiguous and attempt.operation != "signings.create":
-            self.display.note("settling an unknown outcome")
-
-    @contextlib.contextmanager
-    def _count_interrupts(self) -> Iterator[None]:
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None
-        cancel = task.cancel
-
-        def interrupt() -> None:
-            self.interrupts += 1
-            if self.interrupts == 1:
-                text = "Stopping: finishing the packages under way. Press Ctrl-C again to stop at once."
-                self.state.out.say(text)
-            else:
-                cancel()
-
-        with contextlib.suppress(*NO_HANDLERS):
-            loop.add_signal_handler(signal.SIGINT, interrupt)
-        try:
-            yield
-        finally:
-            with contextlib.suppress(*NO_HANDLERS):
-                loop.remove_signal_handler(signal.SIGINT)
-
-    def _packages(
-        self, manifest: Manifest, checked: CheckedManifest, under_way: dict[str, Entry]
-    ) -> Iterator[SigningPackage]:
-        for entry, key in zip(manifest.entries(), checked.lines, strict=False):
-            if self.interrupts:
-                return
-            # Only what was checked is sent.
-            manifest.check_unchanged()
-            assert entry.package is not None
-            under_way[key] = entry
-            yield attrs.evolve(entry.package, key=key)
-        manifest.check_unchanged()
-
-    def _report_package(self, entry: Entry, result: WorkerResult, report: FailureReport) -> None:
-        out, where = self.state.out, f"{self.path}, line {entry.line}"
-        key = str(result.package.key)
-        facts: dict[str, Any] = {"line": entry.line, "key": key, "name": result.package.name}
-        facts["signing"] = None if result.signing is None else result.signing.id
-        facts["abandoned"] = result.abandoned
-        self.left -= 1
-        for draft in result.abandoned:
-            self.abandoned += 1
-            if not out.json and self.abandoned <= MAX_SHOWN:
-                out.say(f"{where}: draft {draft} was abandoned")
-        if result.error is None:
-            self.sent += 1
-            self.earlier += result.sent_earlier
-            out.result(facts)
-            return
-        self.failed += 1
-        self.errors.setdefault(code_of(result.error), result.error)
-        report.add(entry.row, key, str(result.error))
-        if out.json or self.failed <= MAX_SHOWN:
-            out.failed(where, result.error, facts)
-
-    def _report(self, report: FailureReport, packages: int) -> None:
-        """Report the results, and set the exit code."""
-        out, by_workers = self.state.out, self.broker is not None
-        interrupted = self.interrupts > 0 and self.left > 0
-        enqueued = self.aim == "enqueued"
-        # An earlier report may be the only record of packages that were not tried, or not sent yet.
-        kept = (interrupted or enqueued) and self.failures.exists()
-        again = f"to retry the failed packages, dispatch {self.path} again"
-        reported = False
-        if not kept:
-            try:
-                reported = report.write()
-            except OSError as error:  # the journal has all results
-                out.warn(f"--failures: {str(self.failures)!r} cannot be written: {error.strerror}; {again}")
-        counts = f"{self.sent} {self.aim}"
-        if not by_workers:  # workers do not report what was sent earlier
-            counts += f": {self.earlier} earlier, {self.sent - self.earlier} now"
-        lines = [f"{counts}, {self.failed} failed." if self.failed else f"{counts}."]
-        if reported:
-            lines.append(f"Failed packages and their errors are in {self.failures}; dispatch it to retry them.")
-        if self.abandoned:
-            lines.append(f"Abandoned drafts, left unsent at the service: {self.abandoned}.")
-        if kept and enqueued:
-            lines.append(f"{self.failures} is kept until its packages are sent; dispatch it again with --wait.")
-        if kept and self.failed and self.failures.resolve() != self.path.resolve():
-            lines.append(f"The failed packages are not added to the earlier {self.failures}; {again}.")
-        if interrupted:
-            command = shlex.join(["signing-async", *self.state.arguments])
-            lines.append(f"Interrupted: {self.left} left. To resume, run the same command:\n  {command}")
-        facts = {
-            "packages": packages,
-            self.aim: self.sent,
-            "sent_earlier": None if by_workers else self.earlier,
-            **{name: getattr(self, name) for name in ("failed", "left", "abandoned")},
-            "journal": without_password(self.journal),
-            "failures": str(self.failures) if reported else None,
-            "interrupted": interrupted,
-        }
-        out.result({"summary": facts}, "\n".join(lines))
-        self.state.end(INTERRUPTED if interrupted else code_of_all(self.errors.values(), done=self.sent))
+    max_bytes = state.settings.assumptions.max_pdf_bytes
+    async with workers(broker, journal, max_bytes, timeout, state.out.warn, wait=wait) as sender:
+        yield sender
 
 
 @contextlib.contextmanager
@@ -388,3 +222,142 @@ def without_log_of(*beginnings: str) -> Iterator[None]:
         yield
     finally:
         log.removeFilter(is_kept)
+
+
+@attrs.define
+class _Run:
+    """One run over a manifest's packages, and its results."""
+
+    state: State
+    manifest: Manifest
+    checked: CheckedManifest
+    report: FailureReport
+    journal: str
+    by_workers: bool = attrs.field(kw_only=True)
+    enqueues: bool = attrs.field(kw_only=True)
+    """Whether a package is done when workers will send it."""
+    under_way: dict[str, Entry] = attrs.field(factory=dict)
+    sent: int = 0
+    earlier: int = 0
+    failed: int = 0
+    abandoned: int = 0
+    interrupts: int = 0
+    """How often Ctrl-C was pressed. The first finishes the packages under way, the second cancels them."""
+    errors: dict[int, BaseException] = attrs.field(factory=dict)
+    """One error for each exit code."""
+
+    async def send(self, sender: Any, journal: Journal, concurrency: int) -> None:
+        """Send all packages and print their results. After Ctrl-C, begin no other package."""
+        out, task = self.state.out, asyncio.current_task()
+        assert task is not None
+        cancel = task.cancel
+
+        def interrupt() -> None:
+            self.interrupts += 1
+            if self.interrupts == 1:
+                out.say("Stopping: finishing the packages under way. Press Ctrl-C again to stop at once.")
+            else:
+                cancel()
+
+        def note_attempt(attempt: Attempt) -> None:
+            # A draft that was perhaps created is not looked for.
+            if attempt.ambiguous and attempt.operation != "signings.create":
+                display.note("settling an unknown outcome")
+
+        self.state.on_attempt = note_attempt
+        out.say(f"Journal: {without_password(self.journal)}", journal=without_password(self.journal))
+        with (
+            on_signal(signal.SIGINT, interrupt),
+            without_log_of("package %s was not sent", "package %s: draft %s was abandoned"),
+            ProgressDisplay(out, "Sending", len(self.checked.lines)) as display,
+        ):
+            try:
+                async with sender.dispatch_many(self._packages(), journal, concurrency) as results:
+                    async for result in results:
+                        self._add(result)
+                        display.advance(failed=result.error is not None)
+            except asyncio.CancelledError:
+                if self.interrupts < 2:
+                    raise
+
+    def _packages(self) -> Iterator[SigningPackage]:
+        for entry, key in zip(self.manifest.entries(), self.checked.lines, strict=True):
+            if self.interrupts:
+                return
+            assert entry.package is not None
+            self.under_way[key] = entry
+            yield attrs.evolve(entry.package, key=key)
+
+    def _add(self, result: WorkerResult) -> None:
+        """Count and print the result of a package."""
+        key = str(result.package.key)
+        entry = self.under_way.pop(key)
+        out, where = self.state.out, f"{self.manifest.path}, line {entry.line}"
+        facts: dict[str, Any] = {"line": entry.line, "key": key, "name": result.package.name}
+        facts["signing"] = None if result.signing is None else result.signing.id
+        facts["abandoned"] = result.abandoned
+        for draft in result.abandoned:
+            self.abandoned += 1
+            if not out.json and self.abandoned <= MAX_SHOWN:
+                out.say(f"{where}: draft {draft} was abandoned")
+        if result.error is None:
+            self.sent += 1
+            self.earlier += result.sent_earlier
+            out.result(facts)
+            return
+        self.failed += 1
+        self.errors.setdefault(code_of(result.error), result.error)
+        self.report.add(entry.row, key, str(result.error))
+        if out.json or self.failed <= MAX_SHOWN:
+            out.failed(where, result.error, facts)
+
+    def end(self) -> None:
+        """Write the report of failures, print the totals, and set the exit code."""
+        packages, verb = len(self.checked.lines), "enqueued" if self.enqueues else "sent"
+        left = packages - self.sent - self.failed
+        interrupted = self.interrupts > 0 and left > 0
+        counts = f"{self.sent} {verb}"
+        if not self.by_workers:  # workers do not report what was sent earlier
+            counts += f": {self.earlier} earlier, {self.sent - self.earlier} now"
+        lines = [f"{counts}, {self.failed} failed." if self.failed else f"{counts}."]
+        reported = self._write_report(lines, keep=interrupted or self.enqueues)
+        if self.abandoned:
+            lines.append(f"Abandoned drafts, left unsent at the service: {self.abandoned}.")
+        if interrupted:
+            command = shlex.join(["signing-async", *self.state.arguments])
+            lines.append(f"Interrupted: {left} left. To resume, run the same command:\n  {command}")
+        facts = {
+            "packages": packages,
+            verb: self.sent,
+            "sent_earlier": None if self.by_workers else self.earlier,
+            "failed": self.failed,
+            "left": left,
+            "abandoned": self.abandoned,
+            "journal": without_password(self.journal),
+            "failures": str(self.report.path) if reported else None,
+            "interrupted": interrupted,
+        }
+        self.state.out.result({"summary": facts}, "\n".join(lines))
+        self.state.end(INTERRUPTED if interrupted else code_of_all(self.errors.values(), done=self.sent))
+
+    def _write_report(self, lines: list[str], *, keep: bool) -> bool:
+        """Write the report of failures, add what to say about it, and return whether this run's failures are in it.
+
+        ``keep``: an earlier report may be the only record of packages that were not tried, or not sent yet.
+        """
+        path, manifest = self.report.path, self.manifest.path
+        again = f"to retry the failed packages, dispatch {manifest} again"
+        if keep and path.exists():
+            if self.enqueues:
+                lines.append(f"{path} is kept until its packages are sent; dispatch it again with --wait.")
+            if self.failed and path.resolve() != manifest.resolve():
+                lines.append(f"The failed packages are not added to the earlier {path}; {again}.")
+            return False
+        try:
+            reported = self.report.write()
+        except OSError as error:  # the journal has all results
+            self.state.out.warn(f"--failures: {str(path)!r} cannot be written: {error.strerror}; {again}")
+            return False
+        if reported:
+            lines.append(f"Failed packages and their errors are in {path}; dispatch it to retry them.")
+        return reported

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
-import secrets
 import shlex
 import ssl
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -22,16 +20,16 @@ import attrs
 import click
 
 from .._connections import connection_error
-from .._files import place_new, unusable
+from .._files import unusable
 from ..assumptions import Assumptions
 from ..client import SigningClient
 from ..errors import APIError, DecodeError, InvalidRequest, SigningError
 from ..transport.decode import look_up, record
-from ..transport.problems import one_line
 from ..transport.response import Response
 from ..transport.retry import RetryPolicy
 from .command_base import State, command
 from .exits import FAILED, UNAUTHORIZED
+from .output import on_one_line
 
 CERTIFICATE_WARNING_DAYS = 21
 MAX_CLOCK_SKEW = 10.0
@@ -99,26 +97,25 @@ async def doctor(state: State, output: Path, force: bool, check_only: bool, wron
         async with aclosing(examination.findings(wrong if wrong_token else None)) as findings:
             async for found in findings:
                 facts = {"check": found.check, "state": found.state, "message": found.message, **found.facts}
-                text = f"{_MARKS[found.state]:<8} {found.check:<12} {one_line(found.message)}"
+                text = f"{_MARKS[found.state]:<8} {found.check:<12} {on_one_line(found.message)}"
                 state.out.result(facts, text, {"failed": "red", "warning": "yellow"}.get(found.state))
                 failed |= {found.check} if found.state == "failed" else set()
     if not check_only:
-        _write(examination.to_toml(settings.origin), output, force=force)
+        _write(examination.to_toml(settings.origin), output)
         words = f"Written to {output}. To use it: export SIGNING_ASSUMPTIONS={shlex.quote(str(output.absolute()))}"
         state.out.result({"assumptions": examination.values, "file": str(output)}, words)
     state.end(UNAUTHORIZED if "token" in failed else FAILED if failed else 0)
 
 
-def _write(text: str, output: Path, *, force: bool) -> None:
-    part = output.with_name(f".{output.name}.{secrets.token_hex(4)}.part")
+def _write(text: str, output: Path) -> None:
+    part = output.with_name(f".{output.name}.part")
     try:
         part.write_text(text, "utf-8")
-        part.replace(output) if force else place_new(part, output)
+        part.replace(output)
     except OSError as error:
-        raise unusable(f"--output: {str(output)!r} cannot be written: {error.strerror}", error) from None
-    finally:
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             part.unlink()
+        raise unusable(f"--output: {str(output)!r} cannot be written: {error.strerror}", error) from None
 
 
 @attrs.frozen
@@ -138,8 +135,8 @@ class Examination:
         self._responses: list[Response] = []
         retry = RetryPolicy(max_attempts=3, base_delay=0.1)
         self._client = client.with_options(retry=retry, on_response=self._responses.append)
-        self._connect_timeout = client._api.transport.options.timeouts.connect
-        self.assumptions: Assumptions = client._api.transport.options.assumptions
+        self._transport = client._api.transport
+        self.assumptions: Assumptions = self._transport.options.assumptions
         """The known assumptions with the learned values."""
         self._evidence: dict[str, str] = {}
         self._undetermined: dict[str, str] = {}
@@ -193,7 +190,7 @@ class Examination:
             yield await self._wrong_token(wrong)
         page = await self._get("/signings")
         path, items = self._items(page)
-        params: dict[str, str] = {}
+        is_limited = False
         if path is None:
             words = f"no list in the response to GET /signings (HTTP {page.status})"
             yield Finding("list", "failed", words, {"status": page.status})
@@ -203,6 +200,7 @@ class Examination:
             where = f"in {path}" if path else "which is the list itself"
             yield Finding("list", "ok", f"{len(items)} signings on the first page, {where}", {"items": path or None})
             page, params, finding = await self._page_size(page, len(items))
+            is_limited = bool(params)
             yield finding
             yield await self._next_page(page, params)
             if items:
@@ -211,22 +209,22 @@ class Examination:
         yield await self._errors()
         yield self._request_id()
         if path is not None:
-            yield await self._read_pages(1 if params else None)
+            yield await self._read_pages(1 if is_limited else None)
 
     async def _certificate(self) -> Finding:
         parts = urlsplit(self._client.base_url)
         if parts.scheme == "http":
             return Finding("https", "ok", "plain HTTP, on this machine")
         try:
-            async with asyncio.timeout(self._connect_timeout):
+            async with asyncio.timeout(self._transport.options.timeouts.connect):
                 _, writer = await asyncio.open_connection(parts.hostname, parts.port or 443, ssl=True)
         except (OSError, TimeoutError) as error:
             reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or type(error).__name__
             raise connection_error(f"no secure connection to {self._client.base_url}: {reason}", error) from None
-        certificate = writer.get_extra_info("peercert")
+        expires = ssl.cert_time_to_seconds(writer.get_extra_info("peercert")["notAfter"])
         version = writer.get_extra_info("ssl_object").version()
         writer.transport.abort()
-        days = int((ssl.cert_time_to_seconds(certificate["notAfter"]) - time.time()) // 86_400)
+        days = int((expires - time.time()) // 86_400)
         words = f"{version}; the certificate is valid for {days} more days"
         return Finding("https", "warning" if days < CERTIFICATE_WARNING_DAYS else "ok", words, {"days_left": days})
 
@@ -235,7 +233,7 @@ class Examination:
         if _ok(me):
             user = record(_json(me), self.assumptions)
             named = [str(user[name]) for name in ("name", "email") if isinstance(user, dict) and user.get(name)]
-            shown = self._client._api.transport.redacted(", ".join(named))[:200]
+            shown = self._transport.redacted(", ".join(named))[:200]
             return Finding("token", "ok", f"works: {shown or 'GET /me succeeds'}")
         if me.status >= 500 or me.status == 429:
             return Finding("service", "failed", f"failing: HTTP {me.status} on GET /me", facts)
@@ -259,17 +257,17 @@ class Examination:
 
     def _items(self, page: Response) -> tuple[str | None, list[dict[str, Any]]]:
         """Return the path of a page's list ("" if it is the page itself) and its records; None if there is no list."""
+        data = _json(page)
         lists = [
             (path, [item for item in value if isinstance(item, dict)])
-            for path, value in self._members(_json(page), "item_paths", root=True)
+            for path, value in [("", data), *self._members(data, "item_paths")]
             if isinstance(value, list)
         ]
         return next((one for one in lists if one[1]), next(iter(lists), (None, [])))
 
-    def _members(self, data: object, known: str, *, root: bool = False) -> list[tuple[str, Any]]:
+    def _members(self, data: object, known: str) -> list[tuple[str, Any]]:
         """Return the members of a response with their paths; members that an assumption names come first."""
-        named = [(path, look_up(data, path)) for path in getattr(self.assumptions, known)]
-        return [*([("", data)] if root else []), *named, *_walk(data)]
+        return [*((path, look_up(data, path)) for path in getattr(self.assumptions, known)), *_walk(data)]
 
     def _ids(self, page: Response) -> set[str]:
         return {str(item["id"]) for item in self._items(page)[1] if "id" in item}
@@ -386,21 +384,19 @@ class Examination:
     async def _read_pages(self, limit: int | None) -> Finding:
         """Read two pages as the client does, with the learned assumptions."""
         client = self._client.with_options(assumptions=self.assumptions)
-        known_ids: set[str] = set()
-        pages = 0
+        ids: list[set[str]] = []
         try:
-            async with aclosing(client.signings.list(limit=limit, prefetch=False).pages()) as all_pages:
-                async for page in all_pages:
-                    pages += 1
-                    if known_ids & {signing.id for signing in page.items}:
-                        return Finding("client", "failed", f"page {pages} of a list repeats earlier signings")
-                    known_ids |= {signing.id for signing in page.items}
-                    if pages == 2:
+            async with aclosing(client.signings.list(limit=limit, prefetch=False).pages()) as pages:
+                async for page in pages:
+                    ids.append({signing.id for signing in page.items})
+                    if len(ids) == 2:
                         break
         except SigningError as error:
             return Finding("client", "failed", f"a list cannot be read: {error}")
-        words = f"{'2 pages' if pages == 2 else '1 page'} with {len(known_ids)} signings read with these assumptions"
-        return Finding("client", "ok", words, {"pages": pages})
+        if len(ids) == 2 and ids[0] & ids[1]:
+            return Finding("client", "failed", "page 2 of a list repeats earlier signings")
+        shown = f"{len(ids)} page{'s' if len(ids) == 2 else ''} with {len(set().union(*ids))} signings"
+        return Finding("client", "ok", f"{shown} read with these assumptions", {"pages": len(ids)})
 
 
 def _clock(response: Response, began: float) -> Finding:
@@ -429,10 +425,9 @@ def _ok(response: Response) -> bool:
 
 def _json(response: Response) -> Any:
     """Return the parsed body; None for an error or if it is not JSON."""
-    try:
+    with suppress(DecodeError):
         return response.json() if _ok(response) else None
-    except DecodeError:
-        return None
+    return None
 
 
 def _walk(data: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:

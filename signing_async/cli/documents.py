@@ -21,6 +21,7 @@ from .records import document_facts
 from .verify_sealed import load_inspector
 
 if TYPE_CHECKING:
+    from ..client import SigningClient
     from ..documents.download import SealedFile
     from ..models import Document
 
@@ -92,13 +93,7 @@ def _end(state: State, verb: str, total: int, present: int, errors: list[BaseExc
     "--verify", is_flag=True, help="Keep a file only if its signatures are sound, as verify-sealed judges them."
 )
 async def download(
-    state: State,
-    signing: str,
-    documents: tuple[str, ...],
-    everything: bool,
-    output: str | None,
-    force: bool,
-    verify: bool,
+    state: State, signing: str, documents: tuple[str, ...], everything: bool, output: str | None, **options: bool
 ) -> None:
     """Download sealed PDFs: DOCUMENTS by id or name, or the only one, or --all.
 
@@ -117,56 +112,71 @@ async def download(
         raise click.UsageError("use either DOCUMENTS or --all, not both")
     if output == "-" and sys.stdout.isatty():
         raise click.UsageError("--output -: refusing to write a PDF to a terminal; redirect it to a file or a program")
-    if output == "-" and verify:
+    if output == "-" and options["verify"]:
         raise click.UsageError("--output -: cannot be used with --verify, which needs a file")
-    if verify:
+    if options["verify"]:
         load_inspector()
+    async with state.client() as client:
+        selected = _select((await client.signings.get(signing)).documents, documents, everything)
+        if output != "-":
+            await _save(state, client, signing, selected, output, is_folder=everything, **options)
+        elif len(selected) > 1:
+            raise InvalidRequest(f"--output -: only one document can go to standard output, got {len(selected)}")
+        else:
+            # The PDF is complete and checked before its first byte is written.
+            state.out.binary(await client.documents.read_signed(signing, selected[0]))
+
+
+async def _save(
+    state: State,
+    client: SigningClient,
+    signing: str,
+    documents: Sequence[Document],
+    output: str | None,
+    *,
+    is_folder: bool,
+    force: bool,
+    verify: bool,
+) -> None:
+    """Download documents into files, four at a time, and print the results."""
     from ..bulk import ProgressReporter, Results
+
+    paths, is_folder = _target_paths(documents, output, is_folder=is_folder)
+
+    async def fetch(target: tuple[Document, Path]) -> tuple[Document, Path, SealedFile | BaseException | None]:
+        document, path = target
+        try:
+            if is_folder and not force and path.is_file():
+                if verify:
+                    await asyncio.to_thread(_check_present, path)
+                return document, path, None
+            if os.path.lexists(path) and not force:
+                raise InvalidRequest(f"{path} already exists: use --force to replace it")
+            download = client.documents.download_signed(signing, document, path, overwrite=force, verify=verify)
+            return document, path, await download
+        except (SigningError, OSError) as error:
+            if isinstance(error, SigningError) and error.fatal:
+                raise
+            return document, path, error
 
     errors: list[BaseException] = []
     present = 0
-    async with state.client() as client:
-        selected = _select((await client.signings.get(signing)).documents, documents, everything)
-        if output == "-":
-            if len(selected) > 1:
-                raise InvalidRequest(f"--output -: only one document can go to standard output, got {len(selected)}")
-            # The PDF is complete and checked before its first byte is written.
-            state.out.binary(await client.documents.read_signed(signing, selected[0]))
-            return
-        paths, is_folder = _target_paths(selected, output, is_folder=everything)
-
-        async def fetch(target: tuple[Document, Path]) -> tuple[Document, Path, SealedFile | BaseException | None]:
-            document, path = target
-            try:
-                if is_folder and not force and path.is_file():
-                    if verify:
-                        await asyncio.to_thread(_check_present, path)
-                    return document, path, None
-                if os.path.lexists(path) and not force:
-                    raise InvalidRequest(f"{path} already exists: use --force to replace it")
-                download = client.documents.download_signed(signing, document, path, overwrite=force, verify=verify)
-                return document, path, await download
-            except (SigningError, OSError) as error:
-                if isinstance(error, SigningError) and error.fatal:
-                    raise
-                return document, path, error
-
-        with state.out.progress("Downloading") as on_progress:
-            reporter = ProgressReporter(on_progress, len(paths))
-            reporter.add(0, 0)
-            async with Results(list(zip(selected, paths, strict=True)), fetch, 4) as results:
-                async for document, path, result in results:
-                    facts: dict[str, object] = {"id": document.id, "name": document.name, "path": str(path)}
-                    if isinstance(result, BaseException):
-                        errors.append(result)
-                        state.out.failed(document.name or document.id, result, facts)
-                    elif result is None:
-                        present += 1
-                        state.out.result({**facts, "already_there": True}, f"{path}  (already there)")
-                    else:
-                        facts |= {"size": result.size, "sha256": result.sha256, "already_there": False}
-                        state.out.result(facts, str(path))
-                    reporter.add(1, getattr(result, "size", 0))
+    with state.out.progress("Downloading") as on_progress:
+        reporter = ProgressReporter(on_progress, len(paths))
+        reporter.add(0, 0)
+        async with Results(list(zip(documents, paths, strict=True)), fetch, 4) as results:
+            async for document, path, result in results:
+                facts: dict[str, object] = {"id": document.id, "name": document.name, "path": str(path)}
+                if isinstance(result, BaseException):
+                    errors.append(result)
+                    state.out.failed(document.name or document.id, result, facts)
+                elif result is None:
+                    present += 1
+                    state.out.result({**facts, "already_there": True}, f"{path}  (already there)")
+                else:
+                    facts |= {"size": result.size, "sha256": result.sha256, "already_there": False}
+                    state.out.result(facts, str(path))
+                reporter.add(1, getattr(result, "size", 0))
     _end(state, "downloaded", len(paths), present, errors)
 
 

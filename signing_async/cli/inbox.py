@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from functools import update_wrapper
 from pathlib import Path
@@ -21,6 +22,8 @@ from .signings import moment
 if TYPE_CHECKING:
     from ..webhooks import Inbox
 
+Opening = AbstractAsyncContextManager["Inbox"]
+
 
 @click.group(params=list(common_options()))
 def inbox() -> None:
@@ -36,12 +39,11 @@ def inbox() -> None:
 
 
 def _inbox_command(name: str) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], None]:
-    """Make a coroutine function a command of the group; it gets the `State` and the opened inbox."""
+    """Make a coroutine function a command of the group; it gets the `State`, and the inbox to open."""
 
     def decorate(function: Callable[..., Coroutine[Any, Any, None]]) -> None:
-        async def called(state: State, address: str | None, table: str, **values: Any) -> None:
-            async with _open_inbox(state, address, table) as opened:
-                await function(state, opened, **values)
+        def called(state: State, address: str | None, table: str, **values: Any) -> Coroutine[Any, Any, None]:
+            return function(state, _open_inbox(state, address, table), **values)
 
         inbox.add_command(command(name)(_place_options(update_wrapper(called, function))))
 
@@ -69,27 +71,25 @@ _filter_options = shared_options(
 @contextlib.asynccontextmanager
 async def _open_inbox(state: State, address: str | None, table: str) -> AsyncIterator[Inbox]:
     """Open the inbox; raise `ConfigurationError` if it does not exist."""
-    if address == "":
-        raise ConfigurationError("--inbox: must not be empty")
     refuse_password("--inbox", address, "put the URL into SIGNING_INBOX")
     chosen = address or state.settings.inbox
+    key = state.settings.inbox_key
     if chosen is None:
         raise click.UsageError("no inbox: use --inbox PATH, or set SIGNING_INBOX")
-    key = state.settings.inbox_key
     if "://" in str(chosen):
         from ..postgres import PostgresInbox
 
-        async with PostgresInbox(str(chosen), table=table, key=key) as opened:
-            if not await opened.table_exists():
-                raise ConfigurationError(f"{opened!r} has no table {table!r}: no receiver has used it yet")
-            yield opened
-    else:
-        from ..webhooks import Inbox
+        async with PostgresInbox(str(chosen), table=table, key=key) as shared:
+            if not await shared.table_exists():
+                raise ConfigurationError(f"{shared!r} has no table {table!r}: no receiver has used it yet")
+            yield shared
+        return
+    from ..webhooks import Inbox
 
-        if not Path(chosen).expanduser().exists():
-            raise ConfigurationError(f"the inbox {str(chosen)!r} does not exist")
-        async with Inbox(chosen, key=key) as opened:
-            yield opened
+    if not Path(chosen).expanduser().exists():
+        raise ConfigurationError(f"the inbox {str(chosen)!r} does not exist")
+    async with Inbox(chosen, key=key) as opened:
+        yield opened
 
 
 @_inbox_command("list")
@@ -102,7 +102,7 @@ async def _open_inbox(state: State, address: str | None, table: str) -> AsyncIte
 )
 @click.option("--all", "everything", is_flag=True, help="List everything.")
 async def list_events(
-    state: State, inbox: Inbox, status: str | None, limit: int | None, everything: bool, **filters: Any
+    state: State, opening: Opening, status: str | None, limit: int | None, everything: bool, **filters: Any
 ) -> None:
     """List events in order of arrival.
 
@@ -116,17 +116,18 @@ async def list_events(
     limit = limit or (None if everything else 50)
     rows: list[tuple[object, ...]] = []
     shown, has_more = 0, False
-    # Without the bodies, no key is needed.
-    async for stored in inbox.store.select(EventFilter(status=EventStatus(status) if status else None, **filters)):
-        if has_more := shown == limit:
-            break
-        shown += 1
-        if state.json:
-            state.out.result(_facts(stored))
-        else:
-            received = ago(stored.received_at) if state.out.is_terminal else iso(stored.received_at)
-            row = (stored.id, stored.status.value, stored.type, stored.signing_id or "", received)
-            rows.append((*row, stored.attempts, stored.error or ""))
+    selection = EventFilter(status=EventStatus(status) if status else None, **filters)
+    async with opening as inbox:
+        async for stored in inbox.store.select(selection):  # without the bodies, no key is needed
+            if has_more := shown == limit:
+                break
+            shown += 1
+            if state.json:
+                state.out.result(_facts(stored))
+            else:
+                received = ago(stored.received_at) if state.out.is_terminal else iso(stored.received_at)
+                row = (stored.id, stored.status.value, stored.type, stored.signing_id or "", received)
+                rows.append((*row, stored.attempts, stored.error or ""))
     if rows:
         columns = ("ID", "STATE", "TYPE", "SIGNING", "RECEIVED", "ATTEMPTS", "ERROR")
         state.out.table(columns, rows, optional=("ATTEMPTS", "SIGNING", "RECEIVED", "ERROR"))
@@ -143,7 +144,7 @@ def _facts(stored: StoredEvent) -> dict[str, Any]:
 
 @_inbox_command("show")
 @click.argument("event")
-async def show(state: State, inbox: Inbox, event: str) -> None:
+async def show(state: State, opening: Opening, event: str) -> None:
     """Show the event with the id EVENT and its payload.
 
     \b
@@ -151,13 +152,13 @@ async def show(state: State, inbox: Inbox, event: str) -> None:
       signing-async inbox show $EVENT
     """
     # Without the key of an encrypted inbox, all but the payload can be shown.
-    found = [stored async for stored in inbox.store.select(EventFilter(ids=[event]))]
-    if not found:
-        raise _no_event([event])
-    stored, payload, problem = found[0], None, None if found[0].body else "purged"
-    if stored.body:
+    async with opening as inbox:
+        found = [stored async for stored in inbox.store.select(EventFilter(ids=[event]))]
+        if not found:
+            raise _no_event([event])
+        stored, payload, problem = found[0], None, None if found[0].body else "purged"
         try:
-            payload = inbox.decrypt(stored).event.payload
+            payload = inbox.decrypt(stored).event.payload if stored.body else None
         except InboxError as error:
             problem = f"{error}; set SIGNING_INBOX_KEY"
     if state.json:
@@ -181,7 +182,7 @@ async def show(state: State, inbox: Inbox, event: str) -> None:
 @click.argument("events", nargs=-1, metavar="[EVENT]...")
 @click.option("--dead", is_flag=True, help="Only events whose handler failed too often.")
 @_filter_options
-async def retry(state: State, inbox: Inbox, events: tuple[str, ...], dead: bool, **filters: Any) -> None:
+async def retry(state: State, opening: Opening, events: tuple[str, ...], dead: bool, **filters: Any) -> None:
     """Make events due at once, as if they had just arrived.
 
     Give either the ids of the events, or options that select them. Without --dead, events that were handled before are
@@ -196,10 +197,11 @@ async def retry(state: State, inbox: Inbox, events: tuple[str, ...], dead: bool,
     if bool(events) == (dead or any(value is not None for value in filters.values())):
         raise click.UsageError("give either ids of events or at least one of --dead, --type, --since and --until")
     selection = EventFilter(list(events) or None, status=EventStatus.DEAD if dead else None, **filters)
-    known = {stored.id async for stored in inbox.store.select(selection)} if events else set()
-    if missing := set(events) - known:
-        raise _no_event(sorted(missing))
-    retried = await inbox.retry(selection)
+    async with opening as inbox:
+        known = {stored.id async for stored in inbox.store.select(selection)} if events else set()
+        if missing := set(events) - known:
+            raise _no_event(sorted(missing))
+        retried = await inbox.retry(selection)
     left = len(known) - retried if events else 0
     text = f"{count(retried, 'event')} will be handled again."
     text += f" Left as they are, because they are being handled now or were purged: {left}." if left else ""
@@ -212,8 +214,7 @@ def _no_event(ids: list[str]) -> InboxError:
 
 
 def _age(text: str) -> float:
-    before = moment(text)
-    age = (datetime.now(UTC) - before).total_seconds()
+    age = (datetime.now(UTC) - moment(text)).total_seconds()
     if age < 0:
         raise click.BadParameter(f"{text} is in the future")
     return age
@@ -228,7 +229,7 @@ def _age(text: str) -> float:
     metavar="AGE",
     help="Purge events handled or dropped before this time: 90d, 2w, 2031-03-31, ...",
 )
-async def purge(state: State, inbox: Inbox, age: float) -> None:
+async def purge(state: State, opening: Opening, age: float) -> None:
     """Delete the bodies of events that were handled or dropped long ago.
 
     Their ids stay: a late duplicate is recognized. Pending and dead events are kept.
@@ -237,12 +238,13 @@ async def purge(state: State, inbox: Inbox, age: float) -> None:
     Example:
       signing-async inbox purge --older-than 90d
     """
-    purged = await inbox.purge(older_than=age)
+    async with opening as inbox:
+        purged = await inbox.purge(older_than=age)
     state.out.result({"purged": purged}, f"Purged {count(purged, 'event')}.")
 
 
 @_inbox_command("stats")
-async def stats(state: State, inbox: Inbox) -> None:
+async def stats(state: State, opening: Opening) -> None:
     """Count events by state; show the age of the oldest pending event.
 
     \b
@@ -250,7 +252,8 @@ async def stats(state: State, inbox: Inbox) -> None:
       signing-async inbox stats
       signing-async inbox stats --json
     """
-    found = await inbox.stats()
+    async with opening as inbox:
+        found = await inbox.stats()
     counts = {status.value: found.counts.get(status, 0) for status in EventStatus}
     oldest = found.oldest_pending
     if state.json:

@@ -16,24 +16,22 @@ import io
 import json
 import os
 import re
-import secrets
 import stat
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any
 
 import attrs
 
-from .._files import open_regular, sync_folder, unusable
+from .._files import sync_folder, unusable
 from .._toml import did_you_mean
 from ..dispatch.package import NewRecipient, SigningPackage, prepare
 from ..documents.source import PdfSource
-from ..errors import InvalidRequest, SigningError
+from ..errors import InvalidRequest
 
 MAX_PROBLEMS = 1000
 """The number of problems that are listed; the others are counted."""
-DELIMITERS = ",;\t|"
 FIELDS = ("key", "name", "language", "signing_order", "message")
 RECIPIENT_FIELDS = ("email", "first_name", "last_name", "signing_method", "order")
 MEMBERS = (*FIELDS, "documents", "recipients", "error")
@@ -55,83 +53,51 @@ class Entry:
     recipient_numbers: Sequence[int] = ()
     """The numbers of the recipients in a CSV file's column names; empty for JSON, where they are list indexes."""
 
-    def add_problems(self, problems: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the entry's problems and the ones that `prepare` found, under the manifest's own column names."""
-        reported = {column for column, _ in self.problems}
-        found = list(self.problems)
-        for problem in problems:
-            column, _, message = problem.partition(": ")
-            if {column, column.partition(".")[0]} & reported:
-                continue
-            if self.recipient_numbers:
-                if match := re.fullmatch(r"recipients\[(\d+)\]\.(.+)", column):
-                    column = f"recipient{self.recipient_numbers[int(match[1])]}_{match[2]}"
-                column = "recipient1_email" if column == "recipients" else column.partition("[")[0]
-                message = re.sub(r".*, got None$|^must not be empty$", "is empty", message)
-            found.append((column, message))
-        return found
+    def column_of(self, field: str) -> str:
+        """Return the column of a package's field, such as ``recipient1_order`` of ``recipients[0].order``."""
+        if not self.recipient_numbers:
+            return field
+        if match := re.fullmatch(r"recipients\[(\d+)\]\.(.+)", field):
+            return f"recipient{self.recipient_numbers[int(match[1])]}_{match[2]}"
+        return "recipient1_email" if field == "recipients" else field.partition("[")[0]
 
 
 class Manifest:
-    """An open manifest, which can be read any number of times. Paths in it are relative to its folder."""
+    """A manifest as it is when this object is made. Paths in it are relative to its folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.folder: Path = path.absolute().parent
         try:
-            descriptor = open_regular(path)
+            self.mode: int = path.stat().st_mode
+            content = path.read_bytes() if stat.S_ISREG(self.mode) else None
         except OSError as error:
             raise unusable(f"{path}: cannot be opened: {error.strerror}", error) from None
-        if descriptor is None:
+        if content is None:
             raise InvalidRequest(f"{path}: not a regular file")
-        self._file = os.fdopen(descriptor, "rb")
-        self._status = os.fstat(descriptor)
-        self.folder: Path = path.absolute().parent
-        start = self._file.read(4096)
-        if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            self._file.close()
+        if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise InvalidRequest(f"{path}: encoded as UTF-16; save it as UTF-8 (in Excel: 'CSV UTF-8')")
-        self.is_json: bool = start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith((b"{", b"["))
+        try:
+            self._text = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = content.count(b"\n", 0, error.start) + 1
+            raise InvalidRequest(f"{path}, line {line}: not UTF-8; save the manifest as UTF-8") from None
+        self.is_json: bool = self._text.lstrip().startswith(("{", "["))
         self.header: dict[str, str] = {}
         """The columns of a CSV manifest by their normalized names, once it was read."""
         self.delimiter: str = ","
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
     def entries(self) -> Iterator[Entry]:
         """Iterate over all rows. A row that can't be read is an entry with problems and without a package."""
-        self._file.seek(0)
-        text = io.TextIOWrapper(self._file, "utf-8-sig", "surrogateescape", newline="")
-        try:
-            yield from self._json_entries(text) if self.is_json else self._csv_entries(text)
-        finally:
-            text.detach()
+        text = io.StringIO(self._text, newline="")
+        return self._json_entries(text) if self.is_json else self._csv_entries(text)
 
-    def is_at(self, path: Path) -> bool:
-        """Return whether this path leads to the manifest's file."""
-        return os.path.samestat(path.stat(), self._status)
-
-    @property
-    def mode(self) -> int:
-        """The file's read and write permissions."""
-        return stat.S_IMODE(self._status.st_mode) & 0o666
-
-    def check_unchanged(self) -> None:
-        """Raise `SigningError` if the file was written to since it was opened."""
-        status = os.fstat(self._file.fileno())
-        if (status.st_size, status.st_mtime_ns) != (self._status.st_size, self._status.st_mtime_ns):
-            raise SigningError(f"{self.path}: changed while it was read; run the command again")
-
-    def _csv_entries(self, text: IO[str]) -> Iterator[Entry]:
+    def _csv_entries(self, text: io.StringIO) -> Iterator[Entry]:
         first = next((line for line in text if line.strip()), "")
         text.seek(0)
         # Excel may write the delimiter in a line before the header.
-        separator = re.fullmatch(rf"sep=([{DELIMITERS}])\s*", first, re.IGNORECASE)
-        self.delimiter = separator[1] if separator else max(DELIMITERS, key=lambda each: _count_known(first, each))
-        self.header = {}
+        separator = re.fullmatch(r"sep=([,;\t|])\s*", first, re.IGNORECASE)
+        self.delimiter = separator[1] if separator else max(",;\t|", key=first.count)
         names: list[str] = []
         line = 1
         reader = csv.reader(text, delimiter=self.delimiter, strict=True)
@@ -142,24 +108,26 @@ class Manifest:
                     continue
                 if separator:
                     separator = None
-                elif not names:
+                elif names:
+                    yield self._csv_entry(number, names, cells)
+                else:
                     names = [_normalize(cell) for cell in cells]
                     self.header = {name: cell.strip() for name, cell in zip(names, cells, strict=True) if name}
                     if problems := _check_header(cells, names):
                         yield Entry(number, problems=[("", problem) for problem in problems])
-                        if any(problem.startswith("missing") for problem in problems):
-                            return
-                else:
-                    yield self._csv_entry(number, names, cells)
+                    if any(problem.startswith("missing") for problem in problems):
+                        return
         except csv.Error as error:
             yield _unreadable(line, f"invalid CSV: {error}; nothing after it was checked")
 
     def _csv_entry(self, line: int, names: Sequence[str], cells: Sequence[str]) -> Entry:
-        cells = [*cells, *[""] * (len(names) - len(cells))]
         named = [*names, *[""] * (len(cells) - len(names))]
-        if surplus := [cell for name, cell in zip(named, cells, strict=True) if cell.strip() and not name]:
-            return _unreadable(line, f"{_shorten(surplus[0])} has no column")
-        row = {name: cell.strip() for name, cell in zip(named, cells, strict=True) if name}
+        row = dict.fromkeys(self.header, "")
+        for name, cell in zip(named, cells, strict=False):
+            if name:
+                row[name] = cell.strip()
+            elif cell.strip():
+                return _unreadable(line, f"{_shorten(cell)} has no column")
         recipients: dict[int, dict[str, Any]] = {}
         for name, cell in row.items():
             match = _COLUMN.fullmatch(name)
@@ -171,35 +139,31 @@ class Manifest:
                     # Spreadsheets write 1 as 1.0.
                     is_number = match[2] == "order" and re.fullmatch(r"[0-9]{1,9}(\.0)?", cell)
                     recipient[match[2]] = int(float(cell)) if is_number else cell
+        numbers = sorted(recipients)
         fields: dict[str, Any] = {name: row.get(name) or None for name in FIELDS}
-        fields |= {"documents": _split_paths(row["documents"])}
-        fields |= {"recipients": [recipients[number] for number in sorted(recipients)]}
-        return _make_entry(line, row, fields, self.folder, sorted(recipients) or (1,))
+        fields["documents"] = _split_paths(row["documents"])
+        fields["recipients"] = [recipients[number] for number in numbers]
+        return _make_entry(line, row, fields, self.folder, numbers or (1,))
 
-    def _json_entries(self, lines: IO[str]) -> Iterator[Entry]:
+    def _json_entries(self, text: io.StringIO) -> Iterator[Entry]:
         is_first = True
-        for line, text in enumerate(map(str.strip, lines), 1):
-            if is_first and text and not (text.startswith("{") and text.endswith("}")):
+        for line, content in enumerate(map(str.strip, text), 1):
+            if is_first and content and not (content.startswith("{") and content.endswith("}")):
                 # A JSON array or indented JSON: every line would be a problem.
                 yield _unreadable(line, "not one JSON object; a JSON manifest has one object per line")
                 return
-            if text:
+            if content:
                 is_first = False
-                try:
-                    row = json.loads(text, object_pairs_hook=_without_duplicates)
-                except _DuplicateError as error:
-                    yield _unreadable(line, str(error))
-                except (ValueError, RecursionError) as error:
-                    yield _unreadable(line, f"invalid JSON: {error}")
-                else:
-                    is_object = isinstance(row, dict)
-                    problem = f"must be an object, got {_shorten(row)}"
-                    yield _make_entry(line, row, row, self.folder) if is_object else _unreadable(line, problem)
+                yield self._json_entry(line, content)
 
-
-def _count_known(header: str, delimiter: str) -> int:
-    names = (_normalize(cell.strip().strip('"')) for cell in header.split(delimiter))
-    return sum(_COLUMN.fullmatch(name) is not None for name in names)
+    def _json_entry(self, line: int, content: str) -> Entry:
+        try:
+            row = json.loads(content, object_pairs_hook=_without_duplicates)
+        except (ValueError, RecursionError) as error:
+            return _unreadable(line, f"invalid JSON: {error}")
+        if not isinstance(row, dict):
+            return _unreadable(line, f"must be an object, got {_shorten(row)}")
+        return _make_entry(line, row, row, self.folder)
 
 
 def _normalize(name: str) -> str:
@@ -229,16 +193,11 @@ def _split_paths(documents: str) -> list[str]:
     return [path.strip() for path in re.split(r"[;\r\n]", documents) if path.strip()]
 
 
-class _DuplicateError(Exception):
-    """A JSON object has two members of the same name."""
-
-
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in members:
-            raise _DuplicateError(f"duplicate member {name!r}")
-        members[name] = value
+    members = dict(pairs)
+    if len(members) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"duplicate member {next(name for name in names if names.count(name) > 1)!r}")
     return members
 
 
@@ -256,24 +215,23 @@ def _make_entry(
     line: int, row: Mapping[str, Any], fields: Mapping[str, Any], folder: Path, numbers: Sequence[int] = ()
 ) -> Entry:
     """Return the entry of a row; ``fields`` holds its values by the names of a JSON manifest."""
-    if re.search("[\ud800-\udfff]", json.dumps(fields, ensure_ascii=False, default=str)):
+    if re.search("[\ud800-\udfff]", json.dumps(fields, ensure_ascii=False)):  # from an escape in JSON
         return _unreadable(line, "not UTF-8; save the manifest as UTF-8")
     problems = [(name, f"unknown member{did_you_mean(name, MEMBERS)}") for name in fields if name not in MEMBERS]
-    lists: dict[str, list[Any]] = {"documents": [], "recipients": []}
-    for name, made in lists.items():
+    values: dict[str, Any] = {name: fields.get(name) for name in FIELDS}
+    for name in ("documents", "recipients"):
         given = fields.get(name, [])
+        made: list[Any] = []
         if not isinstance(given, list):
             problems.append((name, f"must be a list, got {_shorten(given)}"))
-            continue
+            given = []
         for index, each in enumerate(given):
             value, problem = _read_document(each, folder) if name == "documents" else _read_recipient(each)
             made.append(value)  # also if it is invalid, so that later indexes stay right
             if problem:
                 problems.append((f"{name}[{index}]", problem))
-    # Of any type: `prepare` checks them.
-    values: dict[str, Any] = {name: fields.get(name) for name in FIELDS} | lists
-    package = SigningPackage(**values)
-    return Entry(line, row, package, problems, numbers)
+        values[name] = made
+    return Entry(line, row, SigningPackage(**values), problems, numbers)  # of any types: `prepare` checks them
 
 
 def _read_document(given: object, folder: Path) -> tuple[PdfSource, str | None]:
@@ -283,10 +241,9 @@ def _read_document(given: object, folder: Path) -> tuple[PdfSource, str | None]:
     if not isinstance(given, dict) or not isinstance(given.get("path"), str) or not given["path"]:
         return PdfSource(b""), f"must be a path, or an object with a path, got {_shorten(given)}"
     filename = given.get("filename")
-    problem = _unknown(given, ("path", "filename"))
     if filename is not None and (not isinstance(filename, str) or not filename.strip()):
-        problem, filename = f"filename must be a non-empty string, got {_shorten(filename)}", None
-    return PdfSource(folder / given["path"], filename), problem
+        return PdfSource(b""), f"filename must be a non-empty string, got {_shorten(filename)}"
+    return PdfSource(folder / given["path"], filename), _unknown(given, ("path", "filename"))
 
 
 def _read_recipient(given: object) -> tuple[NewRecipient, str | None]:
@@ -318,24 +275,7 @@ async def check_manifest(manifest: Manifest, max_pdf_bytes: int, on_entry: Calla
     checked, problems = CheckedManifest(), list[str]()
     transient = True
     for entry in manifest.entries():
-        found, is_transient = list(entry.problems), False
-        if entry.package is not None:
-            try:
-                prepared = await prepare(entry.package, max_pdf_bytes)
-            except InvalidRequest as error:
-                is_transient = error.transient and not found
-                found = entry.add_problems(error.problems)
-            else:
-                prepared.close()
-                checked.documents += len(prepared.documents)
-                checked.size += sum(document.size for document in prepared.documents)
-                first = checked.lines.setdefault(prepared.key, entry.line)
-                if first != entry.line:
-                    text = f"missing, and this is the same package as line {first}"
-                    text += "; if both are to be sent, give each a key"
-                    if entry.package.key is not None:
-                        text = f"{prepared.key!r} is also the key of line {first}"
-                    found.append(("key", text))
+        found, is_transient = await _check_entry(entry, max_pdf_bytes, checked)
         transient = transient and (is_transient or not found)
         problems += [f"line {entry.line}{', ' if column else ''}{column}: {text}" for column, text in found]
         on_entry()
@@ -352,6 +292,34 @@ async def check_manifest(manifest: Manifest, max_pdf_bytes: int, on_entry: Calla
     return checked
 
 
+async def _check_entry(
+    entry: Entry, max_pdf_bytes: int, checked: CheckedManifest
+) -> tuple[list[tuple[str, str]], bool]:
+    """Return the columns and texts of all problems, and whether all are transient; count a valid package."""
+    found = list(entry.problems)
+    if entry.package is None:
+        return found, False
+    try:
+        prepared = await prepare(entry.package, max_pdf_bytes)
+    except InvalidRequest as error:
+        reported = {column for column, _ in found}
+        for problem in error.problems:
+            field, _, text = problem.partition(": ")
+            if reported.isdisjoint((field, field.partition(".")[0])):
+                found.append((entry.column_of(field), re.sub(r".*, got None$|^must not be empty$", "is empty", text)))
+        return found, error.transient and not entry.problems
+    prepared.close()
+    checked.documents += len(prepared.documents)
+    checked.size += sum(document.size for document in prepared.documents)
+    first = checked.lines.setdefault(prepared.key, entry.line)
+    if first != entry.line and entry.package.key is not None:
+        found.append(("key", f"{prepared.key!r} is also the key of line {first}"))
+    elif first != entry.line:
+        text = f"missing, and this is the same package as line {first}; if both are to be sent, give each a key"
+        found.append(("key", text))
+    return found, False
+
+
 class FailureReport:
     """A manifest of the failed packages, with their keys and errors. It replaces an older report."""
 
@@ -366,11 +334,11 @@ class FailureReport:
     def check(self) -> None:
         """Raise `InvalidRequest` if the report can't be written, or would replace an unrelated file."""
         try:
-            with self._partial():
+            with tempfile.TemporaryFile(dir=self.path.absolute().parent):
                 pass
         except OSError as error:
             raise unusable(f"--failures: {str(self.path)!r} cannot be written: {error.strerror}", error) from None
-        if self.path.exists() and not self._manifest.is_at(self.path) and not _is_report(self.path):
+        if self.path.exists() and not self.path.samefile(self._manifest.path) and not _is_report(self.path):
             raise InvalidRequest(f"--failures: {str(self.path)!r} exists and is not a report of failures")
 
     def add(self, row: Mapping[str, Any], key: str, error: str) -> None:
@@ -393,32 +361,28 @@ class FailureReport:
         if not self._failed:
             self.path.unlink(missing_ok=True)
             return False
-        with self._partial() as (path, file):
-            if self._manifest.is_json:
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in self._failed)
-            else:
-                header = self._manifest.header
-                header |= {name: name for name in ("key", "error") if name not in header}
-                file.write("\ufeff")
-                writer = csv.DictWriter(file, list(header), delimiter=self._manifest.delimiter)
-                writer.writerows([header, *self._failed])
-            file.flush()
-            os.fsync(file.fileno())
-            path.replace(self.path)
-        sync_folder(self.path.absolute().parent)
-        return True
-
-    @contextmanager
-    def _partial(self) -> Iterator[tuple[Path, IO[str]]]:
-        """Open a temporary file beside the report, and remove it unless it was renamed."""
-        path = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}.part")
-        # The report names the same people as the manifest, so it gets the same permissions.
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, self._manifest.mode)
+        folder = self.path.absolute().parent
+        descriptor, name = tempfile.mkstemp(".part", f".{self.path.name}.", folder)
+        part = Path(name)
         try:
-            with os.fdopen(descriptor, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-                yield path, file
+            with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+                if self._manifest.is_json:
+                    file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in self._failed)
+                else:
+                    header = self._manifest.header
+                    header |= {name: name for name in ("key", "error") if name not in header}
+                    file.write("\ufeff")
+                    writer = csv.DictWriter(file, list(header), delimiter=self._manifest.delimiter)
+                    writer.writerows([header, *self._failed])
+                file.flush()
+                os.fsync(descriptor)
+            # The report names the same people as the manifest, so it gets the same permissions.
+            part.chmod(stat.S_IMODE(self._manifest.mode) & 0o666)
+            part.replace(self.path)
         finally:
-            path.unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
+        sync_folder(folder)
+        return True
 
 
 def _is_report(path: Path) -> bool:

@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import click
@@ -35,10 +34,9 @@ SECONDS_BETWEEN_LINES = 10.0
 CONTROLS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
 """Control characters and bidirectional marks, for a character class of a regular expression."""
 
-_CONTROLS = re.compile(f"[{CONTROLS}]")
 _NARROWEST = 12
-_STYLES = dict.fromkeys(("draft", "pending"), "yellow") | dict.fromkeys(("completed", "signed"), "green")
-_STYLES |= {"sent": "cyan", "cancelled": "red"}
+_COLOURS = {"draft": "yellow", "pending": "yellow", "completed": "green", "signed": "green"}
+_COLOURS |= {"sent": "cyan", "cancelled": "red"}
 
 
 class Output:
@@ -50,17 +48,12 @@ class Output:
     @property
     def is_terminal(self) -> bool:
         """Whether standard output is a terminal."""
-        return _is_terminal(sys.stdout)
+        return sys.stdout.isatty()
 
     @property
     def live(self) -> bool:
         """Whether standard error can show a progress bar."""
-        return not self.json and _is_styled(sys.stderr)
-
-    @cached_property
-    def console(self) -> Console:
-        """Rich's console for standard output; use it only on a terminal."""
-        return _console(sys.stdout)
+        return not self.json and _has_controls(sys.stderr)
 
     def result(self, facts: Mapping[str, Any], text: str | None = None, colour: str | None = None) -> None:
         """Print a result to standard output: the facts as a line of JSON, or the text if there is one."""
@@ -72,7 +65,7 @@ class Output:
     def say(self, text: str, **facts: Any) -> None:
         """Print a remark to standard error; with --json, its facts instead, if there are any."""
         if facts or not self.json:
-            self._remark(clean(text), facts)
+            self._remark(text, facts)
 
     def failed(self, name: str, error: BaseException, facts: Mapping[str, Any]) -> None:
         """Print one failed item among several; with --json, it is a result like the others."""
@@ -85,11 +78,11 @@ class Output:
 
     def warn(self, text: str) -> None:
         """Print a warning to standard error."""
-        self._remark(clean(text), {"warning": text}, "Warning: ", "yellow")
+        self._remark(text, {"warning": text}, "Warning:", "yellow")
 
     def error(self, text: str, facts: Mapping[str, Any]) -> None:
         """Print an error to standard error."""
-        self._remark(clean(text), {"error": facts}, "Error: ", "red")
+        self._remark(text, {"error": facts}, "Error:", "red")
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()) -> None:
         """Print rows for people.
@@ -97,46 +90,26 @@ class Output:
         A terminal shows the first column and STATE in full. If the terminal is too narrow, ``optional`` columns are
         left out one by one; if that is not enough, each cell gets a line of its own.
         """
-        lines = [tuple(columns), *(tuple(on_one_line(str(cell)) for cell in row) for row in rows)]
+        lines = [list(columns), *([on_one_line(str(cell)) for cell in row] for row in rows)]
         if not self.is_terminal:
             widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
             padded = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines]
             self.text("\n".join(line.rstrip() for line in padded))
             return
-        width = self.console.width
+        console = console_of(sys.stdout)
         for name in optional:
-            if _minimum(lines) > width:
+            if _minimum_width(lines) > console.width:
                 at = lines[0].index(name)
-                lines = [(*line[:at], *line[at + 1 :]) for line in lines]
-        with self.console.capture() as captured:
-            if optional and _minimum(lines) > width:
+                lines = [line[:at] + line[at + 1 :] for line in lines]
+        with console.capture() as captured:
+            if optional and _minimum_width(lines) > console.width:
                 for first, *others in lines[1:]:
-                    self.console.print(first)
+                    console.print(first)
                     for cell in others:
-                        self.console.print(f"  {cell}", no_wrap=True, overflow="ellipsis", soft_wrap=False)
+                        console.print(f"  {cell}", no_wrap=True, overflow="ellipsis", soft_wrap=False)
             else:
-                self.console.print(self.table_of(lines[0], lines[1:]), soft_wrap=False)
+                console.print(table_of(lines[0], lines[1:]), soft_wrap=False)
         self.text(captured.get().removesuffix("\n"))
-
-    def table_of(self, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-        """Return the table for a terminal."""
-        from rich.table import Table
-        from rich.text import Text
-
-        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-        cells = [[on_one_line(str(cell)) for cell in row] for row in rows]
-        for number, column in enumerate(columns):
-            widest = max((Text(row[number]).cell_len for row in cells), default=0) if number == 0 else 0
-            table.add_column(Text(column), no_wrap=number == 0 or column == "STATE", min_width=widest)
-        for row in cells:
-            styles = [
-                _STYLES.get(cell.split(" ")[0], "") if name == "STATE" else ""
-                for name, cell in zip(columns, row, strict=True)
-            ]
-            table.add_row(
-                *(Text(cell, style, no_wrap=True, overflow="ellipsis") for cell, style in zip(row, styles, strict=True))
-            )
-        return table
 
     def facts(self, title: str, pairs: Sequence[tuple[str, object]]) -> None:
         """Print a title and a line per fact. Further lines of a value are indented, so they do not look like facts."""
@@ -158,16 +131,12 @@ class Output:
             write()
             sys.stdout.flush()
         except BrokenPipeError:
-            # The reader closed the pipe: discard the buffer, also at exit.
             discard_output()
             raise click.exceptions.Exit(PIPE_CLOSED) from None
 
     def styled(self, text: str, colour: str | None = None, *, bold: bool = False) -> str:
-        """Return the text with the styles that standard output supports."""
-        if not _is_styled(sys.stdout):
-            return text
-        colour = colour if _is_coloured(sys.stdout) else None
-        return click.style(text, fg=colour, bold=bold or None) if colour or bold else text
+        """Return the text, coloured if standard output shows colours."""
+        return click.style(text, fg=colour, bold=bold or None) if _has_colours(sys.stdout) else text
 
     @contextlib.contextmanager
     def progress(self, title: str) -> Iterator[Callable[[Progress], None] | None]:
@@ -188,28 +157,29 @@ class Output:
 
     def bar(self, *columns: type[ProgressColumn]) -> Bar:
         """Return a progress bar with the field ``info``, these columns and the remaining time; text goes above it."""
-        from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
+        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.table import Column
 
-        kinds: list[type[ProgressColumn]] = [*columns, TimeRemainingColumn]
-        return Bar(
+        return Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=None, complete_style="cyan", finished_style="green", pulse_style="cyan"),
             TextColumn("{task.fields[info]}", table_column=Column(no_wrap=True)),
-            *(kind(table_column=Column(no_wrap=True)) for kind in kinds),
-            console=_console(sys.stderr),
+            *(kind(table_column=Column(no_wrap=True)) for kind in columns),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            console=console_of(sys.stderr),
             transient=True,
             redirect_stdout=self.is_terminal,  # not a file
         )
 
     def _remark(self, text: str, facts: Mapping[str, Any], head: str = "", colour: str | None = None) -> None:
         if self.json:
-            text, head = json.dumps(facts, default=_as_json), ""
-        elif head and _is_coloured(sys.stderr):
-            head = click.style(head.rstrip(" "), fg=colour, bold=True) + " "
+            text = json.dumps(facts, default=_as_json)
+        elif head:
+            text = f"{click.style(head, fg=colour, bold=True) if _has_colours(sys.stderr) else head} {clean(text)}"
+        else:
+            text = clean(text)
         # Not `click.echo`: it bypasses a progress bar, and would write into its line.
-        sys.stderr.write(f"{head}{text}\n")
+        sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
 
@@ -217,11 +187,8 @@ class ProgressDisplay:
     """The number of items done: a bar with rate and remaining time on a terminal, an occasional line elsewhere."""
 
     def __init__(self, out: Output, what: str, total: int | None) -> None:
-        self._out = out
-        self._what = what
-        self._total = total
+        self._out, self._what, self._total = out, what, total
         self._done = self._failed = 0
-        self._info = ""
         self._began = self._last_line = time.monotonic()
         self._bar = out.bar() if out.live else None
 
@@ -240,36 +207,38 @@ class ProgressDisplay:
         self._done += 1
         self._failed += failed
         now = time.monotonic()
-        rate = self._done / max(now - self._began, 0.001)
         if self._bar is not None:
-            info = f"{self._done}/{'?' if self._total is None else self._total} {rate:.1f}/s"
-            info += f" {self._failed} failed" if self._failed else ""
-            self._info = info
-            self._bar.update(self._bar.task_ids[0], completed=self._done, info=info)
+            self.note("")
         elif now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
-            self._print_line(rate)
+            self._print_line()
+
+    @property
+    def _rate(self) -> float:
+        return self._done / max(time.monotonic() - self._began, 0.001)
 
     def note(self, text: str) -> None:
-        """Show a remark in the bar until the next item is done."""
+        """Show the numbers and a remark in the bar, until the next item is done."""
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], info=f"{self._info} {text}".lstrip())
+            total = "?" if self._total is None else self._total
+            info = f"{self._done}/{total} {self._rate:.1f}/s {f'{self._failed} failed ' if self._failed else ''}{text}"
+            self._bar.update(self._bar.task_ids[0], completed=self._done, info=info.rstrip())
 
-    def _print_line(self, rate: float) -> None:
+    def _print_line(self) -> None:
+        rate = self._rate
         facts: dict[str, Any] = {"done": self._done, "total": self._total, "failed": self._failed, "rate": rate}
-        text = f"{self._what}: {self._done}"
-        if self._total is not None:
+        if self._total is None:
+            text = f"{self._done}, {rate:.1f} a second"
+        else:
             facts["seconds_left"] = (self._total - self._done) / rate
-            text += f" of {self._total}, {self._failed} failed"
-        text += f", {rate:.1f} a second"
-        if self._total is not None:
-            text += f", about {timedelta(seconds=round(facts['seconds_left']))} left"
-        self._out.say(text, progress=facts)
+            left = timedelta(seconds=round(facts["seconds_left"]))
+            text = f"{self._done} of {self._total}, {self._failed} failed, {rate:.1f} a second, about {left} left"
+        self._out.say(f"{self._what}: {text}", progress=facts)
 
 
 def clean(text: str) -> str:
     """Replace control characters: names may come from anywhere."""
-    return "\n".join(_CONTROLS.sub("\ufffd", line) for line in text.split("\n"))
+    return "\n".join(re.sub(f"[{CONTROLS}]", "\ufffd", line) for line in text.split("\n"))
 
 
 def on_one_line(text: str) -> str:
@@ -305,26 +274,39 @@ def iso(moment: datetime | None) -> str:
 
 
 def discard_output() -> None:
-    """Redirect standard output to the null device, so that buffered output is discarded."""
+    """Redirect standard output to the null device, so that buffered output is discarded, also at exit."""
     null = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(null, sys.stdout.fileno())
-    finally:
-        os.close(null)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
 
 
-def _minimum(lines: Sequence[Sequence[str]]) -> int:
+def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
+    """Return the table for a terminal."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+    cells = [[Text(on_one_line(str(cell)), no_wrap=True, overflow="ellipsis") for cell in row] for row in rows]
+    for number, (name, *column) in enumerate(zip(map(Text, columns), *cells, strict=True)):
+        is_state = name.plain == "STATE"
+        widest = 0 if number else max((cell.cell_len for cell in column), default=0)
+        table.add_column(name, no_wrap=is_state or not number, min_width=widest)
+        for cell in column if is_state else ():
+            cell.stylize(_COLOURS.get(cell.plain.split(" ")[0], ""))
+    for row in cells:
+        table.add_row(*row)
+    return table
+
+
+def _minimum_width(lines: Sequence[Sequence[str]]) -> int:
     """Return the width of a table whose first column and STATE are shown in full, and the others in part."""
     from rich.cells import cell_len
 
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    return (
-        sum(
-            width + 2 if number == 0 or lines[0][number] == "STATE" else min(width, _NARROWEST) + 2
-            for number, width in enumerate(widths)
-        )
-        - 2
-    )
+    for number, name in enumerate(lines[0]):
+        if number and name != "STATE":
+            widths[number] = min(widths[number], _NARROWEST)
+    return sum(widths) + 2 * len(widths) - 2
 
 
 def _as_json(value: object) -> object:
@@ -339,20 +321,17 @@ def _as_json(value: object) -> object:
     return str(value)
 
 
-def _console(stream: Any) -> Console:
+def console_of(stream: Any) -> Console:
+    """Return rich's console for a stream that is a terminal."""
     from rich.console import Console
 
     return Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
-def _is_terminal(stream: Any) -> bool:
-    return stream is not None and stream.isatty()
-
-
-def _is_styled(stream: Any) -> bool:
+def _has_controls(stream: Any) -> bool:
     """Return whether the stream is a terminal that supports control sequences."""
-    return _is_terminal(stream) and os.environ.get("TERM") not in ("dumb", "unknown")
+    return stream.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
 
 
-def _is_coloured(stream: Any) -> bool:
-    return _is_styled(stream) and not os.environ.get("NO_COLOR")
+def _has_colours(stream: Any) -> bool:
+    return _has_controls(stream) and not os.environ.get("NO_COLOR")

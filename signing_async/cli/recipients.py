@@ -59,11 +59,7 @@ def _json_object(path: str) -> dict[str, Any]:
     help="Other fields as a JSON object in a file (- for standard input), hidden from other users of the machine.",
 )
 async def add_recipient(
-    state: State,
-    signing: str,
-    fields: tuple[tuple[str, str], ...],
-    from_file: str | None,
-    **named: Any,
+    state: State, signing: str, fields: tuple[tuple[str, str], ...], from_file: str | None, **named: Any
 ) -> None:
     """Add a recipient to a draft. Only the recipient's id goes to standard output.
 
@@ -76,7 +72,7 @@ async def add_recipient(
     async with state.client() as client:
         recipient = await client.recipients.add(signing, **named, extra={**extra, **dict(fields)})
     state.out.say(f"Added {named['email']}.")
-    state.out.result(recipient_facts(recipient, ()), on_one_line(recipient.id))
+    state.out.result(recipient_facts(state, recipient), on_one_line(recipient.id))
 
 
 @command(changing=True)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from .output import Output, ago, iso
+from .output import ago, iso
 
 if TYPE_CHECKING:
     from ..models import Document, Recipient, Signing
+    from .command_base import State
 
 
 def signing_facts(signing: Signing) -> dict[str, Any]:
@@ -24,26 +25,26 @@ def document_facts(document: Document) -> dict[str, Any]:
     return {**document.extra, **facts, "signed_file_path": document.signed_file_path}
 
 
-def recipient_facts(recipient: Recipient, done_fields: Iterable[str]) -> dict[str, Any]:
+def recipient_facts(state: State, recipient: Recipient) -> dict[str, Any]:
     """Return a recipient's fields, and whether they have finished."""
     names = ("id", "email", "first_name", "last_name", "signing_method", "order")
     facts = {name: getattr(recipient, name) for name in names}
-    return {**recipient.extra, **facts, "finished": is_done(recipient, done_fields)}
+    return {**recipient.extra, **facts, "finished": is_done(state, recipient)}
 
 
-def all_facts(signing: Signing, recipients: Sequence[Recipient], done_fields: Sequence[str]) -> dict[str, Any]:
+def all_facts(state: State, signing: Signing, recipients: Sequence[Recipient]) -> dict[str, Any]:
     """Return a signing's fields with its documents and recipients."""
     documents = [document_facts(document) for document in signing.documents]
-    people = [recipient_facts(recipient, done_fields) for recipient in recipients]
+    people = [recipient_facts(state, recipient) for recipient in recipients]
     return {**signing_facts(signing), "documents": documents, "recipients": people}
 
 
-def is_done(recipient: Recipient, done_fields: Iterable[str]) -> bool:
+def is_done(state: State, recipient: Recipient) -> bool:
     """Return whether the recipient has finished."""
-    return any(recipient.extra.get(field) for field in done_fields)
+    return any(recipient.extra.get(field) for field in state.settings.assumptions.recipient_done_fields)
 
 
-def show_signing(out: Output, signing: Signing, recipients: Sequence[Recipient], done_fields: Sequence[str]) -> None:
+def show_signing(state: State, signing: Signing, recipients: Sequence[Recipient]) -> None:
     """Print a signing with its documents and recipients."""
     facts = [
         ("id", signing.id),
@@ -54,17 +55,17 @@ def show_signing(out: Output, signing: Signing, recipients: Sequence[Recipient],
         ("cancelled", iso(signing.cancelled_at)),
         ("message", signing.message or ""),
     ]
-    out.facts(signing.name or "(unnamed)", [(name, value) for name, value in facts if value])
-    for columns, rows, placeholder in parts_of(signing, recipients, done_fields):
-        out.text("")
+    state.out.facts(signing.name or "(unnamed)", [(name, value) for name, value in facts if value])
+    for columns, rows, placeholder in parts_of(state, signing, recipients):
+        state.out.text("")
         if rows:
-            out.table(columns, rows)
+            state.out.table(columns, rows)
         else:
-            out.text(placeholder)
+            state.out.text(placeholder)
 
 
 def parts_of(
-    signing: Signing, recipients: Sequence[Recipient], done_fields: Sequence[str]
+    state: State, signing: Signing, recipients: Sequence[Recipient]
 ) -> list[tuple[Sequence[str], list[tuple[object, ...]], str]]:
     """Return the tables of documents and recipients: columns, rows, and the text for an empty table."""
     documents: list[tuple[object, ...]] = [
@@ -74,7 +75,7 @@ def parts_of(
     people: list[tuple[object, ...]] = [
         (
             recipient.email,
-            "signed" if is_done(recipient, done_fields) else "pending",
+            "signed" if is_done(state, recipient) else "pending",
             " ".join(part for part in (recipient.first_name, recipient.last_name) if part),
             "" if recipient.order is None else recipient.order,
             recipient.signing_method or "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import click
@@ -14,28 +14,20 @@ from .exits import TERMINATED
 
 T = TypeVar("T")
 
-NO_HANDLERS = (
-    NotImplementedError,  # on Windows
-    ValueError,  # outside the main thread, on uvloop
-    RuntimeError,  # outside the main thread, on asyncio
-)
-"""What setting a signal handler raises where the event loop supports none."""
-
 
 def run(main: Coroutine[Any, Any, T]) -> T:
     """Run the coroutine like ``asyncio.run``. Ctrl-C and SIGTERM cancel it, so that it closes what is open."""
-    try:
-        import uvloop
-    except ModuleNotFoundError:  # the extra `speed` is not installed
-        factory = None
-    else:
-        factory = uvloop.new_event_loop
+    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+    with contextlib.suppress(ModuleNotFoundError):  # the extra `speed` is not installed
+        from uvloop import new_event_loop
+
+        factory = new_event_loop
     with asyncio.Runner(loop_factory=factory) as runner:
         return runner.run(_until_terminated(main))
 
 
 async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
-    loop, work = asyncio.get_running_loop(), asyncio.current_task()
+    work = asyncio.current_task()
     assert work is not None
     cancel, terminated = work.cancel, False
 
@@ -44,11 +36,25 @@ async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
         terminated = True
         cancel()
 
-    with contextlib.suppress(*NO_HANDLERS):
-        loop.add_signal_handler(signal.SIGTERM, stop)
+    with on_signal(signal.SIGTERM, stop):
+        try:
+            return await main
+        except asyncio.CancelledError:
+            if terminated:
+                raise click.exceptions.Exit(TERMINATED) from None
+            raise
+
+
+@contextlib.contextmanager
+def on_signal(number: int, call: Callable[[], object]) -> Iterator[None]:
+    """Call a function on each signal within the block, if the event loop supports that."""
+    loop = asyncio.get_running_loop()
     try:
-        return await main
-    except asyncio.CancelledError:
-        if terminated:
-            raise click.exceptions.Exit(TERMINATED) from None
-        raise
+        loop.add_signal_handler(number, call)
+    except (NotImplementedError, RuntimeError, ValueError):  # on Windows, or outside the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(number)

@@ -10,6 +10,7 @@ import shlex
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 from aiohttp.http_exceptions import HttpProcessingError
@@ -19,7 +20,7 @@ from ..sandbox.addresses import is_loopback
 from ..sandbox.authority import LEVELS, Level
 from .command_base import State, command
 from .output import Output
-from .running import NO_HANDLERS
+from .running import on_signal
 
 PROFILES = ("default", "laravel", "rfc9457", "numeric")
 
@@ -47,16 +48,7 @@ PROFILES = ("default", "laravel", "rfc9457", "numeric")
 @click.option("--webhook-url", help="Deliver events to this URL, signed with SIGNING_WEBHOOK_SECRET if it is set.")
 @click.option("--allow-remote-webhooks", is_flag=True, help="Also deliver events to other machines.")
 def sandbox(
-    state: State,
-    port: int,
-    host: str,
-    data: Path | None,
-    profile: str,
-    seal_level: Level,
-    seed: str | None,
-    app: str | None,
-    webhook_url: str | None,
-    allow_remote_webhooks: bool,
+    state: State, profile: str, webhook_url: str | None, seal_level: Level, app: str | None, **options: Any
 ) -> None:
     """Run the service on this machine until Ctrl-C. It is not a legal signing service.
 
@@ -69,16 +61,12 @@ def sandbox(
     """
     try:
         server = Sandbox(
-            port=port,
-            host=host,
-            data=data,
             profile=Profile.preset(profile),
-            seed=seed,
             webhook_url=webhook_url,
             webhook_secret=os.environ.get("SIGNING_WEBHOOK_SECRET") if webhook_url else None,
-            allow_remote_webhooks=allow_remote_webhooks,
             keep_requests=2000,
             seal_level=seal_level,
+            **options,
         )
         state.run(_run(server, state.out, app))
     except Refused as error:
@@ -90,7 +78,7 @@ def sandbox(
         # asyncio's message for an address repeats the error number.
         number = error.errno or 0
         words = os.strerror(number) if number > 0 else error.strerror
-        raise click.ClickException(f"{error.filename or f'{host}:{port}'}: {words}") from error
+        raise click.ClickException(f"{error.filename or '{host}:{port}'.format_map(options)}: {words}") from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except RuntimeError as error:
@@ -99,10 +87,7 @@ def sandbox(
 
 async def _run(server: Sandbox, out: Output, app: str | None) -> None:
     stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(*NO_HANDLERS):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    with _print_log(out):
+    with on_signal(signal.SIGINT, stop.set), on_signal(signal.SIGTERM, stop.set), _print_log(out):
         async with server:
             _announce(server, out, app)
             await stop.wait()

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ..client import SigningClient
     from ..models import Signing
 
-_STATES = ("draft", "sent", "completed", "cancelled")
 _SPAN = re.compile(r"(\d{1,6})(min|h|d|w)")
 _UNITS = {"min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
@@ -52,14 +51,16 @@ def moment(text: str) -> datetime:
 
 
 NAME_HELP = "Only signings whose name matches, ignoring case: 'Lease *', '*2031*', ..."
-Cursor = tuple[str | None, int]
-"""The service's cursor of a page (None: the first page), and how many items of that page to skip."""
 
 
 def name_pattern(text: str) -> Callable[[Signing], bool]:
     """Return a function that tells whether a signing's name matches the pattern, ignoring case."""
     found = re.compile(fnmatch.translate(text), re.IGNORECASE)
     return lambda signing: found.match(signing.name) is not None
+
+
+Cursor = tuple[str | None, int]
+"""The service's cursor of a page (None: the first page), and how many items of that page to skip."""
 
 
 def _cursor(text: str) -> Cursor:
@@ -71,7 +72,11 @@ def _cursor(text: str) -> Cursor:
 
 @command("list")
 @click.option(
-    "--state", "states", multiple=True, type=click.Choice(_STATES), help="Only signings in this state. May be repeated."
+    "--state",
+    "states",
+    multiple=True,
+    type=click.Choice(("draft", "sent", "completed", "cancelled")),
+    help="Only signings in this state. May be repeated.",
 )
 @click.option("--name", metavar="PATTERN", type=name_pattern, help=NAME_HELP)
 @click.option(
@@ -158,11 +163,10 @@ async def show(state: State, signing: str) -> None:
     async with state.client() as client:
         found = await client.signings.get(signing)
         recipients = [recipient async for recipient in client.recipients.list(signing)]
-    done_fields = state.settings.assumptions.recipient_done_fields
     if state.json:
-        state.out.result(all_facts(found, recipients, done_fields))
+        state.out.result(all_facts(state, found, recipients))
     else:
-        show_signing(state.out, found, recipients, done_fields)
+        show_signing(state, found, recipients)
 
 
 @command(changing=True)
@@ -181,12 +185,7 @@ async def show(state: State, signing: str) -> None:
     help="Whether recipients sign one after the other or at once.",
 )
 @click.option("--message", metavar="TEXT", help="A message to the recipients, at most 400 characters.")
-@click.option(
-    "--message-file",
-    type=FILE,
-    metavar="FILE",
-    help="Read the message from a file (- for standard input).",
-)
+@click.option("--message-file", type=FILE, metavar="FILE", help="Read the message from a file (- for standard input).")
 async def create(state: State, message_file: str | None, **fields: Any) -> None:
     """Create a draft called NAME. Only the draft's id goes to standard output, for use in scripts.
 

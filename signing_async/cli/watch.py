@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import SigningCancelled, SigningError, WaitTimeout
 from .command_base import Seconds, State, command
-from .output import iso, on_one_line
+from .output import console_of, iso, on_one_line, table_of
 from .records import all_facts, is_done, parts_of
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from ..client import SigningClient
     from ..models import Recipient, Signing
 
@@ -40,9 +39,10 @@ async def watch(state: State, signing: str, seconds: float | None, poll: float) 
     Example:
       signing-async watch $SIGNING --for 3600
     """
+    display = _update_in_place if state.out.live and state.out.is_terminal else _print_changes
     try:
         async with asyncio.timeout(seconds) as deadline, state.client() as client:
-            with _display(state) as show:
+            with display(state) as show:
                 await _follow(state, client, signing, poll, show)
     except TimeoutError:
         if not deadline.expired():
@@ -71,37 +71,34 @@ async def _follow(state: State, client: SigningClient, signing_id: str, poll: fl
 
 
 @contextlib.contextmanager
-def _display(state: State) -> Iterator[Show]:
-    """Yield a function that shows the current state of a signing."""
-    done_fields = state.settings.assumptions.recipient_done_fields
-    if not (state.out.live and state.out.is_terminal):
-        yield _print_changes(state, done_fields)
-        return
+def _update_in_place(state: State) -> Iterator[Show]:
+    """Yield a function that shows the current state of a signing on a terminal."""
     from rich.console import Group
     from rich.live import Live
     from rich.spinner import Spinner
     from rich.text import Text
 
     spinner = Spinner("dots", Text("watching; Ctrl-C stops watching and does not change the signing", "dim"))
-    with Live(spinner, console=state.out.console, refresh_per_second=8) as live:
+    with Live(spinner, console=console_of(sys.stdout), refresh_per_second=8) as live:
 
         def show(signing: Signing, recipients: Sequence[Recipient]) -> None:
-            head = state.out.table_of(("SIGNING", "STATE"), [(signing.name or signing.id, signing.state.value)])
-            shown: list[RenderableType] = [head, ""]
-            for columns, rows, placeholder in parts_of(signing, recipients, done_fields):
-                shown += [state.out.table_of(columns, rows) if rows else placeholder, ""]
-            ended = signing.state.value in ("completed", "cancelled")
-            live.update(Group(*(shown[:-1] if ended else (*shown, spinner))), refresh=True)
+            shown: list[Any] = [table_of(("SIGNING", "STATE"), [(signing.name or signing.id, signing.state.value)])]
+            for columns, rows, placeholder in parts_of(state, signing, recipients):
+                shown += ["", table_of(columns, rows) if rows else placeholder]
+            if signing.state.value not in ("completed", "cancelled"):
+                shown += ["", spinner]
+            live.update(Group(*shown), refresh=True)
 
         yield show
 
 
-def _print_changes(state: State, done_fields: Sequence[str]) -> Show:
-    """Return a function that prints a line, or a JSON object, for each change."""
+@contextlib.contextmanager
+def _print_changes(state: State) -> Iterator[Show]:
+    """Yield a function that prints a line, or a JSON object, for each change."""
     printed: dict[str, str] = {}
 
     def show(signing: Signing, recipients: Sequence[Recipient]) -> None:
-        done = [one for one in recipients if is_done(one, done_fields)]
+        done = [one for one in recipients if is_done(state, one)]
         current = {
             **{f"document {one.id}": f"{one.name} is signed" for one in signing.documents if one.completed_at},
             **{f"recipient {one.id}": f"{one.email} has signed" for one in done},
@@ -110,7 +107,7 @@ def _print_changes(state: State, done_fields: Sequence[str]) -> Show:
         moment = iso(datetime.now(UTC))
         changes = [f"{moment}  {on_one_line(text)}" for key, text in current.items() if printed.get(key) != text]
         if changes:
-            state.out.result(all_facts(signing, recipients, done_fields), "\n".join(changes))
+            state.out.result(all_facts(state, signing, recipients), "\n".join(changes))
         printed.update(current)
 
-    return show
+    yield show

@@ -87,15 +87,7 @@ _delivery_options = shared_options(
 @command()
 @_delivery_options
 @click.option("--any-age", is_flag=True, help="Accept a signed timestamp of any age. A saved delivery may be old.")
-def verify(
-    state: State,
-    body: str,
-    signature: str | None,
-    headers: tuple[tuple[str, str], ...],
-    source: str | None,
-    scheme: Scheme,
-    any_age: bool,
-) -> None:
+def verify(state: State, body: str, source: str | None, scheme: Scheme, any_age: bool, **delivery: Any) -> None:
     """Verify the delivery saved in the file BODY (- for standard input).
 
     \b
@@ -104,20 +96,21 @@ def verify(
 
     Exit code 0: the signature is valid. 1: it is not. 2: wrong usage.
     """
-    if signature is None and not any(name.lower() == scheme.header.lower() for name, _ in headers):
+    given = {name.lower() for name, _ in delivery["headers"]}
+    if delivery["signature"] is None and scheme.header.lower() not in given:
         raise click.UsageError(f"no signature: use --signature VALUE, or --header '{scheme.header}: VALUE'")
     secret = _load_secret(state, source, body)
     scheme = replace(scheme, tolerance=math.inf) if any_age else scheme
     verifier = _as_usage_error(lambda: WebhookVerifier(secret, scheme))
     content = read_bytes(body)
     try:
-        verifier.verify(content, signature, headers=headers)
+        verifier.verify(content, **delivery)
     except InvalidSignature as error:
         facts = {"valid": False, "reason": error.reason, "message": str(error)}
         state.out.result(facts, f"not valid: {error}", "red")
         state.end(1)
     try:
-        event = verifier.parse(content, signature, headers=headers)
+        event = verifier.parse(content, **delivery)
     except MalformedEvent as error:
         facts = {"valid": True, "event": None, "message": str(error)}
         state.out.result(facts, f"valid signature, but not an event: {error}", "yellow")
@@ -129,14 +122,7 @@ def verify(
 
 @command()
 @_delivery_options
-def doctor(
-    state: State,
-    body: str,
-    signature: str | None,
-    headers: tuple[tuple[str, str], ...],
-    source: str | None,
-    scheme: Scheme,
-) -> None:
+def doctor(state: State, body: str, source: str | None, scheme: Scheme, **delivery: Any) -> None:
     """Explain why the delivery saved in BODY does not verify.
 
     BODY is a file, or - for standard input. Nothing leaves this machine. A secret from a file is used with its final
@@ -149,7 +135,7 @@ def doctor(
     Exit code 0: the delivery verifies. 1: it does not, and the cause is shown. 2: wrong usage. 3: no cause was found.
     """
     secret = _load_secret(state, source, body, keep_line_end=True)
-    found = diagnose(secret, read_bytes(body), signature, headers=headers, scheme=scheme)
+    found = diagnose(secret, read_bytes(body), scheme=scheme, **delivery)
     facts = {"accepted": found.accepted, "explained": found.explained, "findings": list(found.findings)}
     colour, code = ("green", 0) if found.accepted else ("yellow", 1) if found.explained else ("red", 3)
     state.out.result(facts, str(found), colour)
@@ -189,6 +175,7 @@ def check(state: State, url: str, source: str | None, **options: Any) -> None:
     """
     from ..webhooks.check import check_receiver
 
+    secret = _load_secret(state, source)
     results: list[CheckResult] = []
 
     async def run() -> None:
@@ -201,7 +188,6 @@ def check(state: State, url: str, source: str | None, **options: Any) -> None:
                 if not result.ok:
                     state.out.text(f"      expected {result.expected}: {on_one_line(result.advice)}")
 
-    secret = _load_secret(state, source)
     try:
         _as_usage_error(lambda: state.run(run()))
     except TransportError as error:

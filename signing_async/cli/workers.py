@@ -17,9 +17,7 @@ from ..models import Signing
 
 BATCH = 100
 """How many packages are polled at a time, in the order in which they were enqueued."""
-
 POLL = 0.2
-
 QUIET = 30.0
 """Seconds without any outcome before a warning."""
 
@@ -77,10 +75,7 @@ class Workers:
         *,
         wait: bool,
     ) -> None:
-        self._enqueue = enqueue
-        self._timeout = timeout
-        self._warn = warn
-        self._wait = wait
+        self._enqueue, self._timeout, self._warn, self._wait = enqueue, timeout, warn, wait
 
     @asynccontextmanager
     async def dispatch_many(
@@ -93,10 +88,9 @@ class Workers:
         pending: dict[Any, SigningPackage] = {}
         ended_by: SigningError | None = None
         for package in packages:
-            if ended_by is not None:
-                yield DispatchFailure(package, None, copy_unsent(ended_by))
-                continue
             try:
+                if ended_by is not None:
+                    raise copy_unsent(ended_by)
                 enqueued = await self._enqueue_through_outage(package)
             except SigningError as error:
                 ended_by = error if error.client_wide else None
@@ -120,9 +114,8 @@ class Workers:
                 return await self._enqueue(package)
             except SigningError as error:
                 if self._has_expired(began) or error.fatal or not error.client_wide:
-                    if is_outage:  # an earlier attempt may have enqueued the package
-                        raise amended(error, effect="unknown") from error.__cause__
-                    raise
+                    # An attempt during an outage may have enqueued the package.
+                    raise amended(error, effect="unknown" if is_outage else error.effect) from error.__cause__
                 if not is_outage:
                     self._warn(f"{error}; waiting for it")
                 is_outage = True
