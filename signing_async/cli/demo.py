@@ -92,9 +92,8 @@ def _printer(out: Output) -> Step:
 @asynccontextmanager
 async def _webhooks(path: Path, events: list[Event], wakeups: Wakeups) -> AsyncIterator[str]:
     """Serve a webhook endpoint with an inbox, as an integrator would."""
-    inbox = Inbox(path)
+    inbox = Inbox(path, wakeups=wakeups)
     inbox.on("*")(events.append)
-    inbox.on("*")(wakeups.publish)
     app = web.Application()
     app.router.add_post("/webhooks", aiohttp_handler(Receiver(WebhookVerifier(_SECRET), inbox)))
     runner = web.AppRunner(app, access_log=None)

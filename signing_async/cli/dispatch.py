@@ -107,8 +107,8 @@ async def dispatch(
     stem = manifest.stem
     while stem.endswith(".failures") and stem != ".failures":
         stem = stem.removesuffix(".failures")  # a report of failures shares the journal of its manifest
-    place = journal or str(state.settings.journal or manifest.with_name(f"{stem}.journal"))
-    report_path = failures or manifest.with_name(f"{stem}.failures{manifest.suffix}")
+    place = journal or str(state.settings.journal or manifest.parent / f"{stem}.journal")
+    report_path = failures or manifest.parent / f"{stem}.failures{manifest.suffix}"
     url = None if dry_run or broker is None else _broker_url(broker)
     if failures is not None and failures.is_dir():
         raise InvalidRequest(f"--failures: {str(failures)!r} is a folder")

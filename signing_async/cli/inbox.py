@@ -214,7 +214,8 @@ def _no_event(ids: list[str]) -> InboxError:
 
 
 def _age(text: str) -> float:
-    age = (datetime.now(UTC) - moment(text)).total_seconds()
+    before = moment(text)
+    age = (datetime.now(UTC) - before).total_seconds()
     if age < 0:
         raise click.BadParameter(f"{text} is in the future")
     return age

@@ -37,11 +37,7 @@ PROFILES = ("default", "laravel", "rfc9457", "numeric")
     "--profile", default="default", show_default=True, type=click.Choice(PROFILES), help="How the service responds."
 )
 @click.option(
-    "--seal-level",
-    default="B-B",
-    show_default=True,
-    type=click.Choice(LEVELS),
-    help="PAdES level of the sealed PDFs.",
+    "--seal-level", default="B-B", show_default=True, type=click.Choice(LEVELS), help="PAdES level of the sealed PDFs."
 )
 @click.option("--seed", help="The same seed gives the same ids, tokens and secrets.")
 @click.option("--app", metavar="NAME=REDIRECT_URI", help="Register an app for OAuth, and print its settings.")

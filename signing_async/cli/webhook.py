@@ -135,7 +135,7 @@ def doctor(state: State, body: str, source: str | None, scheme: Scheme, **delive
     Exit code 0: the delivery verifies. 1: it does not, and the cause is shown. 2: wrong usage. 3: no cause was found.
     """
     secret = _load_secret(state, source, body, keep_line_end=True)
-    found = diagnose(secret, read_bytes(body), scheme=scheme, **delivery)
+    found = diagnose(secret, read_bytes(body), delivery["signature"], headers=delivery["headers"], scheme=scheme)
     facts = {"accepted": found.accepted, "explained": found.explained, "findings": list(found.findings)}
     colour, code = ("green", 0) if found.accepted else ("yellow", 1) if found.explained else ("red", 3)
     state.out.result(facts, str(found), colour)

@@ -172,11 +172,7 @@ def test_callback_pages_are_not_stored_run_nothing_and_send_no_referrer(
     ],
 )
 def test_request_without_the_state_is_refused_silently_and_does_not_end_the_login(
-    request_line: str,
-    run: Run,
-    app: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    request_line: str, run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Any program on this machine, and any page in a browser, may send one."""
     statuses: list[bytes] = []

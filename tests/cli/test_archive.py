@@ -139,8 +139,7 @@ def test_mistyped_command_is_not_taken_for_a_new_folder(word: str, message: str,
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [("--journal", "x.db", "status"), ("--follow", "verify"), ("--journal", "x.db", "verify", "contracts")],
+    "arguments", [("--journal", "x.db", "status"), ("--follow", "verify"), ("--journal", "x.db", "verify", "contracts")]
 )
 def test_option_of_archive_before_a_command_is_wrong_usage(
     run: Run, tmp_path: Path, arguments: tuple[str, ...]

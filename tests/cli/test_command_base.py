@@ -85,9 +85,13 @@ def test_verbose_shows_status_time_request_id_error_and_delay_of_each_attempt(
     assert "no response" in run("me", "-v", "--timeout", "0.1").err
 
 
-def test_package_warnings_are_printed_while_a_client_is_open(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_package_warnings_are_printed_while_a_client_is_open(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SIGNING_BASE_URL", "https://tenant.example.com")
+    monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "t")
     log = logging.getLogger("signing_async")
-    with State()._print_warnings():
+    async with State().client():
         log.warning("a %s failed", "refresh")
     log.warning("another %s failed", "refresh")
     assert capfd.readouterr().err == "Warning: a refresh failed\n"

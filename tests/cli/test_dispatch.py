@@ -359,26 +359,6 @@ def test_report_of_an_earlier_run_is_removed_if_nothing_fails(run: Run, office: 
     assert not (tmp_path / "old.csv").exists()
 
 
-def test_manifest_that_changes_during_the_run_stops_it(
-    run: Run, service: Service, office: Office, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = office(30)
-    add = FailureReport.add
-    service.do(service.sandbox.faults.add, "signings.create", "500", times=None, skip=3)
-    monkeypatch.setenv("SIGNING_MAX_ATTEMPTS", "1")
-
-    def change(self: Any, *arguments: Any) -> None:
-        add(self, *arguments)
-        with path.open("a") as file:
-            file.write("\n")
-
-    monkeypatch.setattr(FailureReport, "add", change)
-    ran = run("dispatch", "leases.csv", "--concurrency", "1")
-    assert ran.code == 1
-    assert "leases.csv: changed while it was read; run the command again" in ran.err
-    assert len(sent(service)) == 3
-
-
 # On the way
 
 

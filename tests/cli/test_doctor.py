@@ -17,12 +17,7 @@ import pytest
 import trustme
 from aiohttp import web
 
-from signing_async import (
-    Assumptions,
-    RetryPolicy,
-    SigningClient,
-    SigningError,
-)
+from signing_async import Assumptions, RetryPolicy, SigningClient, SigningError
 from signing_async.cli.doctor import NO_SUCH, Examination, Finding
 from signing_async.sandbox import Profile
 from tests.cli.conftest import Ran, Run

@@ -44,12 +44,7 @@ def test_colours_on_a_terminal_without_no_color_and_no_controls_in_pipes(service
 
 @pytest.mark.parametrize(
     ("columns", "header"),
-    [
-        (40, None),
-        (50, ["ID", "NAME"]),
-        (60, ["ID", "STATE", "NAME"]),
-        (120, ["ID", "STATE", "UPDATED", "NAME"]),
-    ],
+    [(40, None), (50, ["ID", "NAME"]), (60, ["ID", "STATE", "NAME"]), (120, ["ID", "STATE", "UPDATED", "NAME"])],
 )
 def test_list_fits_narrow_terminals_and_keeps_the_id_whole_and_the_name(
     columns: int, header: list[str] | None, service: Service

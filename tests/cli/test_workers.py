@@ -239,12 +239,7 @@ async def test_package_refused_after_an_outage_may_have_been_enqueued() -> None:
 
 
 def test_report_is_kept_until_its_packages_are_sent(
-    run: Run,
-    service: Service,
-    leases: None,
-    journal: str,
-    redis: RedisServer,
-    request: pytest.FixtureRequest,
+    run: Run, service: Service, leases: None, journal: str, redis: RedisServer, request: pytest.FixtureRequest
 ) -> None:
     """Enqueued is not sent: until the workers say so, the report may be all that tells of the packages."""
     report = Path("leases.failures.csv")
