@@ -6,18 +6,18 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from typing import Any, Generic, Literal, NoReturn, Self, TypeVar, overload
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, aclosing, nullcontext, suppress
+from typing import Any, Generic, Self, TypeVar
 
 import attrs
 
 from . import _checks
 from .errors import InvalidRequest, SigningError, amended
 
-__all__ = ["Deferrals", "FileProgress", "Progress", "ProgressReporter", "Results", "copy_unsent"]
+__all__ = ["Deferrals", "FileProgress", "Progress", "ProgressReporter", "Results", "copy_unsent", "iterate"]
 
-S = TypeVar("S")
+T = TypeVar("T")
 R_co = TypeVar("R_co", covariant=True)
 
 log: logging.Logger = logging.getLogger("signing_async")
@@ -133,6 +133,16 @@ class Deferrals:
         await asyncio.sleep(delay)
 
 
+async def iterate(items: Iterable[T] | AsyncIterable[T]) -> AsyncGenerator[T, None]:
+    """Yield the items of a plain or asynchronous iterable."""
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item
+
+
 class Results(Generic[R_co]):
     """The results of ``work`` on each of ``items``, in completion order: an async iterator and a context manager.
 
@@ -153,27 +163,6 @@ class Results(Generic[R_co]):
     ``around`` is entered before the first item is pulled and left when all work has ended. If ``work`` or ``items``
     raised, it is left with that exception.
     """
-
-    @overload
-    def __init__(
-        self,
-        items: Iterable[S] | AsyncIterable[S],
-        work: Callable[[S], Awaitable[R_co]],
-        concurrency: int,
-        *,
-        around: AbstractAsyncContextManager[object] | None = None,
-    ) -> None: ...
-
-    @overload
-    def __init__(
-        self,
-        items: Iterable[S] | AsyncIterable[S],
-        work: Callable[[S], Awaitable[Iterable[R_co]]],
-        concurrency: int,
-        *,
-        around: AbstractAsyncContextManager[object] | None = None,
-        flat: Literal[True],
-    ) -> None: ...
 
     def __init__(
         self,
@@ -222,24 +211,21 @@ class _Pool:
         around: AbstractAsyncContextManager[object],
         flat: bool,
     ) -> None:
-        # The items, then their iterator. Stored only here: a traceback keeps the locals of its frames, and would keep a
-        # generator open.
-        self._source: Any = items
-        self._is_async = isinstance(items, AsyncIterable)
+        self._items: Any = items
         self._work = work
         self._around = around
         self._flat = flat
         self._free = asyncio.Semaphore(concurrency)
         self._slots = asyncio.Semaphore(2 * concurrency)
         """One is taken by each item that was pulled and whose result was not taken."""
-        self._task: asyncio.Task[None] | None = None
-        self._puller: asyncio.Task[None] | None = None
-        self._consumer: asyncio.Task[Any] | None = None
         self._outbox: asyncio.Queue[Iterable[Any] | None] = asyncio.Queue()
         """The results of each item; None marks the end."""
         self._ready: deque[Any] = deque()
         self._unfinished = 0
         """The number of items that were pulled, and whose results were not taken."""
+        self._task: asyncio.Task[None] | None = None
+        self._puller: asyncio.Task[None] | None = None
+        self._consumer: asyncio.Task[Any] | None = None
         self._failure: BaseException | None = None
         self._closed = self._cancelled = False
 
@@ -249,29 +235,32 @@ class _Pool:
             self._task = asyncio.create_task(self._run(), name="signing_async bulk")
         if self._is_running:
             self._watch(asyncio.current_task())
-        while not self._ready or self._closed:
+        while self._closed or not self._ready:
             try:
                 results = await self._outbox.get()
             except asyncio.CancelledError:
-                self.cancel()
-                await self.wait()
+                self._cancel()
+                await self._wait()
                 raise
-            if results is None or self._closed:
-                self._raise_end()
+            if self._closed or results is None:
+                self._outbox.put_nowait(None)  # for the next call
+                raise self._end()
             self._unfinished -= 1
             self._slots.release()
             self._ready.extend(results)
         return self._ready.popleft()
 
-    def _raise_end(self) -> NoReturn:
-        self._outbox.put_nowait(None)  # for the next call
+    def _end(self) -> BaseException:
+        """Return the exception that ends the stream."""
         failure, self._failure = self._failure, None
-        if self._cancelled and not self._closed:
-            raise RuntimeError(
+        if self._closed:
+            return StopAsyncIteration()
+        if self._cancelled:
+            return RuntimeError(
                 "the result stream was cancelled because the task that took its results was cancelled or failed;"
                 f" items without a result: {self._unfinished}"
             )
-        raise StopAsyncIteration if failure is None or self._closed else failure
+        return failure or StopAsyncIteration()
 
     @property
     def _is_running(self) -> bool:
@@ -291,71 +280,65 @@ class _Pool:
         # Only a failed task still has a stack. `Task.exception` would mark the exception as retrieved, and asyncio
         # would not log it.
         if consumer.cancelled() or consumer.get_stack(limit=1):
-            self.cancel()
-
-    def cancel(self) -> None:
-        """Cancel the work because its consumer is gone, unless it has ended already."""
-        self._cancelled = self._cancelled or self._is_running
-        self._stop()
+            self._cancel()
 
     async def close(self) -> None:
         """Cancel the work, return no more results, and wait until the work has ended."""
         self._closed = True
         self._outbox.put_nowait(None)
-        if self._task is None:
-            self._source = None
         self._stop()
-        await self.wait()
+        await self._wait()
+
+    def abandon(self) -> None:
+        """Cancel the work, from any thread: the garbage collector may run in any of them."""
+        if self._task is not None and not self._task.done():
+            # A closed loop has no work in progress.
+            with suppress(RuntimeError):
+                self._task.get_loop().call_soon_threadsafe(self._stop)
+
+    def _cancel(self) -> None:
+        """Cancel the work because its consumer is gone, unless it has ended already."""
+        self._cancelled = self._cancelled or self._is_running
+        self._stop()
 
     def _stop(self) -> None:
         # Once: another cancellation would interrupt the cleanup.
         if self._task is not None and not self._task.cancelling():
             self._task.cancel()
 
-    async def wait(self) -> None:
-        """Wait until all work has ended."""
+    async def _wait(self) -> None:
         if self._task is not None:
             await asyncio.wait([self._task])
-
-    def abandon(self) -> None:
-        """Cancel the work, from any thread: the garbage collector may run in any of them."""
-        if self._is_running:
-            assert self._task is not None
-            # A closed loop has no work in progress.
-            with suppress(RuntimeError):
-                self._task.get_loop().call_soon_threadsafe(self._stop)
 
     async def _run(self) -> None:
         try:
             async with self._around:
-                await self._work_on_all()
+                async with asyncio.TaskGroup() as group:
+                    self._puller = group.create_task(self._pull(group))
+                if self._failure is not None:
+                    raise self._failure
         except BaseException as error:
             self._failure = self._failure or error
         finally:
-            self._source = self._puller = None
+            self._puller = None
             self._watch(None)
             self._outbox.put_nowait(None)
 
-    async def _work_on_all(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            self._puller = group.create_task(self._pull(group))
-        if self._failure is not None:
-            raise self._failure
-
     async def _pull(self, group: asyncio.TaskGroup) -> None:
         """Pull an item whenever fewer than ``concurrency`` are worked on, and start the work on it."""
+        # A traceback keeps the locals of its frames: the pool must not keep the source open as well.
+        items, self._items = iterate(self._items), None
         try:
-            self._source = aiter(self._source) if self._is_async else iter(self._source)
-            while True:
-                await self._free.acquire()
-                await self._slots.acquire()
-                item = await anext(self._source) if self._is_async else next(self._source)
-                self._unfinished += 1
-                assert self._task is not None
-                if self._failure is not None or self._task.cancelling():
-                    return  # the source ignored its cancellation
-                group.create_task(self._handle(item))
-        except (StopIteration, StopAsyncIteration):
+            async with aclosing(items):
+                while True:
+                    await self._free.acquire()
+                    await self._slots.acquire()
+                    item = await anext(items)
+                    self._unfinished += 1
+                    if self._failure is not None:
+                        return  # the source ignored its cancellation
+                    group.create_task(self._handle(item))
+        except StopAsyncIteration:
             pass
         except BaseException as error:
             self._failure = self._failure or error
@@ -369,6 +352,6 @@ class _Pool:
             raise  # the loop was closed before the work had ended
         except BaseException as error:
             self._failure = self._failure or error
-            assert self._puller is not None
-            self._puller.cancel()
+            if self._puller is not None:
+                self._puller.cancel()
         self._free.release()

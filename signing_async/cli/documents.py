@@ -164,7 +164,9 @@ async def _save(
     with state.out.progress("Downloading") as on_progress:
         reporter = ProgressReporter(on_progress, len(paths))
         reporter.add(0, 0)
-        async with Results(list(zip(documents, paths, strict=True)), fetch, 4) as results:
+        targets = list(zip(documents, paths, strict=True))
+        results: Results[tuple[Document, Path, SealedFile | BaseException | None]] = Results(targets, fetch, 4)
+        async with results:
             async for document, path, result in results:
                 facts: dict[str, object] = {"id": document.id, "name": document.name, "path": str(path)}
                 if isinstance(result, BaseException):

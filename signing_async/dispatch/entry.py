@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Awaitable
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import attrs
 from attrs import validators
@@ -32,12 +32,13 @@ __all__ = [
     "DRAFT",
     "SENDING",
     "SENT",
+    "Entry",
     "GuardedJournal",
-    "JournalEntry",
     "NoJournal",
     "PackageState",
     "find_context",
     "open_journal",
+    "with_effect",
 ]
 
 T = TypeVar("T")
@@ -47,6 +48,32 @@ _MAX_ERROR = 1000
 
 _text = validators.instance_of(str)
 _ids = validators.deep_mapping(validators.matches_re(r"\d+"), validators.optional(_text), validators.instance_of(dict))
+
+
+def open_journal(journal: Any) -> Journal:
+    """Return the given journal, or a new `SqliteJournal` for a path, which the caller closes."""
+    if isinstance(journal, str) and "://" in journal:
+        # The URL may hold a password.
+        raise ConfigurationError("journal: must be a path, got a URL; for PostgreSQL give a PostgresJournal(dsn)")
+    if isinstance(journal, str | os.PathLike):
+        return SqliteJournal(journal)
+    if not all(callable(getattr(journal, name, None)) for name in ("claim", "write", "release")):
+        raise InvalidRequest(f"journal: must be a path or a Journal, got {journal!r}")
+    given: Journal = journal
+    return given
+
+
+class NoJournal:
+    """Stands in for the journal of a call without one: nothing outlives the call."""
+
+    async def claim(self, key: str) -> Claim | None:
+        return Claim(key, None, 1)
+
+    async def write(self, claim: Claim, state: str) -> None: ...
+
+    async def release(self, claim: Claim) -> None: ...
+
+    async def aclose(self) -> None: ...
 
 
 class GuardedJournal:
@@ -83,32 +110,6 @@ class GuardedJournal:
                 raise JournalError(message, transient=is_transient(error)) from error
 
 
-def open_journal(journal: Any) -> Journal:
-    """Return the given journal, or a new `SqliteJournal` for a path, which the caller closes."""
-    if isinstance(journal, str) and "://" in journal:
-        # The URL may hold a password.
-        raise ConfigurationError("journal: must be a path, got a URL; for PostgreSQL give a PostgresJournal(dsn)")
-    if isinstance(journal, str | os.PathLike):
-        return SqliteJournal(journal)
-    if not all(callable(getattr(journal, name, None)) for name in ("claim", "write", "release")):
-        raise InvalidRequest(f"journal: must be a path or a Journal, got {journal!r}")
-    given: Journal = journal
-    return given
-
-
-class NoJournal:
-    """Stands in for the journal of a call without one: nothing outlives the call."""
-
-    async def claim(self, key: str) -> Claim | None:
-        return Claim(key, None, 1)
-
-    async def write(self, claim: Claim, state: str) -> None: ...
-
-    async def release(self, claim: Claim) -> None: ...
-
-    async def aclose(self) -> None: ...
-
-
 @attrs.define
 class PackageState:
     """What is known of a package. ``documents`` and ``recipients`` map their numbers to the ids at the service.
@@ -129,19 +130,8 @@ class PackageState:
     trace_context: str | None = attrs.field(default=None, validator=validators.optional(_text))
     """The context of the span of the last run; the next run links to it."""
 
-    @property
-    def is_ambiguous(self) -> bool:
-        """Whether a step began whose outcome is unknown."""
-        return None in self.documents.values() or None in self.recipients.values()
 
-    def abandon_draft(self) -> None:
-        """Forget the draft. No run sends a draft that its journal entry no longer names."""
-        assert self.signing is not None
-        self.abandoned.append(self.signing)
-        self.signing, self.documents, self.recipients = None, {}, {}
-
-
-class JournalEntry:
+class Entry:
     """What the journal keeps of a claimed package."""
 
     def __init__(self, journal: GuardedJournal, claim: Claim, package: Prepared, api: Api, context: str | None) -> None:
@@ -151,43 +141,19 @@ class JournalEntry:
         self._api = api
         self._context = context
         self.state: PackageState = PackageState(package.content, api.origin)
-        self._is_saved = False
-        self._saved_status = DRAFT
+        self._is_saved = self._may_be_sending = False
         self._writing = asyncio.Lock()
+
+    @property
+    def id(self) -> str:
+        """The id of the draft, or of the signing."""
+        assert self.state.signing is not None
+        return self.state.signing
 
     @property
     def ledger(self) -> SigningLedger:
         """What the client knows about its own requests to the draft."""
-        assert self.state.signing is not None
-        return self._api.ledger.signing(signing_path(self.state.signing))
-
-    @property
-    def abandoned(self) -> tuple[str, ...]:
-        """The ids of the package's abandoned drafts at this service."""
-        return tuple(self.state.abandoned) if self.state.service == self._api.origin else ()
-
-    @property
-    def has_signing(self) -> bool:
-        """Whether the package has a signing at this service."""
-        return self.state.signing is not None and self.state.service == self._api.origin
-
-    def known_signing(self) -> Signing:
-        """Return what the entry says of the package's signing."""
-        state, package, fields = self.state, self._package, self._package.fields
-        assert state.signing is not None
-        if state.content != package.content:
-            return Signing(state.signing)
-        order = fields["signing_order"]
-        ids = [(state.documents.get(str(n)), pdf.source.filename) for n, pdf in enumerate(package.documents)]
-        return Signing(
-            state.signing,
-            name=fields["name"],
-            language=Language(fields["language"]),
-            signing_order=None if order is None else SigningOrder(order),
-            message=fields["message"],
-            is_draft={DRAFT: True, SENDING: None, SENT: False}[state.status],
-            documents=tuple(Document(id_, name) for id_, name in ids if id_ is not None),
-        )
+        return self._api.ledger.signing(signing_path(self.id))
 
     def load(self) -> PackageState:
         """Return the state that earlier runs saved; raise `OutcomeUnknown` if it can't be decoded."""
@@ -196,7 +162,7 @@ class JournalEntry:
         with suppress(TypeError, ValueError, RecursionError):
             state = PackageState(**json.loads(self._claim.state))
             if state.status == DRAFT or state.signing:
-                self.state, self._saved_status = state, state.status
+                self.state, self._may_be_sending = state, state.status != DRAFT
                 return state
         raise OutcomeUnknown("the journal entry of this package cannot be decoded: the package may have been sent")
 
@@ -206,21 +172,22 @@ class JournalEntry:
         If the send request may have been made, and was not refused, a journal error has the effect ``"unknown"``.
         """
         async with self._writing:
-            status, self._is_saved = self.state.status, True
+            self._is_saved = True
+            is_draft = self.state.status == DRAFT
             try:
                 await self._journal.write(self._claim, self._encode())
             except SigningError as error:
-                if DRAFT in (self._saved_status, status):
+                if is_draft or not self._may_be_sending:
                     raise
-                raise amended(error, effect="unknown").with_traceback(error.__traceback__) from error.__cause__
-            self._saved_status = status
+                raise with_effect(error, "unknown") from error.__cause__
+            self._may_be_sending = not is_draft
 
     def _encode(self) -> str:
-        fields = attrs.asdict(self.state) | {"trace_context": self._context}
+        state = attrs.asdict(self.state) | {"trace_context": self._context}
         if self.state.status == DRAFT and self.state.signing is not None and self.ledger.is_tainted:
             # A lost request may still add to the draft: the next run abandons a draft with a step of unknown outcome.
-            fields |= {name: dict.fromkeys(fields[name]) for name in ("documents", "recipients")}
-        return json.dumps(fields)
+            state |= {name: dict.fromkeys(state[name]) for name in ("documents", "recipients")}
+        return json.dumps(state)
 
     async def note_failure(self, error: Exception) -> None:
         """Save the error, if this run has saved anything, and log it."""
@@ -237,6 +204,36 @@ class JournalEntry:
         error.add_note(f"package {label}: {where}; status {state.status!r}")
         if state.abandoned:
             error.add_note(f"package {label}: abandoned drafts: {', '.join(state.abandoned)}")
+
+    @property
+    def abandoned(self) -> tuple[str, ...]:
+        """The ids of the package's abandoned drafts at this service."""
+        return tuple(self.state.abandoned) if self.state.service == self._api.origin else ()
+
+    @property
+    def signing(self) -> Signing | None:
+        """What the entry says of the package's signing at this service."""
+        state, package, fields = self.state, self._package, self._package.fields
+        if state.signing is None or state.service != self._api.origin:
+            return None
+        if state.content != package.content:
+            return Signing(state.signing)
+        order = fields["signing_order"]
+        ids = [(state.documents.get(str(n)), pdf.source.filename) for n, pdf in enumerate(package.documents)]
+        return Signing(
+            state.signing,
+            name=fields["name"],
+            language=Language(fields["language"]),
+            signing_order=None if order is None else SigningOrder(order),
+            message=fields["message"],
+            is_draft={DRAFT: True, SENDING: None, SENT: False}[state.status],
+            documents=tuple(Document(id_, name) for id_, name in ids if id_ is not None),
+        )
+
+
+def with_effect(error: SigningError, effect: Literal["none", "unknown"]) -> SigningError:
+    """Return a copy of the error with this effect."""
+    return amended(error, effect=effect).with_traceback(error.__traceback__)
 
 
 def find_context(state: str | None) -> str | None:

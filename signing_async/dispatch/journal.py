@@ -11,18 +11,9 @@ import attrs
 from .. import _checks
 from ..errors import InvalidRequest, JournalError
 
-__all__ = [
-    "Claim",
-    "ClaimLost",
-    "Journal",
-    "JournalError",
-    "JournalRecord",
-    "ListedJournal",
-    "check_key",
-    "check_text",
-]
+__all__ = ["Claim", "ClaimLost", "Journal", "JournalError", "JournalRecord", "ListedJournal", "check_key", "check_text"]
 
-_MAX_KEY_BYTES = 1000
+_MAX_KEY_BYTES = 1000  # PostgreSQL indexes at most 2,704
 
 
 class ClaimLost(Exception):
@@ -91,7 +82,7 @@ class ListedJournal(Protocol):
 
 
 def check_key(key: str) -> None:
-    """Raise `InvalidRequest` if not every journal can hold the key. PostgreSQL indexes at most 2,704 bytes."""
+    """Raise `InvalidRequest` if not every journal can hold the key."""
     check_text("key", key)
     size = len(key.encode())
     if size > _MAX_KEY_BYTES:

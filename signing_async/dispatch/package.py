@@ -7,9 +7,8 @@ import hashlib
 import json
 import os
 import unicodedata
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
-from contextlib import ExitStack
-from functools import partial
+from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar, cast
 
 import attrs
@@ -26,6 +25,7 @@ __all__ = ["CheckedPdf", "NewRecipient", "Prepared", "SigningPackage", "prepare"
 T = TypeVar("T")
 
 _BLOCK = 256 * 1024
+_RECIPIENT_FIELDS = ("email", "first_name", "last_name", "signing_method", "order")
 
 
 def _documents(value: Iterable[Source | PdfSource]) -> tuple[Source | PdfSource, ...]:
@@ -92,8 +92,9 @@ class Prepared:
     content: str
     """The hash of the content."""
     fields: Mapping[str, Any]
-    documents: tuple[CheckedPdf, ...]
-    recipients: tuple[Mapping[str, Any], ...]
+    documents: Sequence[CheckedPdf]
+    recipients: Sequence[Mapping[str, Any]]
+    """The arguments of `Recipients.add`."""
     buffers: ExitStack
     """Closes the copies of sources that can be read only once."""
 
@@ -106,112 +107,86 @@ class Prepared:
         self.buffers.close()
 
 
+class _Problems(list[str]):
+    """The problems of a package."""
+
+    all_transient = True
+
+    @contextmanager
+    def of(self, field: str) -> Iterator[None]:
+        """Collect the problems of an `InvalidRequest` that the block raises, with ``field`` before each of them."""
+        try:
+            yield
+        except InvalidRequest as error:
+            self += [field + problem.removeprefix("source: ") for problem in error.problems]
+            self.all_transient = self.all_transient and error.transient
+
+
 async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
     """Check a package and determine its key; raise one `InvalidRequest` that lists all problems."""
     if not isinstance(package, SigningPackage):
         raise InvalidRequest(f"package: must be a SigningPackage, got {type(package).__name__}")
-    fields = {
-        "name": package.name,
-        "language": package.language,
-        "signing_order": package.signing_order,
-        "message": package.message,
-    }
-    problems = [*_problems_of("", lambda: check_signing(fields))]
-    if package.key is not None:
-        problems += _problems_of("", partial(check_key, package.key))
-    recipients = _check_recipients(package, problems)
-    transient: list[str] = []
+    fields = {name: getattr(package, name) for name in ("name", "language", "signing_order", "message")}
+    problems, recipients, documents = _Problems(), list[dict[str, Any]](), list[CheckedPdf]()
+    with problems.of(""):
+        check_signing(fields)
+    with problems.of(""):
+        if package.key is not None:
+            check_key(package.key)
+    for number, recipient in _enumerate("recipients", package.recipients, problems):
+        separator = "." if isinstance(recipient, NewRecipient) else ": "
+        with problems.of(f"recipients[{number}]{separator}"):
+            recipients.append(_check_recipient(recipient))
+    if package.signing_order == SigningOrder.SEQUENTIAL and isinstance(package.recipients, tuple):
+        with problems.of(""):
+            orders = _check_orders([getattr(recipient, "order", None) for recipient in package.recipients])
+            recipients = [{**recipient, "order": order} for recipient, order in zip(recipients, orders, strict=False)]
     with ExitStack() as buffers:
-        documents = await _check_documents(package.documents, max_pdf_bytes, buffers, problems, transient)
-        if found := problems + transient:
-            raise InvalidRequest("; ".join(found), problems=found, transient=not problems)
+        for number, source in _enumerate("documents", package.documents, problems):
+            with problems.of(f"documents[{number}]: "):
+                documents.append(await _check_document(source, max_pdf_bytes, buffers))
+        if problems:
+            raise InvalidRequest("; ".join(problems), problems=problems, transient=problems.all_transient)
         content = _hash_content(fields, documents, recipients)
         return Prepared(package.key or content, content, fields, documents, recipients, buffers.pop_all())
 
 
-def _problems_of(prefix: str, check: Callable[[], object]) -> list[str]:
-    try:
-        check()
-    except InvalidRequest as error:
-        return [prefix + problem for problem in error.problems]
-    return []
+def _enumerate(field: str, values: tuple[T, ...], problems: _Problems) -> Iterator[tuple[int, T]]:
+    """Yield the values with their numbers; note the problem if they are not a list, or an empty one."""
+    with problems.of(f"{field}: "):
+        if not isinstance(values, tuple):
+            raise InvalidRequest(f"must be a list, got {type(values).__name__}")
+        if not values:
+            raise InvalidRequest("must not be empty")
+        yield from enumerate(values)
 
 
-def _check_list(field: str, values: object, problems: list[str]) -> bool:
-    """Return whether the values are a list; report a problem if not, or if it is empty."""
-    if not isinstance(values, tuple):
-        problems.append(f"{field}: must be a list, got {type(values).__name__}")
-    elif not values:
-        problems.append(f"{field}: must not be empty")
-    return isinstance(values, tuple)
-
-
-# Recipients
-
-
-def _check_recipients(package: SigningPackage, problems: list[str]) -> tuple[Mapping[str, Any], ...]:
-    """Return the arguments of `Recipients.add` for each recipient."""
-    if not _check_list("recipients", package.recipients, problems):
-        return ()
-    checked = [
-        _check_recipient(f"recipients[{number}]", recipient, problems)
-        for number, recipient in enumerate(package.recipients)
-    ]
-    if package.signing_order == SigningOrder.SEQUENTIAL:
-        _assign_order(checked, problems)
-    return tuple(checked)
-
-
-def _check_recipient(field: str, recipient: object, problems: list[str]) -> dict[str, Any]:
+def _check_recipient(recipient: object) -> dict[str, Any]:
+    """Return the arguments of `Recipients.add`."""
     if not isinstance(recipient, NewRecipient):
-        problems.append(f"{field}: must be a NewRecipient, got {type(recipient).__name__}")
-        return {"order": None}
-    named = {name: getattr(recipient, name) for name in ("email", "first_name", "last_name", "signing_method", "order")}
-    found = _problems_of(f"{field}.", lambda: check_recipient(named, recipient.extra))
-    problems += found
-    if found:
-        return named
+        raise InvalidRequest(f"must be a NewRecipient, got {type(recipient).__name__}")
+    named = {name: getattr(recipient, name) for name in _RECIPIENT_FIELDS}
+    check_recipient(named, recipient.extra)
     try:
         # A copy: the caller may change the mapping later.
         return {**named, "extra": json.loads(json.dumps(dict(recipient.extra), allow_nan=False))}
     except (TypeError, ValueError, RecursionError) as error:
-        problems.append(f"{field}.extra: cannot be sent as JSON: {error}")
-        return named
+        raise InvalidRequest(f"extra: cannot be sent as JSON: {error}") from None
 
 
-def _assign_order(recipients: list[dict[str, Any]], problems: list[str]) -> None:
-    """Number the recipients of a sequential signing if none has an order; otherwise check their orders."""
-    orders = [recipient["order"] for recipient in recipients]
+def _check_orders(orders: list[int | None]) -> list[int | None]:
+    """Return the orders of sequential recipients: as given, or in the order of the list if none is given."""
     if all(order is None for order in orders):
-        for number, recipient in enumerate(recipients, 1):
-            recipient["order"] = number
-        return
+        return [*range(1, len(orders) + 1)]
+    problems = []
     for number, order in enumerate(orders):
         if order is None:
             problems.append(f"recipients[{number}].order: missing, though other recipients have one")
         elif order in orders[:number]:
             problems.append(f"recipients[{number}].order: {order!r} is the order of recipients[{orders.index(order)}]")
-
-
-# Documents
-
-
-async def _check_documents(
-    sources: tuple[Source | PdfSource, ...],
-    max_pdf_bytes: int,
-    buffers: ExitStack,
-    problems: list[str],
-    transient: list[str],
-) -> tuple[CheckedPdf, ...]:
-    checked = []
-    if _check_list("documents", sources, problems):
-        for number, source in enumerate(sources):
-            try:
-                checked.append(await _check_document(source, max_pdf_bytes, buffers))
-            except InvalidRequest as error:
-                found = [f"documents[{number}]: {problem.removeprefix('source: ')}" for problem in error.problems]
-                (transient if error.transient else problems).extend(found)
-    return tuple(checked)
+    if problems:
+        raise InvalidRequest("; ".join(problems), problems=problems)
+    return orders
 
 
 async def _check_document(given: Source | PdfSource, max_pdf_bytes: int, buffers: ExitStack) -> CheckedPdf:

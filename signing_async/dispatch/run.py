@@ -9,24 +9,25 @@ lost its claim.
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
 from .. import _checks, telemetry
 from .._api import Api
-from ..bulk import Deferrals, FileProgress, Progress, ProgressReporter, Results, copy_unsent
+from ..bulk import Deferrals, FileProgress, Progress, ProgressReporter, Results, copy_unsent, iterate
 from ..errors import InvalidRequest, OutcomeUnknown, SigningError, amended
-from ..models import Signing
+from ..models import NewRecipient, Signing
 from ..telemetry.names import DISPATCH_SPAN, OUTCOME, PACKAGE_NUMBER, PACKAGE_SPAN, SIGNING_ID
 from ..transport.operation import log
-from .entry import GuardedJournal, JournalEntry, NoJournal, find_context, open_journal
+from .entry import Entry, GuardedJournal, NoJournal, find_context, open_journal
 from .journal import ClaimLost, Journal, JournalError
-from .package import CheckedPdf, NewRecipient, Prepared, SigningPackage, prepare
-from .send import OnProgress, Uploads, send_package
+from .package import CheckedPdf, Prepared, SigningPackage, prepare
+from .send import Uploads, send_package
 
 __all__ = ["DispatchResult", "NewRecipient", "SigningPackage", "dispatch_many", "dispatch_one"]
 
@@ -80,9 +81,9 @@ async def dispatch_one(
     api: Api, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None, ordered: bool
 ) -> Signing:
     """Send one package. If another run is working on it, wait for that run."""
-    run = _Run(api, [package], NoJournal() if journal is None else journal, _MAX_UPLOADS, ordered, None)
+    run = _Run(api, NoJournal() if journal is None else journal, _MAX_UPLOADS, ordered, None)
     async with run.opened():
-        result = await run.work(await anext(run.packages))
+        result = await run.work((0, package))
         if result.error is not None:
             raise result.error
         return result.signing
@@ -100,8 +101,8 @@ def dispatch_many(
     if not isinstance(packages, Iterable | AsyncIterable):
         raise InvalidRequest(f"packages: must be an iterable of SigningPackage, got {type(packages).__name__}")
     _checks.integer("concurrency", concurrency, error=InvalidRequest)
-    run = _Run(api, packages, journal, concurrency, ordered, on_progress)
-    return Results(run.packages, run.work, concurrency, around=run.opened())
+    run = _Run(api, journal, concurrency, ordered, on_progress)
+    return Results(run.number(packages), run.work, concurrency, around=run.opened())
 
 
 class _Run:
@@ -110,7 +111,6 @@ class _Run:
     def __init__(
         self,
         api: Api,
-        packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage],
         journal: Journal | str | os.PathLike[str],
         concurrency: int,
         ordered: bool,
@@ -122,46 +122,41 @@ class _Run:
         self._is_own_journal = self._journal is not journal
         self._is_kept = not isinstance(journal, NoJournal)
         self._guarded = GuardedJournal(self._journal, telemetry=api.telemetry and self._is_kept)
-        self._uploads = Uploads(concurrency, ordered=ordered)
-        self.packages: AsyncGenerator[tuple[int, SigningPackage], None] = self._pull(packages)
-        self._pulled = 0
-        # The end of the packages counts as one more package.
+        self._concurrency = concurrency
+        self._ordered = ordered
+        self._free_uploads = asyncio.Semaphore(concurrency)
         self._unprepared = 1
+        """The packages that are not prepared yet; the end of the packages counts as one more."""
         self._files = self._bytes = 0
         self._without_key: dict[str, int] = {}
         """The numbers of this run's packages without a key, by the hash of their content."""
-        self._fatal: SigningError | None = None
+        self._ended_by: SigningError | None = None
         """The error after which nothing more is sent."""
-        self._failure: SigningError | None = None
-        """The error that ends the run: it ends the wait for other runs, too."""
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
+        """Close the journal at the end of the block, if it is this run's own."""
         try:
             # The tasks of the workers inherit the current span.
             with telemetry.active(self._api.telemetry).span(DISPATCH_SPAN):
                 yield
         finally:
-            await self.packages.aclose()
             if self._is_own_journal:
                 await self._journal.aclose()
 
-    async def _pull(self, packages: Iterable[Any] | AsyncIterable[Any]) -> AsyncGenerator[tuple[int, Any], None]:
-        if isinstance(packages, AsyncIterable):
-            async for package in packages:
-                yield self._number(package)
-        else:
-            for package in packages:
-                yield self._number(package)
+    async def number(
+        self, packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage]
+    ) -> AsyncIterator[tuple[int, SigningPackage]]:
+        """Yield the packages with their numbers."""
+        number = 0
+        async for package in iterate(packages):
+            self._unprepared += 1
+            yield number, package
+            number += 1
         self._count(())
 
-    def _number(self, package: Any) -> tuple[int, Any]:
-        self._pulled += 1
-        self._unprepared += 1
-        return self._pulled - 1, package
-
-    def _count(self, documents: Sequence[CheckedPdf]) -> OnProgress:
-        """Count the documents of a package, and return the progress callback of their uploads.
+    def _count(self, documents: Sequence[CheckedPdf]) -> list[FileProgress]:
+        """Count the documents of a package, and return the progress of each of them.
 
         An invalid package, and the end of the packages, count without documents. Totals are reported once all packages
         are prepared.
@@ -173,31 +168,29 @@ class _Run:
             self._reporter.files_total, self._reporter.bytes_total = self._files, self._bytes
             # If the end is reached after the last upload, only this reports the totals.
             self._reporter.add(0, 0)
-        files = [FileProgress(self._reporter) for _ in documents]
-        return lambda number, progress: files[number](progress)
+        return [FileProgress(self._reporter) for _ in documents]
 
     async def work(self, numbered: tuple[int, SigningPackage]) -> DispatchResult:
         """Return the result of a package. If another run is working on it, wait for that run."""
         number, package = numbered
         documents: Sequence[CheckedPdf] = ()
         try:
-            if self._fatal is not None:
-                return DispatchFailure(package, None, copy_unsent(self._fatal))
+            if self._ended_by is not None:
+                raise copy_unsent(self._ended_by)
             prepared = await self._prepare(number, package)
             documents = prepared.documents
         except Exception as error:
             return DispatchFailure(package, None, error)
         finally:
-            on_progress = self._count(documents)
+            files = self._count(documents)
+        uploads = Uploads(files, self._ordered, 1 if self._ordered else self._concurrency, self._free_uploads)
         deferrals = Deferrals(f"package {prepared.label}")
         try:
             with closing(prepared):
-                while (result := await self._attempt(number, package, prepared, on_progress)) is None:
+                while (result := await self._attempt(number, package, prepared, uploads)) is None:
                     await deferrals.wait()
-                    if self._failure is not None:
-                        raise copy_unsent(self._failure)
         except SigningError as error:
-            self._failure = error
+            self._ended_by = error
             raise
         if result.error is not None and package.key is None:
             # The caller can repeat the package.
@@ -217,11 +210,11 @@ class _Run:
         return prepared
 
     async def _attempt(
-        self, number: int, package: SigningPackage, prepared: Prepared, on_progress: OnProgress
+        self, number: int, package: SigningPackage, prepared: Prepared, uploads: Uploads
     ) -> DispatchResult | None:
         """Send the package under its claim; return None if another run holds the claim, or takes it."""
-        if self._fatal is not None:
-            return DispatchFailure(package, None, copy_unsent(self._fatal))
+        if self._ended_by is not None:
+            return DispatchFailure(package, None, copy_unsent(self._ended_by))
         try:
             claim = await self._guarded.claim(prepared.key)
         except SigningError as error:
@@ -232,9 +225,9 @@ class _Run:
             return None
         recorder, links = telemetry.active(self._api.telemetry), [find_context(claim.state)]
         with recorder.span(PACKAGE_SPAN, {PACKAGE_NUMBER: number}, links=links) as span:
-            entry = JournalEntry(self._guarded, claim, prepared, self._api, span.context)
+            entry = Entry(self._guarded, claim, prepared, self._api, span.context)
             try:
-                result = await self._send(package, prepared, entry, on_progress)
+                result = await self._send(package, prepared, entry, uploads)
             except ClaimLost as error:
                 log.warning("%s", error)
                 span.set({OUTCOME: "deferred"})
@@ -247,10 +240,10 @@ class _Run:
             return result
 
     async def _send(
-        self, package: SigningPackage, prepared: Prepared, entry: JournalEntry, on_progress: OnProgress
+        self, package: SigningPackage, prepared: Prepared, entry: Entry, uploads: Uploads
     ) -> DispatchResult:
         try:
-            signing, sent_earlier = await send_package(self._api, prepared, entry, self._uploads, on_progress)
+            signing, sent_earlier = await send_package(self._api, prepared, entry, uploads)
             return DispatchSuccess(package, signing, entry.abandoned, sent_earlier)
         except ClaimLost:
             raise
@@ -269,5 +262,5 @@ class _Run:
                 raise
             log.warning("%s", error)
         if isinstance(failure, SigningError) and failure.fatal:
-            self._fatal = failure
-        return DispatchFailure(package, entry.known_signing() if entry.has_signing else None, failure, entry.abandoned)
+            self._ended_by = failure
+        return DispatchFailure(package, entry.signing, failure, entry.abandoned)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -11,7 +11,7 @@ import attrs
 
 from .._api import Api
 from .._foreign import safe_text
-from ..bulk import Progress, Results
+from ..bulk import FileProgress, Results
 from ..errors import (
     ConfigurationError,
     DraftChanged,
@@ -21,7 +21,6 @@ from ..errors import (
     RequestTimeout,
     SigningError,
     TransportError,
-    amended,
 )
 from ..models import Document, Recipient, Signing
 from ..reconcile import Undecidable, was_sent
@@ -29,31 +28,27 @@ from ..signings import Signings, sending
 from ..transport.call import Transport
 from ..transport.operation import Operation, log
 from ..transport.retry import RetryPolicy
-from .entry import DRAFT, SENDING, SENT, JournalEntry
+from .entry import DRAFT, SENDING, SENT, Entry, with_effect
 from .package import Prepared
 
-__all__ = ["OnProgress", "Uploads", "find_sent", "send_own", "send_package", "verify_sent"]
-
-OnProgress = Callable[[int, Progress], None]
-"""Receives the number of a document in its package, and the progress of its upload."""
-
-_NOT_UPLOADED = Progress(0, 1, 0, None)
+__all__ = ["Uploads", "send_own", "send_package"]
 
 
+@attrs.frozen
 class Uploads:
-    """How a run uploads: ``concurrency`` documents at once over all packages, only one per package if ``ordered``."""
+    """How the documents of one package are uploaded."""
 
-    def __init__(self, concurrency: int, *, ordered: bool) -> None:
-        self.semaphore: asyncio.Semaphore = asyncio.Semaphore(concurrency)
-        self.ordered = ordered
-        self.per_package: int = 1 if ordered else concurrency
+    files: Sequence[FileProgress]
+    """The progress of each document."""
+    ordered: bool
+    concurrency: int
+    free: asyncio.Semaphore
+    """Limits the uploads of all packages together."""
 
 
-async def send_package(
-    api: Api, package: Prepared, entry: JournalEntry, uploads: Uploads, on_progress: OnProgress
-) -> tuple[Signing, bool]:
+async def send_package(api: Api, package: Prepared, entry: Entry, uploads: Uploads) -> tuple[Signing, bool]:
     """Send a package, unless an earlier run has sent it; return its signing, and whether an earlier run sent it."""
-    draft, state = _Draft(api, package, entry, uploads, on_progress), entry.load()
+    state = entry.load()
     if state.service != api.origin:
         raise ConfigurationError(
             f"the journal holds this package for {state.service}; use another journal for {api.origin}",
@@ -65,140 +60,117 @@ async def send_package(
             f"key: {package.key!r} names another package, which {was} as signing {state.signing}",
             effect="none" if state.status == SENT else "unknown",
         )
+    draft = _Draft(api, package, entry, uploads)
     if state.status == SENT:
         log.debug("package %s was sent before, as signing %s", package.label, state.signing)
         draft.report_uploaded()
-        return entry.known_signing(), True
+        return entry.signing or Signing(entry.id), True
     if state.status == SENDING:
-        found = await find_sent(api, draft.id)
+        found = await api.transport.find_effect(_sending(api, entry.id))
         if found is not None:
-            return await draft.note_sent(found), True
-        try:
-            await draft.check_exact()
-        except SigningError as error:
-            # The journal entry stays unchanged: the earlier run's request may still send the draft.
-            raise amended(error, effect="unknown").with_traceback(error.__traceback__) from error.__cause__
+            return await draft.note_sent(found.value), True
+        await draft.check_exact()
     else:
         await draft.make_exact()
         state.status = SENDING
         await entry.save()
     try:
-        signing = await send_own(api, draft.id)
+        signing = await send_own(api, entry.id)
     except SigningError as error:
         if error.effect == "none":
             state.status = DRAFT
         raise
-    return await draft.note_sent(signing or await _read_sent(api, draft.id)), False
+    return await draft.note_sent(signing or await _read_sent(api, entry.id)), False
 
 
-@attrs.define(eq=False)
+@attrs.frozen
 class _Draft:
     """The draft of one package."""
 
     _api: Api
     _package: Prepared
-    _entry: JournalEntry
+    _entry: Entry
     _uploads: Uploads
-    _on_progress: OnProgress
-
-    @property
-    def id(self) -> str:
-        signing = self._entry.state.signing
-        assert signing is not None
-        return signing
 
     async def make_exact(self) -> None:
         """Complete the draft. If it might differ from the package, replace it by a second draft."""
         state = self._entry.state
         state.error = None
         if state.signing is not None:
-            self._check_draft()
+            if state.content != self._package.content:
+                self._abandon("the package was changed")
+            elif None in (*state.documents.values(), *state.recipients.values()):
+                self._abandon("the outcome of one of its steps is unknown")
+            elif self._uploads.ordered and state.documents.keys() != {str(n) for n in range(len(state.documents))}:
+                self._abandon("its documents are out of order")
         state.content = self._package.content
-        if await self._complete(last=False):
-            return
-        self._abandon("it may hold more or less than the package")
-        if not await self._complete(last=True):
-            self._abandon("it holds more or less than the package")
-            raise DraftChanged(
-                "two drafts held more or less than this package: another client is changing them; nothing was sent"
-            )
-
-    def _check_draft(self) -> None:
-        """Abandon the draft of an earlier run if it cannot become what is to be sent."""
-        state = self._entry.state
-        if state.content != self._package.content:
-            self._abandon("the package was changed")
-        elif state.is_ambiguous:
-            self._abandon("the outcome of one of its steps is unknown")
-        elif self._uploads.ordered and state.documents.keys() != set(map(str, range(len(state.documents)))):
-            self._abandon("its documents are out of order")
+        for is_last in (False, True):
+            if await self._complete(is_last):
+                return
+            self._abandon("it may hold more or less than the package")
+        raise DraftChanged(
+            "two drafts held more or less than this package: another client is changing them; nothing was sent"
+        )
 
     def _abandon(self, reason: str) -> None:
-        """Abandon the draft: it stays at the service, unsent."""
-        log.warning("package %s: draft %s was abandoned: %s", self._package.label, self.id, reason)
-        self._entry.state.abandon_draft()
-        for number in range(len(self._package.documents)):
-            self._on_progress(number, _NOT_UPLOADED)
+        """Forget the draft: it stays at the service, unsent. No run sends a draft that no journal entry names."""
+        state, draft = self._entry.state, self._entry.id
+        log.warning("package %s: draft %s was abandoned: %s", self._package.label, draft, reason)
+        state.abandoned.append(draft)
+        state.signing, state.documents, state.recipients = None, {}, {}
+        for file in self._uploads.files:
+            file.restart()
 
-    def report_uploaded(self, but: Iterable[int] = ()) -> None:
-        """Report the documents, except those numbered in ``but``, as uploaded."""
-        for number, document in enumerate(self._package.documents):
-            if number not in but:
-                self._on_progress(number, Progress(1, 1, document.size, document.size))
-
-    async def _complete(self, *, last: bool) -> bool:
+    async def _complete(self, is_last: bool) -> bool:
         """Create the draft unless it exists, add missing documents and recipients; return whether it is exact.
 
-        If the outcome of a step is unknown, return False. Raise instead if this is the ``last`` draft to be tried, the
+        If the outcome of a step is unknown, return False. Raise instead if this is the last draft to be tried, the
         deadline passed, or the failure is not transient. The error's ``effect`` is ``"none"``: an unsent draft sends
         no notifications.
         """
-        state, resumed = self._entry.state, self._entry.state.signing is not None
-        missing = self._missing_documents()
+        api, state, entry = self._api, self._entry.state, self._entry
+        resumed = state.signing is not None
         if not resumed:
             await self._create()
-        elif missing or len(state.recipients) < len(self._package.recipients):
-            # Recipients of an earlier run are not the effect of this run's requests.
-            self._entry.ledger.recipients.ids.update(_known_ids(state.recipients))
-            if not await self._is_unchanged():
-                return False
+        elif not await self._is_unchanged():
+            return False
+        # Recipients of an earlier run are not the effect of this run's requests.
+        entry.ledger.recipients.ids.update(_known(state.recipients))
+        missing = [number for number in range(len(self._package.documents)) if str(number) not in state.documents]
+        self.report_uploaded(but=missing)
         try:
-            self.report_uploaded(but=missing)
             # After a failure no more uploads are begun, and those in progress finish.
-            async with Results(missing, self._upload, self._uploads.per_package) as uploads:
+            uploads: Results[None] = Results(missing, self._upload, self._uploads.concurrency)
+            async with uploads:
                 async for _ in uploads:
                     pass
             for number, fields in enumerate(self._package.recipients):
                 if str(number) not in state.recipients:
-                    await self._step(state.recipients, number, partial(self._api.recipients.add, self.id, **fields))
-            if state.is_ambiguous or self._entry.ledger.is_tainted:
+                    await self._step(state.recipients, number, partial(api.recipients.add, entry.id, **fields))
+            if entry.ledger.is_tainted:
                 raise OutcomeUnknown("a lost request may still add to the draft")
         except SigningError as error:
             if error.effect == "none":
                 raise
             unsent = _unsent(error)
-            if last or isinstance(error, TimeoutError) or not unsent.transient:
+            if is_last or isinstance(error, TimeoutError) or not unsent.transient:
                 raise unsent from error
             return False
-        return not (resumed or self._entry.ledger.additions.total()) or await self._is_unchanged()
+        return not (resumed or entry.ledger.additions.total()) or await self._is_unchanged()
 
     async def _create(self) -> None:
         await self._entry.save()
         try:
             signing = await self._api.signings.create(**self._package.fields)
         except SigningError as error:
-            raise amended(error, effect="none").with_traceback(error.__traceback__) from error.__cause__
+            raise with_effect(error, "none") from error.__cause__
         self._entry.state.signing = signing.id
         log.debug("package %s: draft %s was created", self._package.label, signing.id)
 
-    def _missing_documents(self) -> list[int]:
-        ids = self._entry.state.documents
-        return [number for number in range(len(self._package.documents)) if ids.get(str(number)) is None]
-
     async def _upload(self, number: int) -> None:
-        source, report = self._package.documents[number].source, partial(self._on_progress, number)
-        upload = partial(self._api.documents.upload, self.id, source, on_progress=report, preflight=False)
-        async with self._uploads.semaphore:
+        source, file = self._package.documents[number].source, self._uploads.files[number]
+        upload = partial(self._api.documents.upload, self._entry.id, source, on_progress=file, preflight=False)
+        async with self._uploads.free:
             await self._step(self._entry.state.documents, number, upload)
 
     async def _step(
@@ -220,7 +192,7 @@ class _Draft:
         Raise `OutcomeUnknown` if another client may have sent it.
         """
         try:
-            signing = await self._api.signings.get(self.id)
+            signing = await self._api.signings.get(self._entry.id)
             if was_sent(signing):
                 raise OutcomeUnknown("another client has sent the draft", known=[signing])
             return await self._holds_known_ids(signing)
@@ -230,18 +202,20 @@ class _Draft:
             raise OutcomeUnknown(f"another client may have sent the draft: {error}", known=error.known) from None
 
     async def check_exact(self) -> None:
-        """Raise `DraftChanged` if the draft, which an earlier run may send, does not hold exactly the package."""
-        current = await self._api.signings.get(self.id)
-        if current.is_draft and not await self._holds_known_ids(current):
-            raise DraftChanged(
-                f"draft {current.id} holds more or less than this package; it was not sent by this run", signing=current
-            )
+        """Raise `DraftChanged` if the draft does not hold exactly the package. An earlier request may still send it."""
+        try:
+            current = await self._api.signings.get(self._entry.id)
+            if current.is_draft and not await self._holds_known_ids(current):
+                text = f"draft {current.id} holds more or less than this package; it was not sent by this run"
+                raise DraftChanged(text, signing=current)
+        except SigningError as error:
+            raise with_effect(error, "unknown") from error.__cause__
 
     async def _holds_known_ids(self, signing: Signing) -> bool:
-        recipients = [recipient.id async for recipient in self._api.recipients.list(self.id)]
+        recipients = [recipient.id async for recipient in self._api.recipients.list(self._entry.id)]
         documents = [document.id for document in signing.documents]
         state = self._entry.state
-        return sorted(documents) == _known_ids(state.documents) and sorted(recipients) == _known_ids(state.recipients)
+        return sorted(documents) == _known(state.documents) and sorted(recipients) == _known(state.recipients)
 
     async def note_sent(self, signing: Signing | None) -> Signing:
         """Save that the draft was sent; return the signing, or what is known of it if it could not be read."""
@@ -250,11 +224,15 @@ class _Draft:
         await self._entry.save()
         log.info("package %s was sent as signing %s", self._package.label, state.signing)
         self.report_uploaded()
-        if signing is None:
-            return self._entry.known_signing()
-        if {document.id for document in signing.documents} - set(_known_ids(state.documents)):
+        if signing is not None and {document.id for document in signing.documents} - {*_known(state.documents)}:
             log.error("signing %s was sent with documents that are not of its package", state.signing)
-        return signing
+        return signing or self._entry.signing or Signing(self._entry.id)
+
+    def report_uploaded(self, but: Sequence[int] = ()) -> None:
+        """Report the documents, except those numbered in ``but``, as uploaded."""
+        for number, file in enumerate(self._uploads.files):
+            if number not in but:
+                file.finish(self._package.documents[number].size)
 
 
 # The send request
@@ -262,25 +240,11 @@ class _Draft:
 
 async def send_own(api: Api, signing_id: str) -> Signing | None:
     """Send a draft that only the caller sends; see `Sent`. Return the signing if it was read."""
-    return await api.transport.call(_sending(api, signing_id, is_own=True))
+    return await api.transport.call(_sending(api, signing_id))
 
 
-async def verify_sent(api: Api, signing_id: str) -> Signing | None:
-    """After a successful send, read until the signing is not a draft; raise `OutcomeUnknown` if it stays one."""
-    return await api.transport.confirm_effect(_sending(api, signing_id), None)
-
-
-async def find_sent(api: Api, signing_id: str) -> Signing | None:
-    """Read until the signing is no longer a draft; None if it still is one after a lost send's settle time.
-
-    Raises `OutcomeUnknown` if the service does not tell, or cannot be read.
-    """
-    found = await api.transport.find_effect(_sending(api, signing_id))
-    return None if found is None else found.value
-
-
-def _sending(api: Api, signing_id: str, *, is_own: bool = False) -> Operation[Signing | None]:
-    return sending(signing_id, api.ledger, api.transport.options.assumptions, is_own=is_own)
+def _sending(api: Api, signing_id: str) -> Operation[Signing | None]:
+    return sending(signing_id, api.ledger, api.transport.options.assumptions, is_own=True)
 
 
 async def _read_sent(api: Api, signing_id: str) -> Signing | None:
@@ -296,7 +260,7 @@ async def _read_sent(api: Api, signing_id: str) -> Signing | None:
     # Only a signing that is still a draft contradicts the response.
     with suppress(Undecidable):
         if not was_sent(signing):
-            return await verify_sent(api, signing_id)
+            return await api.transport.confirm_effect(_sending(api, signing_id), None)
     return signing
 
 
@@ -312,5 +276,5 @@ def _unsent(error: SigningError) -> TransportError:
     return kind(message, transient=is_transient, client_wide=error.client_wide)
 
 
-def _known_ids(ids: Mapping[str, str | None]) -> list[str]:
+def _known(ids: Mapping[str, str | None]) -> list[str]:
     return sorted(id_ for id_ in ids.values() if id_ is not None)

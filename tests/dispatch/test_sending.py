@@ -328,10 +328,8 @@ async def test_two_drafts_changed_by_another_client_raise_draft_changed_and_noth
         with pytest.raises(DraftChanged, match="two drafts held more or less than this package") as caught:
             await client.dispatch(parcel.package, path)
     assert (caught.value.effect, caught.value.transient) == ("none", False)
-    assert [message.rpartition(" was abandoned: ")[2] for message in abandoned(caplog)] == [
-        "it may hold more or less than the package",
-        "it holds more or less than the package",
-    ]
+    reasons = [message.rpartition(" was abandoned: ")[2] for message in abandoned(caplog)]
+    assert reasons == ["it may hold more or less than the package"] * 2
     assert [signing.state for signing in sandbox.signings] == ["draft", "draft"]
     assert len(state_of(path)["abandoned"]) == 2
     sandbox.faults.clear()
