@@ -9,7 +9,6 @@ from .errors import TransportError
 __all__ = [
     "certificate_problem",
     "connection_error",
-    "connection_flags",
     "is_refused_by_proxy",
     "is_untrusted",
     "roots_problem",
@@ -24,11 +23,6 @@ def is_untrusted(error: object) -> bool:
     return isinstance(error, ssl.SSLCertVerificationError)  # so are aiohttp's and asyncpg's errors
 
 
-def connection_flags(untrusted: bool) -> tuple[bool, bool]:
-    """Return ``transient`` and ``client_wide`` for a failure to connect. Every call meets an untrusted certificate."""
-    return not untrusted, untrusted
-
-
 def is_refused_by_proxy(status: int) -> bool:
     """Return whether a proxy's response to CONNECT is final: every connection through this proxy meets it."""
     return status in (403, 407)
@@ -36,8 +30,8 @@ def is_refused_by_proxy(status: int) -> bool:
 
 def connection_error(message: str, cause: BaseException) -> TransportError:
     """Return the error for a connection that could not be made; `is_untrusted` decides whether it is permanent."""
-    transient, client_wide = connection_flags(is_untrusted(cause))
-    return TransportError(message, transient=transient, client_wide=client_wide)
+    untrusted = is_untrusted(cause)
+    return TransportError(message, transient=not untrusted, client_wide=untrusted)
 
 
 def roots_problem(path: str | None, content: str = "trusted certificates") -> str:

@@ -15,7 +15,7 @@ from . import _checks
 from .assumptions import Assumptions
 from .errors import DecodeError, InvalidRequest
 from .reconcile import Read
-from .transport import urls, wire
+from .transport import urls
 from .transport.call import Transport
 from .transport.decode import Unreadable, decode_each, look_up, parse, prepare
 from .transport.operation import Operation
@@ -174,7 +174,7 @@ class Pager(Generic[T]):
 
     def _resolve(self, cursor: str) -> str | None:
         """Return the path and query of a next page's URL, or None if it is on another origin."""
-        return urls.resolve(wire.Request("GET", self._transport.shared.origin, self._path), cursor)
+        return urls.resolve(self._transport.shared.origin, self._path, cursor)
 
 
 def _items(data: Any, assumptions: Assumptions) -> tuple[list[Any], str]:

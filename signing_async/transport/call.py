@@ -36,8 +36,8 @@ class Transport:
 
     async def call(self, operation: Operation[T], deadline: float | None = None) -> T:
         """Carry out an operation within the call's deadline; retry it as the policy and the retry table allow."""
-        options, budget = self.options, self.shared.budget
-        with telemetry.active(options.telemetry).call(operation.name, operation.path) as span:
+        budget = self.shared.budget
+        with telemetry.active(self.options.telemetry).call(operation.name, operation.path) as span:
             call = _Call(self, operation, deadline or self.deadline(transfer=operation.transfer), span, budget)
             budget.deposit()
             try:
@@ -48,8 +48,7 @@ class Transport:
             finally:
                 budget.end_call()
             if operation.safety is Safety.CREATE:
-                signing: Any = result
-                span.created(signing.id)
+                span.created(result.id)  # type: ignore[attr-defined]  # a signing
             return result
 
     async def find_effect(self, operation: Operation[T]) -> Found[T] | None:
@@ -78,14 +77,6 @@ class Transport:
 class _Call(Generic[T]):
     """The attempts of one call, and what they share. Without a ``budget``, its retries are free."""
 
-    _retries: Retries | None = None
-    """Made after the first attempt that failed."""
-    _reconciliation: Reconciliation[T] | None = None
-    """Made after the first attempt that is ambiguous or refused, or by a method that only reads."""
-    _was_ambiguous = False
-    _last_failure: errors.SigningError | None = None
-    """The error of the last attempt that did not end with a refusal."""
-
     def __init__(
         self,
         transport: Transport,
@@ -97,16 +88,21 @@ class _Call(Generic[T]):
         self._transport = transport
         self._operation = operation
         self._deadline = deadline
-        self._budget = budget
         self._span = span
-        self._retry_at = asyncio.get_running_loop().time()
-        options, reserved, reserve = transport.options, _RESPONSE_TIME, 0.0
+        options, now, reserved, reserve = transport.options, asyncio.get_running_loop().time(), _RESPONSE_TIME, 0.0
         if operation.effect is not None:
             reserved += _READING_TIME
             if options.retry.max_attempts > 1:
                 reserve = options.retry.settle + _READING_TIME
-        last_start = deadline - min(reserved, RESERVED_SHARE * (deadline - self._retry_at))
+        last_start = deadline - min(reserved, RESERVED_SHARE * (deadline - now))
         self._context = Context(Observer(options.on_attempt, options.telemetry, span), deadline, last_start, reserve)
+        self._retries = Retries(options.retry, operation.safety, budget)
+        self._retry_at = now
+        self._reconciliation: Reconciliation[T] | None = None
+        """Made after the first attempt that is ambiguous or refused, or by a method that only reads."""
+        self._was_ambiguous = False
+        self._last_failure: errors.SigningError | None = None
+        """The error of the last attempt that did not end with a refusal."""
 
     async def run(self) -> T:
         """Make attempts until one returns or raises."""
@@ -134,41 +130,33 @@ class _Call(Generic[T]):
             report(outcome, operation, shared, options, context, seconds)
             value: Any = outcome.value
             return self._succeed(value if self._reconciliation is None else await self.confirm(value))
-        decision = self._decide(outcome, others_accepted=shared.accepted > accepted)
+        self._retries.attempts = context.number
+        decision = self._retries.decide(
+            outcome.kind,
+            outcome.retry_after,
+            remaining=context.last_start - self._retry_at,
+            may_retry=outcome.may_retry,
+            others_accepted=shared.accepted > accepted,
+        )
+        if decision.pause is not None:
+            shared.rate_limiter.pause(decision.pause)
         ambiguous = decision.step in (Step.RECONCILE, Step.UNKNOWN)
         report(outcome, operation, shared, options, context, seconds, decision.delay, ambiguous=ambiguous)
         self._note(outcome)
         if decision.step is Step.UNKNOWN:
             # Nothing was read; a reading may tell.
-            text = f"{outcome.error}; {decision.reason}"
             late = isinstance(outcome.error, errors.RequestTimeout)
-            raise self._unknown(text, timed_out=late, may_clear=operation.effect is not None)
+            can_read = operation.effect is not None
+            raise self._unknown(f"{outcome.error}; {decision.reason}", timed_out=late, may_clear=can_read)
         if decision.delay is None:
             return await self._finish(outcome, decision)
         self._retry_at += decision.delay
         if outcome.kind is Kind.REJECTED_TOKEN:
             context.may_refresh = False
-        else:
-            assert outcome.error is not None
+        elif outcome.error is not None:
             self._span.retry(decision.delay, outcome.error)
         # An ambiguous call spends the delay on readings.
         raise RetryRequested(0.0 if decision.step is Step.RECONCILE else decision.delay)
-
-    def _decide(self, outcome: Outcome[T], *, others_accepted: bool) -> Decision:
-        """Decide what follows a failed attempt."""
-        if self._retries is None:
-            self._retries = Retries(self._transport.options.retry, self._operation.safety, self._budget)
-        self._retries.attempts = self._context.number
-        decision = self._retries.decide(
-            outcome.kind,
-            outcome.retry_after,
-            remaining=self._context.last_start - self._retry_at,
-            may_retry=outcome.may_retry,
-            others_accepted=others_accepted,
-        )
-        if decision.pause is not None:
-            self._transport.shared.rate_limiter.pause(decision.pause)
-        return decision
 
     def _note(self, outcome: Outcome[T]) -> None:
         """Note how an attempt failed. Raise if the caller's own code did, after the request was sent."""
@@ -189,17 +177,19 @@ class _Call(Generic[T]):
         """Return the effect after all, or raise the error: no attempt follows."""
         kind, error, effect = outcome.kind, outcome.error, self._operation.effect
         assert error is not None
-        if effect is not None and (self._reconciliation is not None or effect.may_cause(error)):
-            if kind in (Kind.REFUSED, Kind.RAISED):
-                # The refusal may mean that an earlier attempt took effect late: give its effect time to show.
-                self._reconcile().wait(self._transport.options.retry.settle)
-            found = await self._settle()
-            if found is not None:
-                return self._succeed(found.value)
-        may_show_late = self._is_harmful and (self._was_ambiguous if effect is None else effect.may_show_late)
-        if may_show_late and not isinstance(error, errors.SigningError):
-            raise self._failed(error) from error
-        if isinstance(error, errors.SigningError) and (may_show_late or kind not in (Kind.REFUSED, Kind.RAISED)):
+        may_show_late = self._is_harmful and self._was_ambiguous
+        if effect is not None:
+            if self._reconciliation is not None or effect.may_cause(error):
+                if kind in (Kind.REFUSED, Kind.RAISED):
+                    # The refusal may mean that an earlier attempt took effect late: give its effect time to show.
+                    self._reconcile().wait(self._transport.options.retry.settle)
+                found = await self._settle()
+                if found is not None:
+                    return self._succeed(found.value)
+            may_show_late = effect.may_show_late
+        if not isinstance(error, errors.SigningError):
+            raise (self._failed(error) if may_show_late else error) from (error if may_show_late else error.__cause__)
+        if may_show_late or kind not in (Kind.REFUSED, Kind.RAISED):
             flags: errors.Flags = {"effect": "unknown"} if may_show_late else {}
             raise errors.amended(error, reason=decision.reason, attempts=self._context.number, **flags)
         raise error
@@ -222,8 +212,7 @@ class _Call(Generic[T]):
         return retry.effect_of(self._operation.safety) == "unknown"
 
     def _succeed(self, value: T) -> T:
-        if self._retries is not None:
-            self._retries.succeed()
+        self._retries.succeed()
         return value
 
     # Reconciliation
@@ -298,22 +287,15 @@ class _Call(Generic[T]):
         return self._unknown(f"the call failed ({type(error).__name__})", may_clear=self._operation.effect is not None)
 
     def _unknown(
-        self,
-        cause: str,
-        known: Iterable[object] = (),
-        *,
-        timed_out: bool = False,
-        may_clear: bool = False,
-        **flags: Any,
+        self, cause: str, known: Iterable[object] = (), *, timed_out: bool = False, **flags: Any
     ) -> errors.OutcomeUnknown:
-        timed_out |= asyncio.get_running_loop().time() >= self._deadline
+        is_late = timed_out or asyncio.get_running_loop().time() >= self._deadline
         name = self._operation.name
-        unknown = (errors.OutcomeUnknownTimeout if timed_out else errors.OutcomeUnknown)(
+        unknown = (errors.OutcomeUnknownTimeout if is_late else errors.OutcomeUnknown)(
             f"{name}: the outcome is unknown: {cause.removeprefix(f'{name}: ')}",
             operation=name,
             attempts=self._context.number,
             known=known,
-            may_clear=may_clear,
             after_transient=self._last_failure is None or self._last_failure.transient,
             **flags,
         )

@@ -43,23 +43,19 @@ class Response:
     def text(self) -> str:
         """The body as text, in the charset of its Content-Type or UTF-8; what cannot be decoded is replaced."""
         found = _CHARSET.search(self.headers.get("Content-Type", ""))
-        try:
+        with suppress(LookupError):  # an unknown charset
             return self.bytes.decode(found[1] if found else "utf-8", "replace")
-        except LookupError:  # an unknown charset
-            return self.bytes.decode("utf-8", "replace")
+        return self.bytes.decode("utf-8", "replace")
 
     @property
     def request_id(self) -> str | None:
         """The id by which the service's support finds the request, without secrets: a server may echo anything."""
-        data = None
-        with suppress(Unreadable):
-            data = parse(self.bytes)
-        found = request_id(self.headers, data, self._assumptions)
+        found = request_id(self.headers, self._parsed(), self._assumptions)
         return None if found is None else redact(found, self._secrets())
 
     def json(self) -> Any:
         """Return the parsed body; raise `DecodeError` if it is not JSON."""
-        return self._read(lambda: parse(self.bytes))
+        return self._read(parse, self.bytes)
 
     def decode(self, cls: type[T]) -> T:
         """Decode the JSON body to a record of this package, an attrs class, a dataclass, or a list of one of these. ::
@@ -72,34 +68,38 @@ class Response:
         something and must not be repeated.
         """
         hook_of(cls)
-        return self._read(lambda: self.decoded(cls))
+        found: T = self._read(self.decoded, cls)
+        return found
 
     def decoded(self, cls: type[T]) -> T:
         """Decode the body as `decode` does; raise `Unreadable` if it does not fit."""
         return decode_record(unwrap(parse(self.bytes), cls, self._assumptions), cls)
 
-    def _read(self, read: Callable[[], T]) -> T:
-        try:
-            return read()
-        except Unreadable as error:
-            problem = str(error)
-        # Raised outside, without a context: its frames hold the body, which may echo a secret.
-        raise self.decode_error(problem)
-
     def decode_error(self, problem: str) -> DecodeError:
         """Return the error for a successful response that cannot be decoded."""
-        secrets, body, identity = tuple(self._secrets()), None, self.request_id
-        with suppress(Unreadable):
-            body = redact_data(parse(self.bytes), secrets)
+        secrets, identity = tuple(self._secrets()), self.request_id
         suffix = f", request id {identity}" if identity else ""
         return DecodeError(
             redact(f"{self.operation}: the response cannot be read: {problem} (HTTP {self.status}{suffix})", secrets),
             operation=self.operation,
             status=self.status,
             request_id=identity,
-            body=body,
+            body=redact_data(self._parsed(), secrets),
             effect=effect_of(self._safety, succeeded=True),
         )
+
+    def _read(self, read: Callable[[Any], Any], value: Any) -> Any:
+        try:
+            return read(value)
+        except Unreadable as error:
+            problem = str(error)
+        # Raised outside, without a context: its frames hold the body, which may echo a secret.
+        raise self.decode_error(problem)
+
+    def _parsed(self) -> Any:
+        with suppress(Unreadable):
+            return parse(self.bytes)
+        return None
 
     def __repr__(self) -> str:
         return f"<Response {self.status} to {self.operation}, {len(self.bytes)} bytes>"

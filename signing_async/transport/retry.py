@@ -21,9 +21,8 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from functools import cache
 from operator import attrgetter
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import attrs
 
@@ -213,46 +212,53 @@ class Retries:
         ``remaining`` is the seconds in which another attempt may start. ``others_accepted``: the service accepted
         other requests of the client since the attempt began. ``jitter`` is a random number from 0 to 1.
         """
-        step, at_least = step_after(kind, self._safety), retry_after or 0.0
+        policy, step = self._policy, step_after(kind, self._safety)
         if kind is Kind.REJECTED_TOKEN:
             self._uncounted += 1
             return Decision(step, 0.0)
         if step is Step.UNKNOWN:
             return Decision(step, None, "a repeat could take effect twice")
-        if step is Step.RECONCILE and self._policy.max_attempts == 1:
+        if step is Step.RECONCILE and policy.max_attempts == 1:
             return Decision(Step.UNKNOWN, None, "no retry is allowed")
         if step is Step.RAISE or not may_retry:
             return Decision(step, None)
-        if step is Step.RETRY_ONCE:
-            self._lost_responses += 1
-            if self._lost_responses > 1:
-                return Decision(step, None, "the response was lost twice")
-        if step is Step.RECONCILE:
-            at_least = max(at_least, settle_time(self._policy, kind))
-        is_429, jitter = kind is Kind.THROTTLED, random.random() if jitter is None else jitter
-        self._uncounted += is_429 and others_accepted
-        # A rate limiter spreads the calls that wait for it; the token endpoint has only a pause.
-        has_limiter = self._safety is not Safety.TOKEN
-        if is_429 and has_limiter and retry_after and self._counted == 1:
-            jitter = 0.0
-        policy = self._policy
-        # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
-        ceiling = min(policy.max_delay, policy.base_delay * 2.0 ** min(self._counted - 1, 60))
-        delay = max(jitter * ceiling, at_least)
+        self._lost_responses += step is Step.RETRY_ONCE
+        if self._lost_responses > 1:
+            return Decision(step, None, "the response was lost twice")
+        self._uncounted += kind is Kind.THROTTLED and others_accepted
+        delay = self._delay(kind, step, retry_after, random.random() if jitter is None else jitter)
         reason = self._reason_to_stop(retry_after, delay, remaining)
-        if is_429:
+        if kind is Kind.THROTTLED:
             pause = (retry_after or 0.0) if reason else delay
             if pause > policy.max_retry_after:
                 # Such a long wait may concern only this endpoint: the limiter just slows down, as after any 429.
-                pause = 0.0 if has_limiter else policy.max_retry_after
+                pause = 0.0 if self._has_limiter else policy.max_retry_after
             return Decision(step, None if reason else delay, reason, pause)
-        if not reason and not self._withdraw():
-            reason = "too many calls are failing: the retry budget is used up"
+        if not reason and self._budget is not None:
+            if self._budget.withdraw():
+                self._withdrawn += 1
+            else:
+                reason = "too many calls are failing: the retry budget is used up"
         return Decision(step, None if reason else delay, reason)
+
+    @property
+    def _has_limiter(self) -> bool:
+        """Whether a rate limiter spreads the calls that wait for it: the token endpoint has only a pause."""
+        return self._safety is not Safety.TOKEN
 
     @property
     def _counted(self) -> int:
         return max(1, self.attempts - self._uncounted)
+
+    def _delay(self, kind: Kind, step: Step, retry_after: float | None, jitter: float) -> float:
+        at_least = retry_after or 0.0
+        if step is Step.RECONCILE:
+            at_least = max(at_least, settle_time(self._policy, kind))
+        if kind is Kind.THROTTLED and self._has_limiter and retry_after and self._counted == 1:
+            jitter = 0.0
+        # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
+        ceiling = min(self._policy.max_delay, self._policy.base_delay * 2.0 ** min(self._counted - 1, 60))
+        return max(jitter * ceiling, at_least)
 
     def _reason_to_stop(self, retry_after: float | None, delay: float, remaining: float) -> str:
         """Return why the policy or the deadline allows no further attempt; "" if they do."""
@@ -262,11 +268,6 @@ class Retries:
         if retry_after is not None and retry_after > policy.max_retry_after:
             return f"the wait of {retry_after:g} s is longer than the policy's {policy.max_retry_after:g} s"
         return "" if delay < remaining else "the deadline leaves no time to wait"
-
-    def _withdraw(self) -> bool:
-        withdrawn = self._budget is None or self._budget.withdraw()
-        self._withdrawn += withdrawn
-        return withdrawn
 
     def succeed(self) -> None:
         """Refund the budget: the call succeeded after all."""
@@ -339,7 +340,7 @@ def _read_date(text: str) -> float | None:
 # The runner
 
 
-class RetryRequested(Exception):  # not an error: it asks the runner below for another attempt
+class RetryRequested(Exception):  # not an error: it asks `run` for another attempt
     """Raised by an attempt to be made again after ``delay`` seconds."""
 
     def __init__(self, delay: float) -> None:
@@ -349,22 +350,13 @@ class RetryRequested(Exception):  # not an error: it asks the runner below for a
 
 async def run(attempt: Callable[[], Awaitable[T]]) -> T:
     """Make attempts until one returns, or raises anything but `RetryRequested`."""
-    result: T = await _runner()(attempt)
-    return result
-
-
-@cache
-def _runner() -> Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]:
     import backoff  # a client that never retries does not need it
-
-    async def attempt_again(attempt: Callable[[], Awaitable[Any]]) -> Any:
-        return await attempt()
 
     with warnings.catch_warnings():
         # backoff 2 calls this function while it decorates; Python 3.14 deprecates it.
         warnings.filterwarnings("ignore", "'asyncio.iscoroutinefunction' is deprecated", DeprecationWarning)
         # Without jitter, which would shorten the delay; without logger, which would log the exception.
-        on_request = backoff.on_exception(
+        again: Callable[[], Awaitable[T]] = backoff.on_exception(
             backoff.runtime, RetryRequested, value=attrgetter("delay"), jitter=None, logger=None
-        )
-        return on_request(attempt_again)
+        )(attempt)
+    return await again()

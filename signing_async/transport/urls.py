@@ -10,7 +10,6 @@ from urllib.parse import SplitResult, quote, urljoin, urlsplit
 from yarl import URL
 
 from ..errors import ConfigurationError, InvalidRequest
-from .wire import Request
 
 __all__ = ["check_origin", "resolve", "segment"]
 
@@ -67,11 +66,11 @@ def _origin(parts: SplitResult) -> str:
     return f"{parts.scheme}://" + (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
 
 
-def resolve(request: Request, reference: str) -> str | None:
-    """Return the path and query of a reference from the server; None if it leads to another origin."""
+def resolve(origin: str, path: str, reference: str) -> str | None:
+    """Return the path and query of a reference in a response to ``path``; None if it leads to another origin."""
     try:
-        parts = _split(urljoin(str(request.url), reference.strip()))
-        if not reference.strip() or parts.username is not None or _origin(parts) != request.origin:
+        parts = _split(urljoin(origin + path, reference.strip()))
+        if not reference.strip() or parts.username is not None or _origin(parts) != origin:
             return None
         path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
         return path + ("?" + quote(parts.query, safe="/%:@!$&'()*+,;=~-._?") if parts.query else "")

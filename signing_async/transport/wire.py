@@ -23,37 +23,29 @@ from aiohttp.http_writer import StreamWriter
 from multidict import CIMultiDict
 from yarl import URL
 
-from .._connections import connection_flags, is_refused_by_proxy, is_untrusted
+from .._connections import is_refused_by_proxy, is_untrusted
 from .._foreign import is_transient
 from .._secret import Secret, hide_fields
 from .._version import __version__
 from ..errors import ClientClosed, ConfigurationError
 from ..models import Token
+from . import urls
 from .proxy import find_proxy
 from .redaction import redact
 from .retry import Kind
 
-__all__ = [
-    "JSON",
-    "Body",
-    "BrokenResponse",
-    "Chunk",
-    "Produce",
-    "Request",
-    "Response",
-    "Sessions",
-    "Write",
-    "bytes_body",
-    "send",
-]
+__all__ = ["JSON", "READING", "Body", "BrokenResponse", "Request", "Response", "Sessions", "bytes_body", "exchange"]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
 JSON = "application/json"
+READING = frozenset({"GET", "HEAD"})
 # Measured: TLS is slower with more at once.
 _WRITE_SIZE, _TLS_WRITE_SIZE = 1024 * 1024, 120 * 1024
 _START_BYTES, _START_SECONDS = 64 * 1024, 2.0
 _MAX_CONNECTIONS = 100
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MAX_REDIRECTS = 5
 _PROXY_REFUSED = 407
 _ENCODINGS = "gzip, deflate"  # what every Python decodes
 # As much as browsers take, and together no more than the largest response.
@@ -84,16 +76,12 @@ class Body(aiohttp.Payload):
         self._size = size
         self.started: bool = False
         self.failure: Exception | None = None
-        """What the body's source raised."""
+        """What the body's source raised: the request is incomplete, and no service carries it out."""
         self.was_refused: bool = False
-        """Whether the service refused the request."""
 
     @property
     def may_have_taken_effect(self) -> bool:
-        """Whether the whole request may have been sent, and the service did not refuse it.
-
-        If the body's source failed, the request is incomplete, and no service carries it out.
-        """
+        """Whether the whole request may have been sent, and the service did not refuse it."""
         return self.started and self.failure is None and not self.was_refused
 
     async def write(self, writer: AbstractStreamWriter) -> None:
@@ -136,7 +124,9 @@ class Request:
     params: Mapping[str, str] = {}
     body: Body | None = None
     accept: str = JSON
-    headers: Mapping[str, str] = attrs.field(default={}, repr=False)
+    headers: Mapping[str, str] = {}
+    response: Response | None = attrs.field(default=None, init=False)
+    """The response, as far as it has arrived; also after an error."""
 
     @property
     def url(self) -> URL:
@@ -157,14 +147,18 @@ class BrokenResponse(Exception):  # stays inside the package
 
 
 class Response:
-    """A response with status and headers, whose body is still to be read. Close it."""
+    """A response with its status and headers, and its body unless that is streamed. Close it."""
 
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self._content = response.content
         self.status: int = response.status
         self.headers: Mapping[str, str] = response.headers
+        self.body: bytes = b""
+        self.refusal: str = ""
+        """Why this redirect was not followed."""
         self.detached: bool = False
+        """Whether the response stays open after the call: its reader closes it."""
 
     @property
     def reason(self) -> str:
@@ -174,8 +168,8 @@ class Response:
     def received(self) -> int:
         return self._content.total_bytes
 
-    async def read(self, limit: int) -> bytes:
-        """Return the whole body; raise `BrokenResponse` if it is cut off or larger than ``limit``."""
+    async def read(self, limit: int) -> None:
+        """Read the whole body; raise `BrokenResponse` if it is cut off or larger than ``limit``."""
         parts: list[bytes] = []
         size = 0
         while chunk := await self._next():
@@ -183,20 +177,18 @@ class Response:
             size += len(chunk)
             if size > limit:
                 raise BrokenResponse(Kind.LOST, f"the response is larger than {limit} bytes", transient=False)
-        return b"".join(parts)
+        self.body = b"".join(parts)
 
-    async def read_start(self, deadline: float) -> bytes:
-        """Return as much of the body's start as arrives soon; never raise. For responses whose status matters more.
+    async def read_start(self, deadline: float) -> None:
+        """Read as much of the body's start as arrives soon; never raise. For responses whose status matters more.
 
         If the body hangs, half of the time until the deadline stays: the status counts, not the deadline.
         """
-        body = b""
         seconds = min(_START_SECONDS, 0.5 * (deadline - asyncio.get_running_loop().time()))
         with contextlib.suppress(BrokenResponse, TimeoutError):
             async with asyncio.timeout(seconds):
-                while len(body) < _START_BYTES and (chunk := await self._next()):
-                    body += chunk[: _START_BYTES - len(body)]
-        return body
+                while len(self.body) < _START_BYTES and (chunk := await self._next()):
+                    self.body += chunk[: _START_BYTES - len(self.body)]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the body as it arrives."""
@@ -212,14 +204,9 @@ class Response:
         raise BrokenResponse(Kind.LOST, text)
 
     def detach(self) -> Response:
-        """Keep the response open after the call: its reader closes it."""
+        """Keep the response open after the call."""
         self.detached = True
         return self
-
-    def finish(self) -> None:
-        """Close the response at the end of the call, unless it was detached."""
-        if not self.detached:
-            self.close()
 
     def close(self) -> None:
         """Release the connection if the body was read to its end, else close it."""
@@ -308,20 +295,55 @@ class Sessions:
             warnings.warn(text, ResourceWarning, stacklevel=3)
 
 
-async def send(
+async def exchange(
     sessions: Sessions,
     session: aiohttp.ClientSession,
     request: Request,
     token: Token | None,
     *,
     connect: float,
-    silence: float | None = None,
+    silence: float | None,
+    deadline: float,
+    limit: int | None,
 ) -> Response:
-    """Send one request, and return the response as soon as its head has arrived. Redirects are not followed.
+    """Send a request, and return its response. A read follows redirects to its own origin.
 
-    ``connect`` limits the time to connect, ``silence`` the time in which nothing arrives after sending. Raises
-    `BrokenResponse` if there is no response.
+    Of a success, at most ``limit`` bytes are read; with 0 only the start of the body, which may be cut off, and with
+    None nothing: the body is streamed. Of any other response, the start of the body is read. ``connect`` limits the
+    seconds to connect, ``silence`` those in which nothing arrives after sending. Raises `BrokenResponse` if there is no
+    response, or no whole one.
     """
+    for _ in range(_MAX_REDIRECTS + 1):
+        response = request.response = await _send(sessions, session, request, token, connect, silence)
+        if response.status not in _REDIRECTS or request.method not in READING:
+            break
+        path = urls.resolve(request.origin, request.path, response.headers.get("Location", ""))
+        if path is None:
+            response.refusal = "a redirect to another origin is not followed"
+            return response
+        response.close()
+        request.path, request.params = path, {}
+    else:
+        response.refusal = f"more than {_MAX_REDIRECTS} redirects"
+        return response
+    if request.body is not None:
+        request.body.was_refused = 400 <= response.status < 500 and response.status != 408
+    if not 200 <= response.status < 300 or limit == 0:
+        await response.read_start(deadline)
+    elif limit is not None:
+        await response.read(limit)
+    return response
+
+
+async def _send(
+    sessions: Sessions,
+    session: aiohttp.ClientSession,
+    request: Request,
+    token: Token | None,
+    connect: float,
+    silence: float | None,
+) -> Response:
+    """Send one request, and return the response as soon as its head has arrived."""
     url, body = request.url, request.body
     sessions.drop_desynchronized(session)
     headers, middlewares = _headers(request, token, close=sessions.pool_is_hidden), None
@@ -329,7 +351,6 @@ async def send(
         # aiohttp would add the host's credentials of a .netrc file, or fail because there are two.
         given: tuple[aiohttp.ClientMiddlewareType, ...] = getattr(session, "_middlewares", ())
         middlewares = (_authorize(headers.pop(hdrs.AUTHORIZATION, None)), *given)
-    kind = Kind.UNSENT
     try:
         response = await session.request(
             request.method,
@@ -348,8 +369,7 @@ async def send(
             max_headers=_MAX_HEADERS,
         )
     except Exception as error:
-        if body is not None and body.started:
-            kind = Kind.LOST
+        kind = Kind.LOST if body is not None and body.started else Kind.UNSENT
         broken = _broken(kind, error, token)
     else:
         # Through a tunnel (https), a 407 comes from the service.
@@ -358,7 +378,7 @@ async def send(
         response.close()
         broken = _refused_by_proxy(response.status)
     # Outside the except block, so the aiohttp exception is not the context of what is raised.
-    if session.closed and kind is Kind.UNSENT:
+    if session.closed and broken.kind is Kind.UNSENT:
         raise ClientClosed("the client is closed" if sessions.closed else "the session was closed")
     if body is not None and body.failure is not None:
         raise body.failure
@@ -371,8 +391,7 @@ def _broken(kind: Kind, error: Exception, token: Token | None) -> BrokenResponse
         untrusted = is_untrusted(error) or isinstance(error, aiohttp.ServerFingerprintMismatch)
         place = " to the proxy" if isinstance(error, aiohttp.ClientProxyConnectionError) else ""
         message = "the server's certificate is not trusted" if untrusted else f"could not connect{place}"
-        message = _describe(error, message)
-        return BrokenResponse(kind, message, *connection_flags(untrusted))
+        return BrokenResponse(kind, _describe(error, message), transient=not untrusted, client_wide=untrusted)
     if isinstance(error, aiohttp.ClientHttpProxyError):
         return _refused_by_proxy(error.status)
     if isinstance(error, aiohttp.ClientResponseError):
@@ -390,8 +409,9 @@ def _broken(kind: Kind, error: Exception, token: Token | None) -> BrokenResponse
 
 def _refused_by_proxy(status: int) -> BrokenResponse:
     hint = ": check the user and the password in the proxy's URL" if status == _PROXY_REFUSED else ""
+    is_final = is_refused_by_proxy(status)
     message = f"the proxy refused to connect (HTTP {status}){hint}"
-    return BrokenResponse(Kind.UNSENT, message, *connection_flags(is_refused_by_proxy(status)))
+    return BrokenResponse(Kind.UNSENT, message, transient=not is_final, client_wide=is_final)
 
 
 def _headers(request: Request, token: Token | None, *, close: bool) -> MutableMapping[str, str]:
