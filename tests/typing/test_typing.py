@@ -15,10 +15,10 @@ _EXAMPLES = _HERE / "examples.py"
 
 
 def _check(checker: str, folder: Path) -> str:
-    """What a type checker prints of the files in a folder, strictly, whatever the project's own settings are; "" if it accepts them."""
+    """What a strict type checker, without the project's settings, prints of the files in a folder; "" if it accepts."""
     arguments = {
         "mypy": ["--strict", "--config-file=", f"--cache-dir={folder / 'cache'}", str(folder)],
-        "pyright": ["--project", str(folder / "pyrightconfig.json")],
+        "pyright": ["--project", str(folder / "pyrightconfig.json"), "--pythonpath", sys.executable],
     }
     config = {"typeCheckingMode": "strict", "pythonVersion": "3.11"}
     (folder / "pyrightconfig.json").write_text(json.dumps(config))
