@@ -190,17 +190,6 @@ def test_request_without_the_state_is_refused_silently_and_does_not_end_the_logi
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_denied_access_is_exit_code_4_and_shown_in_browser_and_terminal(
-    run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pages = browse_with(monkeypatch, lambda address: agree(address, "deny"))
-    ran = run("login")
-    assert ran.code == 4
-    assert "access_denied" in ran.err
-    wait_until(lambda: pages)
-    assert "Not logged in" in pages[0]
-
-
 def test_login_whose_token_endpoint_hangs_is_not_taken_for_one_without_callback(
     run: Run, app: dict[str, str], service: Service, pages: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,15 +254,6 @@ async def test_callback_without_a_login_is_refused_on_a_free_port() -> None:
             assert (response.status, "This login is over" in await response.text()) == (410, True)
 
 
-def test_redirect_uri_without_port_uses_a_free_port_in_the_authorize_url(
-    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    register_app(service, monkeypatch, "http://127.0.0.1/callback")
-    browse_with(monkeypatch, lambda address: "")
-    printed = run("login", "--wait", "0.3").err
-    assert re.search(r"redirect_uri=http%3A%2F%2F127\.0\.0\.1%3A\d+%2Fcallback", printed)
-
-
 def test_occupied_port_is_an_error_that_suggests_no_browser(run: Run, app: dict[str, str]) -> None:
     port = int(app["SIGNING_REDIRECT_URI"].split(":")[2].split("/")[0])
     with socket.socket() as taken:
@@ -297,12 +277,6 @@ def test_occupied_port_is_an_error_that_suggests_no_browser(run: Run, app: dict[
 )
 def test_only_plain_http_on_this_machine_is_loopback(address: str, loopback: bool) -> None:
     assert is_loopback(address) is loopback
-
-
-def test_invalid_redirect_uri_is_refused(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIGNING_REDIRECT_URI", "http://127.0.0.1:x/")
-    ran = run("login")
-    assert (ran.code, ran.err) == (2, "Error: redirect_uri is not a URL: 'http://127.0.0.1:x/'\n")
 
 
 def test_login_without_browser_prompts_for_callback_url_and_checks_its_state(

@@ -114,68 +114,9 @@ def test_verify_finds_every_change(run: Run, complete: Complete, tmp_path: Path)
     assert all(kind.replace("_", " ") in printed for kind in kinds)
 
 
-def test_verify_of_what_is_no_archive_is_wrong_usage(run: Run, tmp_path: Path) -> None:
-    """A misspelt name must not look like a sound archive."""
-    for name in ("missing", "empty"):
-        (tmp_path / "empty").mkdir(exist_ok=True)
-        ran = run("archive", "verify", name)
-        assert (ran.code, "is not an archive" in ran.err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("verfy", "No such command 'verfy'; did you mean 'verify'?"),
-        ("sync", "No such command 'sync'; the commands are status and verify."),
-    ],
-)
-def test_mistyped_command_is_not_taken_for_a_new_folder(word: str, message: str, run: Run, tmp_path: Path) -> None:
-    ran = run("archive", word)
-    assert ran.code == 2
-    assert f"Error: {message} To archive into a new folder of that name, use {word}/\n" in ran.err
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / word).mkdir()
-    assert run("archive", word).code == 0
-
-
-@pytest.mark.parametrize(
-    "arguments", [("--journal", "x.db", "status"), ("--follow", "verify"), ("--journal", "x.db", "verify", "contracts")]
-)
-def test_option_of_archive_before_a_command_is_wrong_usage(
-    run: Run, tmp_path: Path, arguments: tuple[str, ...]
-) -> None:
-    """Nothing is archived into a folder named like the command."""
-    ran = run("archive", *arguments)
-    name = next(one for one in arguments if one in ("status", "verify"))
-    assert (ran.code, list(tmp_path.iterdir())) == (2, [])
-    assert f'put options after "{name}"; for a folder of that name use ./{name}' in " ".join(ran.err.split())
-
-
 def test_help_shows_the_options_and_the_commands(run: Run) -> None:
     shown = run("archive", "--help").out
     assert all(part in shown for part in ("FOLDER|s3://BUCKET/PREFIX", "--follow", "verify", "status", "Example:"))
-
-
-def test_failed_document_is_reported_and_the_others_are_archived(
-    run: Run, complete: Complete, service: Service
-) -> None:
-    """A later run archives it."""
-    complete(2)
-    service.do(service.sandbox.faults.add, "documents.download_signed", "not-json", times=1)
-    ran = run("archive", "contracts", "--json")
-    assert (ran.code, ran.lines[-1]["summary"]["archived"], ran.lines[-1]["summary"]["failed"]) == (1, 3, 1)
-    (failed,) = [line for line in ran.lines if "error" in line]
-    assert failed["document"]
-    ran = run("archive", "contracts")
-    assert (ran.code, ran.out.startswith("1 document was archived")) == (0, True)
-
-
-def test_journal_that_fails_ends_the_command_with_a_sentence(run: Run, complete: Complete, tmp_path: Path) -> None:
-    complete(1)
-    (tmp_path / "journal").write_text("not a journal")
-    ran = run("archive", "contracts", "--journal", "journal")
-    assert (ran.code, "Traceback" not in ran.err) == (1, True)
-    assert "journal: file is not a database" in ran.err
 
 
 class _Unsealed(BaseHTTPRequestHandler):
@@ -249,16 +190,6 @@ def test_follow_goes_on_after_reminders_failed(
     following.send_signal(signal.SIGINT)
     out, _ = following.communicate(timeout=30)
     assert (following.returncode, json.loads(out.splitlines()[-1])["summary"]["archived"]) == (130, 2)
-
-
-def test_reminders_that_fail_end_a_single_run_with_the_error(
-    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SIGNING_MAX_ATTEMPTS", "1")
-    service.draft("a.pdf", to=("anna@example.com",), sent=True)
-    service.do(service.sandbox.faults.add, "recipients.list", "500", times=None)
-    ran = run("archive", "contracts", "--remind-after", "0d")
-    assert (ran.code, "HTTP 500" in ran.err) == (1, True)
 
 
 def test_token_that_is_rejected_for_reminders_ends_a_single_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,25 +306,3 @@ def test_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delitem(vars(archive), "S3Store", raising=False)
     ran = run("archive", "verify", "s3://bucket")
     assert (ran.code, "pip install 'signing-async[s3]'" in ran.err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("c", "--since", "soon"), "must be a duration such as 90min, 12h, 7d or 2w, or a date"),
-        (("c", "--remind-after", "2031-01-01"), "must be a duration such as 90min, 12h, 7d or 2w, got '2031-01-01'"),
-        (("c", "--journal", ""), "--journal: must not be empty"),
-        (("c", "--journal", "postgresql://a:b@host/db"), "put the URL into SIGNING_JOURNAL"),
-        (("ftp://host/c", "--journal", "j"), "url: must be s3://bucket"),
-        (("c", "--every", "0"), "--every"),
-        (("c", "--template", "{nope}"), "template"),
-        (("c", "--object-lock", "COMPLIANCE", "30"), "--object-lock: only S3 retains objects, and 'c' is a folder"),
-        (("s3://b", "--object-lock", "FOREVER", "30"), "'FOREVER' is not one of"),
-        (("file",), "FOLDER: could not create the folder 'file'"),
-    ],
-)
-def test_bad_argument_is_refused(run: Run, tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
-    (tmp_path / "file").write_text("")
-    ran = run("archive", *arguments)
-    assert ran.code == 2
-    assert message in " ".join(ran.err.split())

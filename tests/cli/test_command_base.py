@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
-import os
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,26 +32,6 @@ def test_errors_as_json_go_to_standard_error_with_type_and_exit_code(
         assert (ran.error["type"], ran.error["exit_code"]) == (kind, code)
         assert ran.error["message"]
         assert kind != "NotFound" or ran.error["request_id"].startswith("req_")
-
-
-@pytest.mark.parametrize(
-    ("code", "exit_code"), [(errno.ENOSPC, 1), (errno.EIO, 1), (errno.EACCES, 2)], ids=["full", "failing", "denied"]
-)
-@pytest.mark.parametrize("arguments", [("archive", "new"), ("demo", "--folder", "new")], ids=["archive", "demo"])
-def test_folder_that_cannot_be_created_for_now_is_a_failure_and_not_wrong_usage(
-    run: Run, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], code: int, exit_code: int
-) -> None:
-    mkdir = Path.mkdir
-
-    def fail(path: Path, *rest: Any, **options: Any) -> None:
-        if path.name == "new":
-            raise OSError(code, os.strerror(code))
-        mkdir(path, *rest, **options)
-
-    monkeypatch.setattr(Path, "mkdir", fail)
-    ran = run(*arguments)
-    assert ran.code == exit_code
-    assert f": could not create the folder 'new': {os.strerror(code)}\n" in ran.err
 
 
 def test_common_options_work_before_and_after_the_command_and_the_last_one_counts(run: Run, tmp_path: Path) -> None:
@@ -95,13 +72,3 @@ async def test_package_warnings_are_printed_while_a_client_is_open(
         log.warning("a %s failed", "refresh")
     log.warning("another %s failed", "refresh")
     assert capfd.readouterr().err == "Warning: a refresh failed\n"
-
-
-@pytest.mark.parametrize(
-    "arguments", ["watch x --for", "watch x --poll", "login --wait", "webhook check x --slow-limit"]
-)
-def test_options_in_seconds_refuse_nan_negative_numbers_and_text(arguments: str, run: Run) -> None:
-    for text in ("nan", "inf", "-1", "soon"):
-        ran = run(*arguments.split(), text)
-        assert (ran.code, ran.out) == (2, "")
-        assert re.search(rf"'{arguments.split()[-1]}': .*{text}", ran.err)

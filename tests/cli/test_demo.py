@@ -42,9 +42,3 @@ def test_demo_prints_each_step_and_leaves_sealed_pdfs(tmp_path: Path) -> None:
         data = Path(file["path"]).read_bytes()
         assert (len(data), hashlib.sha256(data).hexdigest()) == (file["size"], file["sha256"])
     assert not journal.exists()
-
-
-def test_demo_folder_that_cannot_be_created_is_refused() -> None:
-    ran = piped("demo", "--folder", "/dev/null/x")
-    message = "Error: --folder: could not create the folder '/dev/null/x': Not a directory\n"
-    assert (ran.returncode, ran.stderr) == (2, message)

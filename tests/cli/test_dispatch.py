@@ -196,39 +196,6 @@ def test_manifest_without_packages_is_invalid(content: str, run: Run) -> None:
     assert ran.err.startswith("Error: 1 problem in x.csv; nothing was sent:\n  x.csv, line 1: ")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["none.csv"], "Error: none.csv: cannot be opened: No such file or directory"),
-        (["."], "Error: .: not a regular file"),
-        (["leases.csv", "--journal", ""], "Error: --journal: must not be empty"),
-        (["leases.csv", "--failures", "../{here}/leases.csv"], "--failures: must not be the manifest itself"),
-        (["leases.csv", "--broker", "env:NOT_SET"], "--broker: NOT_SET is not set"),
-        (["leases.csv", "--broker", "env:"], "--broker: the variable is not set"),
-        (["leases.csv", "--journal", "redis://x"], "--journal: must be a path or postgresql://..., got 'redis://x'"),
-        (["leases.csv", "--journal", "."], "Error: --journal: '.' is a folder"),
-        (["leases.csv", "--journal", "none/j"], "{here}/none' does not exist"),
-        (["leases.csv", "--journal", "0.pdf/j"], "{here}/0.pdf' does not exist"),
-        (["leases.csv", "--journal", "../{here}/leases.csv"], "Error: --journal: must not be the manifest itself"),
-        (["leases.csv", "--journal", "x", "--failures", "./x"], "--journal: must not be the report of failures"),
-        (["none/leases.csv"], "Error: none/leases.csv: cannot be opened: No such file or directory"),
-        (["leases.csv", "--failures", "leases.csv"], "--failures: must not be the manifest itself"),
-        (["leases.csv", "--concurrency", "0"], "--concurrency"),
-        (["leases.csv", "--journal", "postgresql://u:geheim@h/db"], "in an argument; put the URL into SIGNING_JOURNAL"),
-        (["leases.csv", "--broker", "redis://h?password=geheim"], "use --broker env:SIGNING_BROKER"),
-    ],
-)
-def test_invalid_arguments_exit_with_2_and_send_nothing(
-    arguments: list[str], words: str, run: Run, service: Service, office: Office
-) -> None:
-    here = office(1).parent.name
-    ran = run("dispatch", *(argument.format(here=here) for argument in arguments))
-    assert ran.code == 2
-    assert words.format(here=here) in ran.err
-    assert "geheim" not in ran.err
-    assert requests(service) == 0
-
-
 # What fails
 
 
@@ -306,28 +273,6 @@ def test_unknown_outcome_exits_with_3_and_the_next_run_resolves_it(run: Run, ser
     assert sent(service) == once(2)
 
 
-@pytest.mark.parametrize(
-    ("failures", "words"),
-    [
-        ("none/failed.csv", "'none/failed.csv' cannot be written: No such file or directory"),
-        ("notes.txt", "'notes.txt' exists and is not a report of failures"),
-        ("pipe", "'pipe' exists and is not a report of failures"),
-        ("", "'.' is a folder"),
-    ],
-)
-def test_report_that_cannot_be_written_is_found_before_anything_is_sent(
-    failures: str, words: str, run: Run, service: Service, office: Office, tmp_path: Path
-) -> None:
-    office(3)
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "notes.txt").write_text("an error of mine\nthat I want to keep")
-    ran = run("dispatch", "leases.csv", "--failures", failures)
-    assert (ran.code, ran.err) == (2, f"Error: --failures: {words}\n")
-    assert requests(service) == 0
-    assert (tmp_path / "notes.txt").exists()
-    assert not [one for one in tmp_path.iterdir() if one.suffix == ".part"]
-
-
 @pytest.mark.usefixtures("impatient")
 def test_run_goes_on_after_the_folder_of_the_report_is_removed(
     run: Run, service: Service, office: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -350,13 +295,6 @@ def test_run_goes_on_after_the_folder_of_the_report_is_removed(
     ) in ran.err
     assert run("dispatch", "leases.csv").code == 0
     assert sent(service) == once(5)
-
-
-def test_report_of_an_earlier_run_is_removed_if_nothing_fails(run: Run, office: Office, tmp_path: Path) -> None:
-    office(1)
-    (tmp_path / "old.csv").write_text("Key;name;error\nlease-0;Lease 0;HTTP 500\n")
-    assert run("dispatch", "leases.csv", "--failures", "old.csv").code == 0
-    assert not (tmp_path / "old.csv").exists()
 
 
 # On the way
@@ -412,12 +350,6 @@ def test_terminal_shows_a_bar_with_rate_and_time_left_and_failures_above_it(
 def test_timeout_of_the_calls_is_not_that_of_the_workers(run: Run, office: Office) -> None:
     office(1)
     assert run("dispatch", "leases.csv", "--timeout", "30").out == "1 sent: 0 earlier, 1 now.\n"
-
-
-def test_dry_run_needs_no_broker(run: Run, office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SIGNING_BROKER", raising=False)
-    office(1)
-    assert run("dispatch", "leases.csv", "--dry-run", "--broker", "env:SIGNING_BROKER").code == 0
 
 
 def test_terminal_says_that_an_unknown_outcome_is_settled(service: Service, office: Office, tmp_path: Path) -> None:

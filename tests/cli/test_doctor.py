@@ -177,14 +177,6 @@ def test_429_and_5xx_are_retried(service: Service, run: Run) -> None:
     assert (ran.code, checks(ran)["list"]["state"]) == (1, "failed")
 
 
-def test_unreachable_tenant_is_one_error_and_no_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIGNING_BASE_URL", "http://127.0.0.1:1")
-    ran = run("doctor")
-    assert ran.code == 1
-    assert "Error: GET /api/1.0/me: " in ran.err
-    assert not Path("assumptions.toml").exists()
-
-
 # Services that the sandbox does not simulate
 
 

@@ -231,13 +231,6 @@ def test_existing_file_is_kept_without_force_and_others_are_downloaded(
     assert (tmp_path / "lease-signed.pdf").read_bytes().startswith(b"%PDF-")
 
 
-def test_document_that_is_not_signed_yet_leaves_no_file(run: Run, service: Service, tmp_path: Path) -> None:
-    signing = service.draft("a.pdf", "b.pdf", to=("anna@example.com",), sent=True)
-    ran = run("download", signing, "--all", "--json")
-    assert (ran.code, {line["error"]["type"] for line in ran.lines}) == (1, {"NotYetSigned"})
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_rejected_token_ends_the_downloads(run: Run, service: Service) -> None:
     names = [f"{number}.pdf" for number in range(12)]
     signing = service.draft(*names, to=("anna@example.com",), sent=True)

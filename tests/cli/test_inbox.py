@@ -163,14 +163,6 @@ def test_events_that_cannot_be_retried_are_reported(open_inbox: Callable[..., In
     assert run("inbox", "show", "handled").out.endswith("purged\n")
 
 
-@pytest.mark.parametrize("arguments", [[], ["dead", "--dead"], ["dead", "--since", "7d"]])
-def test_retry_needs_either_ids_or_a_filter(arguments: list[str], open_inbox: Callable[..., Inbox], run: Run) -> None:
-    fill(open_inbox)
-    ran = run("inbox", "retry", *arguments)
-    assert ran.code == 2
-    assert "give either ids of events or at least one of --dead, --type, --since and --until" in ran.err
-
-
 def test_purge_keeps_what_is_younger_than_the_given_age(open_inbox: Callable[..., Inbox], run: Run) -> None:
     fill(open_inbox)
     assert run("inbox", "purge", "--older-than", "90d").out == "Purged 0 events.\n"

@@ -43,19 +43,6 @@ def test_ctrl_c_during_the_start_prints_no_traceback() -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "Error: interrupted\n")
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("lst", "Error: No such command 'lst'; did you mean 'list'?\n"),
-        ("frobnicate", "Error: No such command 'frobnicate'.\n"),
-    ],
-)
-def test_unknown_command_gets_a_hint_with_the_closest_name(name: str, message: str, run: Run) -> None:
-    ran = run(name)
-    assert ran.code == 2
-    assert ran.err.endswith(message)
-
-
 def test_missing_click_is_a_sentence_with_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("raise ModuleNotFoundError('click')")
     ran = subprocess.run(

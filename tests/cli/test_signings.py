@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from signing_async.cli.signings import moment
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 
@@ -75,17 +74,6 @@ def test_list_continues_from_a_later_page(run: Run, service: Service, monkeypatc
     assert re.fullmatch(r"\d+\.\w+", cursor)
 
 
-def test_dates_and_times_are_parsed_and_anything_else_is_refused_with_examples(run: Run) -> None:
-    assert moment("2031-03-31T12:00:00+02:00") == datetime(2031, 3, 31, 10, tzinfo=UTC)
-    for cursor in ("abc", ".y", "1234567890.", "²."):
-        ran = run("list", "--cursor", cursor)
-        assert (ran.code, ran.out, repr(cursor) in ran.err) == (2, "", True)
-    for text in ("soon", "999999w", "7x"):
-        ran = run("list", "--updated-since", text)
-        assert ran.code == 2
-        assert f"must be a duration such as 90min, 12h, 7d or 2w, or a date such as 2031-03-31, got {text!r}" in ran.err
-
-
 def test_show_prints_the_signing_its_documents_and_recipients(run: Run, service: Service) -> None:
     empty = run("show", service.draft(name="Nothing in it"))
     assert "No documents yet." in empty.out
@@ -118,24 +106,6 @@ def test_create_prints_only_the_id_and_reads_the_message_from_a_file_or_standard
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe")))
     (facts,) = run("create", "x", "--message-file", "-", "--json").lines
     assert facts["message"] == "from a pipe"
-
-
-def test_create_refuses_bad_input_before_sending_anything(run: Run, service: Service, tmp_path: Path) -> None:
-    (tmp_path / "binary").write_bytes(b"\xff")
-    (tmp_path / "text").write_text("b")
-    wrong: list[tuple[list[str], str]] = [
-        (["x", "--message", "a", "--message-file", "text"], "use either --message or --message-file, not both"),
-        (["x", "--message-file", "none"], "could not read none: No such file"),
-        (["x", "--message-file", "binary"], "could not read binary: not UTF-8"),
-        (["x", "--language", "FI"], "'FI' is not one of"),
-        (["x", "--message", "a" * 401], "at most 400 characters, got 401"),
-        ([" "], "name: must be a non-empty string"),
-    ]
-    for arguments, message in wrong:
-        ran = run("create", *arguments)
-        assert (ran.code, ran.out) == (2, "")
-        assert message in ran.err
-    assert service.sandbox.requests == []
 
 
 def test_send_prints_the_signing_or_the_services_refusal(run: Run, service: Service) -> None:

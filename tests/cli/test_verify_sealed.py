@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -29,19 +28,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "letter.txt").write_text("Dear Sir or Madam")
     (tmp_path / "roots.pem").write_bytes(sandbox_authority().certificate_pem)
     return tmp_path
-
-
-def test_example_of_the_help_works(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cli.run(["verify-sealed", "--help"])
-    _, _, example = capsys.readouterr().out.partition("Example:\n")
-    line = example.splitlines()[0].strip()
-    assert cli.run(shlex.split(line)[1:]) == 0
-    printed = capsys.readouterr()
-    assert printed.out.startswith(
-        "lease-signed.pdf: sound\n  signature by Signing Sandbox Seal (no legal value), 2026-03-04"
-    )
-    assert "the whole file, up to revision 2 of 2" in printed.out
-    assert "not a legal opinion. The certificates were not checked" in printed.err
 
 
 TRUST = ["--trust", "roots.pem"]

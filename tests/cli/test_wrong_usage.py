@@ -1,0 +1,141 @@
+"""Wrong usage: one sentence with the option or argument and the value, exit code 2, and nothing is sent or written."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.service import Service
+from tests.pdfs import make_pdf
+from tests.webhooks.deliveries import SECRET
+
+DURATION = "must be a duration such as 90min, 12h, 7d or 2w, got"
+MOMENT = "must be a duration such as 90min, 12h, 7d or 2w, or a date such as 2031-03-31, got"
+IDS_OR_FILTER = "give either ids of events or at least one of --dead, --type, --since and --until"
+OPTIONS_AFTER = 'put options after "verify"; for a folder of that name use ./verify'
+REFUSED = {
+    "lst": "No such command 'lst'; did you mean 'list'?",
+    "frobnicate": "No such command 'frobnicate'.",
+    "watch x --for nan": "'--for': 'nan' is not a finite number",
+    "watch x --poll -1": "'--poll': -1.0 is not in the range",
+    "login --wait inf": "'--wait': 'inf' is not a finite number",
+    "login --wait soon": "'--wait': 'soon' is not a valid",
+    "webhook check x --slow-limit nan": "'--slow-limit': 'nan' is not a finite number",
+    # Signings and recipients
+    "list --cursor abc": "--cursor: must be a cursor that `list` printed, got 'abc'",
+    "list --cursor ².": "got '².'",
+    "list --updated-since soon": f"{MOMENT} 'soon'",
+    "list --updated-since 999999w": f"{MOMENT} '999999w'",
+    "create x --message a --message-file text": "use either --message or --message-file, not both",
+    "create x --message-file none": "could not read none: No such file",
+    "create x --message-file binary": "could not read binary: not UTF-8",
+    "create x --language FI": "'FI' is not one of",
+    f"create x --message {'a' * 401}": "at most 400 characters, got 401",
+    "create ' '": "name: must be a non-empty string",
+    "add-recipient 1 nobody": "email: must be an e-mail address, got 'nobody'",
+    "add-recipient 1 a@b --order 0": "order: must be an integer of at least 1",
+    "add-recipient 1 a@b --order x": "'x' is not a valid integer",
+    "add-recipient 1 a@b --field x": "must have the form NAME=VALUE, got 'x'",
+    "add-recipient 1 a@b --field =x": "must have the form NAME=VALUE, got '=x'",
+    "add-recipient 1 a@b --field order=1": "extra: pass order as a separate argument",
+    "add-recipient 1 a@b --fields list.json": "list.json does not contain a JSON object",
+    "add-recipient 1 a@b --fields text": "text does not contain a JSON object",
+    "add-recipient 1 a@b --fields none.json": "could not read none.json",
+    "remind x": "use either RECIPIENT or --all-pending",
+    "remind x anna@example.com --all-pending": "use either RECIPIENT or --all-pending",
+    "download x lease.pdf --all": "use either DOCUMENTS or --all, not both",
+    "download x lease.pdf --verify -o -": "--output -: cannot be used with --verify",
+    "demo --folder /dev/null/x": "--folder: could not create the folder '/dev/null/x': Not a directory",
+    # Dispatch
+    "dispatch none.csv": "Error: none.csv: cannot be opened: No such file or directory",
+    "dispatch .": "Error: .: not a regular file",
+    "dispatch none/x.csv": "Error: none/x.csv: cannot be opened: No such file or directory",
+    "dispatch x.csv --journal ''": "Error: --journal: must not be empty",
+    "dispatch x.csv --journal .": "Error: --journal: '.' is a folder",
+    "dispatch x.csv --journal none/j": "none' does not exist",
+    "dispatch x.csv --journal ./x.csv": "Error: --journal: must not be the manifest itself",
+    "dispatch x.csv --journal j --failures ./j": "--journal: must not be the report of failures",
+    "dispatch x.csv --journal redis://x": "--journal: must be a path or postgresql://..., got 'redis://x'",
+    "dispatch x.csv --journal x://[geheim": "must be a path or postgresql://..., got 'x://...'",
+    "dispatch x.csv --journal postgresql://u:geheim@h/db": "in an argument; put the URL into SIGNING_JOURNAL",
+    "dispatch x.csv --failures x.csv": "--failures: must not be the manifest itself",
+    "dispatch x.csv --failures ''": "Error: --failures: '.' is a folder",
+    "dispatch x.csv --failures none/f.csv": "'none/f.csv' cannot be written: No such file or directory",
+    "dispatch x.csv --failures text": "'text' exists and is not a report of failures",
+    "dispatch x.csv --failures /dev/null": "'/dev/null' exists and is not a report of failures",
+    "dispatch x.csv --concurrency 0": "--concurrency",
+    "dispatch x.csv --wait": "--wait: needs --broker",
+    "dispatch x.csv --for 5": "--for: needs --broker",
+    "dispatch x.csv --broker redis://r --wait --for 0": "0.0 is not in the range x>0",
+    "dispatch x.csv --broker redis://r --journal j": "--broker: needs a journal that all workers can reach",
+    "dispatch x.csv --broker env:NOT_SET": "--broker: NOT_SET is not set",
+    "dispatch x.csv --broker env:": "--broker: the variable is not set",
+    "dispatch x.csv --broker redis://h?password=geheim": "use --broker env:SIGNING_BROKER",
+    # Archive
+    "archive verfy": "No such command 'verfy'; did you mean 'verify'? To archive into a new folder of that name, use",
+    "archive sync": "No such command 'sync'; the commands are status and verify. To archive",
+    "archive --follow verify": OPTIONS_AFTER,
+    "archive --journal x.db verify contracts": OPTIONS_AFTER,
+    "archive verify missing": "missing is not an archive: it has no manifest.jsonl",
+    "archive c --since soon": f"{MOMENT} 'soon'",
+    "archive c --remind-after 2031-01-01": f"{DURATION} '2031-01-01'",
+    "archive c --journal ''": "--journal: must not be empty",
+    "archive c --journal postgresql://a:geheim@h/db": "put the URL into SIGNING_JOURNAL",
+    "archive ftp://host/c --journal j": "url: must be s3://bucket",
+    "archive s3://bucket/c": "--journal: an archive in S3 needs one",
+    "archive c --every 0": "--every",
+    "archive c --object-lock COMPLIANCE 30": "--object-lock: only S3 retains objects, and 'c' is a folder",
+    "archive s3://b --object-lock FOREVER 30": "'FOREVER' is not one of",
+    "archive text": "FOLDER: could not create the folder 'text'",
+    "archive status --journal typo.db": "--journal: the file 'typo.db' does not exist",
+    # Inbox
+    "inbox list": "no inbox: use --inbox PATH, or set SIGNING_INBOX",
+    "inbox list --inbox ''": "--inbox: must not be empty",
+    "inbox list --inbox no/such.db": "Error: the inbox 'no/such.db' does not exist",
+    "inbox list --inbox postgresql://u:geheim@h/d": "put the URL into SIGNING_INBOX",
+    "inbox purge": "Missing option '--older-than'",
+    "inbox purge --older-than soon": f"{MOMENT} 'soon'",
+    "inbox purge --older-than 2931-01-01": "2931-01-01 is in the future",
+    "inbox retry": IDS_OR_FILTER,
+    "inbox retry dead --dead": IDS_OR_FILTER,
+    "inbox retry dead --since 7d --inbox no/such.db": IDS_OR_FILTER,
+    # Webhooks
+    "webhook verify text": "no signature: use --signature VALUE, or --header 'X-Signature: VALUE'",
+    "webhook verify none": "'none' does not exist",
+    "webhook verify text -H nonsense": "must have the form 'NAME: VALUE'",
+    "webhook verify text --signature x --scheme x": "'x' is not one of",
+    "webhook verify text --signature x --secret geheim": "every process can read a secret",
+    "webhook verify text --signature x --secret env:": "every process can read a secret",
+    "webhook verify text --signature x --secret file:/no/such": "could not read /no/such: No such file",
+    "webhook verify text --signature x --secret file:binary": "not UTF-8",
+    "webhook verify text --signature x --secret env:NOT_SET": "set NOT_SET",
+    "webhook verify text --signature x --secret env:EMPTY": "webhook secret: must not be empty",
+    "webhook verify - --signature x --secret -": "either the body or the secret",
+    "webhook check http://example.com/": "plain http to another machine",
+    "webhook check http://127.0.0.1:1/ --secret env:EMPTY": "webhook secret: must not be empty",
+    "verify-sealed text --fetch": "--fetch requires --trust",
+    "verify-sealed text --limit nan": "'nan' is not a finite number",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("line", REFUSED)
+def test_wrong_usage_is_refused_with_what_is_wrong(
+    line: str, run: Run, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", SECRET)
+    monkeypatch.setenv("EMPTY", "")
+    (tmp_path / "text").write_text("mine")
+    (tmp_path / "binary").write_bytes(b"\xff")
+    (tmp_path / "list.json").write_text("[]")
+    (tmp_path / "a.pdf").write_bytes(make_pdf())
+    (tmp_path / "x.csv").write_text("name,language,documents,recipient1_email\nLease,EN,a.pdf,anna@example.com\n")
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    ran = run(*shlex.split(line))
+    assert (ran.code, ran.out) == (2, "")
+    assert REFUSED[line] in " ".join(ran.err.split())
+    assert "geheim" not in ran.err
+    assert service.sandbox.requests == []
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before
