@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import ConfigurationError, InvalidSignature, MalformedEvent, TransportError
+from ..errors import InvalidSignature, MalformedEvent, TransportError
 from ..webhooks import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, WebhookVerifier, diagnose
 from .command_base import Seconds, State, command, common_options, read_bytes, shared_options, text_file
 from .output import on_one_line
@@ -28,8 +27,6 @@ SCHEMES = {
     "stripe": STRIPE,
     "svix": SVIX,
 }
-
-T = TypeVar("T")
 
 
 def _name_and_value(header: str) -> tuple[str, str]:
@@ -101,7 +98,7 @@ def verify(state: State, body: str, source: str | None, scheme: Scheme, any_age:
         raise click.UsageError(f"no signature: use --signature VALUE, or --header '{scheme.header}: VALUE'")
     secret = _load_secret(state, source, body)
     scheme = replace(scheme, tolerance=math.inf) if any_age else scheme
-    verifier = _as_usage_error(lambda: WebhookVerifier(secret, scheme))
+    verifier = WebhookVerifier(secret, scheme)
     content = read_bytes(body)
     try:
         verifier.verify(content, **delivery)
@@ -189,7 +186,7 @@ def check(state: State, url: str, source: str | None, **options: Any) -> None:
                     state.out.text(f"      expected {result.expected}: {on_one_line(result.advice)}")
 
     try:
-        _as_usage_error(lambda: state.run(run()))
+        state.run(run())
     except TransportError as error:
         if state.json:
             state.out.result({"url": url, "ok": False, "message": str(error)})
@@ -201,13 +198,6 @@ def check(state: State, url: str, source: str | None, **options: Any) -> None:
     text = f"{failed} of {len(results)} checks failed" if failed else f"all {len(results)} checks passed"
     state.out.result(facts, text, "red" if failed else "green")
     state.end(1 if failed else 0)
-
-
-def _as_usage_error(call: Callable[[], T]) -> T:
-    try:
-        return call()
-    except ConfigurationError as error:
-        raise click.UsageError(str(error)) from None
 
 
 def _load_secret(state: State, source: str | None, body: str = "", *, keep_line_end: bool = False) -> str:

@@ -58,32 +58,6 @@ def test_failed_upload_does_not_stop_the_others_and_sets_the_exit_code(
     assert (ran.code, ran.lines[0]["error"]["reason"]) == (2, "not_pdf")
 
 
-def test_upload_exits_with_1_if_refused_and_3_if_the_outcome_is_unknown(
-    run: Run, service: Service, tmp_path: Path
-) -> None:
-    (tmp_path / "lease.pdf").write_bytes(make_pdf())
-    signing = service.draft("a.pdf", to=("anna@example.com",), sent=True)
-    ran = run("upload", signing, "lease.pdf")
-    assert ran.code == 1
-    assert "HTTP 400" in ran.err
-    signing = service.draft()
-    service.do(service.sandbox.faults.add, "documents.upload", "drop-after-commit")
-    service.do(service.sandbox.faults.add, "signings.get", "500", None, skip=3)
-    ran = run("upload", signing, "lease.pdf", "--timeout", "1")
-    assert ran.code == 3
-
-
-def test_documents_keep_the_order_of_the_arguments_in_the_signing(run: Run, service: Service, tmp_path: Path) -> None:
-    names = ["contract.pdf", *(f"annex-{number}.pdf" for number in range(6))]
-    for name in names:
-        # The first file is the largest, so that it would arrive last if they were uploaded at once.
-        (tmp_path / name).write_bytes(make_pdf(2**20 if name == names[0] else 0, text=name))
-    signing = service.draft()
-    ran = run("upload", signing, *names)
-    assert [line.split("  ")[1] for line in ran.out.splitlines()] == names
-    assert [document.name for document in service.do(service.sandbox.documents, signing)] == names
-
-
 def test_file_that_the_draft_already_holds_is_uploaded_only_with_again(
     run: Run, service: Service, tmp_path: Path
 ) -> None:

@@ -72,7 +72,7 @@ def test_csv_written_by_excel_is_read(start: str, delimiter: str, written: Writt
 
 def test_blank_rows_and_columns_are_skipped_and_any_line_end_is_accepted(written: Written) -> None:
     for end in "\n", "\r\n", "\r":
-        (entry,) = read(written(f"\n{HEADER},,\n\n,,,,\n{ROW}\n   \n".replace("\n", end)))
+        (entry,) = read(written(f"\n{HEADER},,\n\n,,,,\n{ROW},\n   \n".replace("\n", end)))
         assert (entry.line, list(entry.problems)) == (5, [])
         assert entry.row == dict(zip(HEADER.split(","), ROW.split(","), strict=True))
 
