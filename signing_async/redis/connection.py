@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, runtime_checkable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -16,12 +15,11 @@ from .._tasks import run_within
 from ..errors import ConfigurationError
 from ..transport.redaction import redact
 
-__all__ = ["Connection", "RedisClient", "RedisUnavailable", "Script", "cancel_and_wait", "decoded"]
+__all__ = ["Connection", "RedisClient", "RedisUnavailable", "cancel_and_wait", "decoded", "milliseconds"]
 
 T = TypeVar("T")
 
 _MAX_CONNECTIONS = 64
-_SCHEMES = ("redis", "rediss", "unix")
 
 
 @runtime_checkable
@@ -37,14 +35,6 @@ class RedisUnavailable(Exception):  # never leaves the package
 
     def __init__(self, message: str, transient: bool) -> None:
         super().__init__(message)
-
-
-class Script:
-    """A Lua script, sent in full only if Redis does not know it yet."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.digest: str = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
 class Connection:
@@ -83,7 +73,7 @@ class Connection:
         redis-py itself checks the URL, and its files, only when it connects.
         """
         scheme = self._url.reveal().partition("://")[0]
-        if scheme not in _SCHEMES:
+        if scheme not in ("redis", "rediss", "unix"):
             return "must begin with redis://, rediss:// or unix://"
         try:
             parts = urlsplit(self._url.reveal())
@@ -136,43 +126,20 @@ class Connection:
             "max_connections": _MAX_CONNECTIONS,
             "timeout": self.timeout,
             "socket_connect_timeout": self.timeout,
-            "socket_timeout": None,  # `run` limits reads and writes
+            "socket_timeout": None,  # `script` limits reads and writes
             # By default redis-py retries, which turns a timeout of one second into many.
             "retry": Retry(NoBackoff(), 0),
             "protocol": 2,
         }
         return Redis.from_pool(BlockingConnectionPool.from_url(self._url.reveal(), **settings))
 
-    def lock(self, name: bytes, lease: float) -> Any:
-        """Return a lock of redis-py; pass its methods to `run`."""
-        from redis.asyncio import Redis
-        from redis.asyncio.lock import Lock
-
-        client = self.client
-        if not hasattr(client, "register_script"):  # a `RedisClient` that has no other methods
-            client = Redis()
-            vars(client)["execute_command"] = self.client.execute_command
-        return Lock(client, name, lease, thread_local=False)
-
-    async def script(self, script: Script, keys: list[bytes], *arguments: Any) -> Any:
-        """Run a script and return its result. An argument may be a `Secret`."""
-
-        async def execute(command: str, text: str) -> Any:
-            opened = (each.reveal() if isinstance(each, Secret) else each for each in arguments)
-            return await self.client.execute_command(command, text, len(keys), *keys, *opened)
+    async def script(self, source: str, keys: list[bytes], *arguments: Any) -> Any:
+        """Run a Lua script and return its result, or raise the failure. An argument may be a `Secret`."""
 
         async def work() -> Any:
-            try:
-                return await execute("EVALSHA", script.digest)
-            except Exception as error:
-                if type(error).__name__ != "NoScriptError" and not str(error).startswith("NOSCRIPT"):
-                    raise
-            return await execute("EVAL", script.source)
+            opened = (each.reveal() if isinstance(each, Secret) else each for each in arguments)
+            return await self.client.execute_command("EVAL", source, len(keys), *keys, *opened)
 
-        return await self.run(work)
-
-    async def run(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of ``work``, or raise the failure if it raises or takes longer than the timeout."""
         attempt = await run_within(work(), self.timeout)
         error = attempt.exception() if attempt.done() else TimeoutError()
         if not isinstance(error, Exception):
@@ -200,3 +167,8 @@ async def cancel_and_wait(task: asyncio.Task[None] | None) -> None:
 def decoded(value: Any) -> str:
     """Return a string from Redis as ``str``; the caller's client may have decoded it already."""
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def milliseconds(seconds: float) -> int:
+    """Return the seconds as Redis takes them: at least one millisecond."""
+    return max(1, round(seconds * 1000))

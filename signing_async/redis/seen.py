@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import warnings
 from collections.abc import Awaitable, Callable
@@ -14,29 +15,23 @@ from .. import _checks
 from .._secret import Secret, hide
 from ..errors import ConfigurationError, WebhookError
 from ..webhooks.seen import DAY, Claim
-from .connection import Connection, RedisClient, Script, decoded
+from .connection import Connection, RedisClient, decoded, milliseconds
 
 __all__ = ["RedisSeenEvents"]
 
 T = TypeVar("T")
 
-# KEYS: event. ARGV: claimer, lease in milliseconds. A longer lease means that Redis's clock was set back.
-_CLAIM = Script(
-    """
+# KEYS: event. ARGV: claimer, lease in milliseconds.
+_CLAIM = """
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
     return 'new'
-elseif redis.call('GET', KEYS[1]) == 'confirmed' then
-    return 'confirmed'
-elseif redis.call('PTTL', KEYS[1]) > tonumber(ARGV[2]) then
-    redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
-return 'pending'
+return redis.call('GET', KEYS[1]) == 'confirmed' and 'confirmed' or 'pending'
 """
-)
 # KEYS: event. ARGV: time to live in milliseconds.
-_CONFIRM = Script("return redis.call('SET', KEYS[1], 'confirmed', 'PX', ARGV[1])")
+_CONFIRM = "return redis.call('SET', KEYS[1], 'confirmed', 'PX', ARGV[1])"
 # KEYS: event. ARGV: claimer.
-_RELEASE = Script("return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1])")
+_RELEASE = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1])"
 
 
 class RedisSeenEvents:
@@ -96,15 +91,15 @@ class RedisSeenEvents:
         """Do nothing: where no event loop runs, no connection stays open."""
 
     def claim(self, event_id: str) -> Claim | Awaitable[Claim]:
-        return self._run(_CLAIM, event_id, _to_claim, self._claimer, _milliseconds(self.lease))
+        return self._run(_CLAIM, event_id, lambda state: Claim(decoded(state)), self._claimer, milliseconds(self.lease))
 
     def confirm(self, event_id: str) -> Awaitable[None] | None:
-        return self._run(_CONFIRM, event_id, _to_none, _milliseconds(self.ttl))
+        return self._run(_CONFIRM, event_id, lambda _: None, milliseconds(self.ttl))
 
     def release(self, event_id: str) -> Awaitable[None] | None:
-        return self._run(_RELEASE, event_id, _to_none, self._claimer)
+        return self._run(_RELEASE, event_id, lambda _: None, self._claimer)
 
-    def _run(self, script: Script, event_id: str, convert: Callable[[Any], T], *arguments: Any) -> T | Awaitable[T]:
+    def _run(self, script: str, event_id: str, convert: Callable[[Any], T], *arguments: Any) -> T | Awaitable[T]:
         # JSON allows half a surrogate pair in an id.
         key = f"{self._prefix}{event_id}".encode("utf-8", "surrogatepass")
 
@@ -118,32 +113,13 @@ class RedisSeenEvents:
             finally:
                 await connection.aclose()
 
-        if _has_loop():
+        with contextlib.suppress(RuntimeError):
+            asyncio.get_running_loop()
             return run(self._connection)
         if self._connection.is_given:
             raise ConfigurationError("redis: must be a URL where no event loop runs, got a client of redis.asyncio")
         return asyncio.run(run_alone())
 
 
-def _has_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
-
-
 def _unavailable(message: str, transient: bool) -> WebhookError:
     return WebhookError(f"the seen events are unavailable: {message}", transient=transient, client_wide=True)
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
-
-
-def _to_claim(result: Any) -> Claim:
-    return Claim(decoded(result))
-
-
-def _to_none(result: Any) -> None:
-    return None

@@ -13,7 +13,7 @@ import secrets
 import socket
 import time
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any, Self
 
@@ -26,7 +26,7 @@ from .._tasks import finish
 from ..auth.token_stores import adjust_expiry, token_from_json, token_to_json
 from ..errors import AuthError, TokenSuperseded
 from ..models import Token
-from .connection import Connection, RedisClient, Script, cancel_and_wait, decoded
+from .connection import Connection, RedisClient, cancel_and_wait, decoded, milliseconds
 
 __all__ = ["RedisTokenStore"]
 
@@ -35,73 +35,43 @@ log: logging.Logger = logging.getLogger("signing_async")
 _POLL = 0.2
 _LEASES_OF_GRACE = 9
 
-# KEYS of the scripts: token, lock, mark. The token's hash holds ``record``, ``fence``, ``ahead`` (how many seconds the
-# saver's clock was ahead of Redis's) and ``run`` (the server's run id). The mark names the owner of the lock whose
-# refresh may have used the refresh token.
-_RUN = """
-local function this_run()
-    local info = redis.call('INFO', 'server')
-    return string.match(info, 'run_id:(%x+)'), tonumber(string.match(info, 'uptime_in_seconds:(%-?%d+)'))
-end
-"""
-# ARGV: owner of the lock, or '' outside it; milliseconds that the mark lasts; the reader's clock.
-# Inside the lock a refresh follows: the script marks the token, or returns for how long the refresh has to wait.
-_LOAD = Script(
-    _RUN
-    + """
-local owner, longest = ARGV[1], tonumber(ARGV[2])
-local kept = redis.call('HMGET', KEYS[1], 'record', 'fence', 'ahead', 'run')
-if owner ~= '' then
-    if redis.call('GET', KEYS[2]) ~= owner then
+# KEYS of the scripts: token, lock. The token's hash holds ``record``, ``fence``, ``ahead`` (how many seconds the
+# saver's clock was ahead of Redis's) and ``run`` (the server's run id). The lock holds its owner.
+# ARGV: owner of the lock, or '' outside it; the grace in milliseconds; the reader's clock.
+_LOAD = """
+local stored = redis.call('HMGET', KEYS[1], 'record', 'fence', 'ahead', 'run')
+if ARGV[1] ~= '' then
+    if redis.call('GET', KEYS[2]) ~= ARGV[1] then
         return {'unlocked'}
     end
-    local marked, run, uptime = redis.call('GET', KEYS[3]), this_run()
-    if marked and marked ~= owner then
-        local left = redis.call('PTTL', KEYS[3])
-        if left > longest then  -- Redis's clock was set back
-            redis.call('PEXPIRE', KEYS[3], longest)
-        end
-        return {'wait', math.min(left, longest), marked}
+    -- After a restart the last writes may be lost, also with an append-only file: the lock of a refresh, for example.
+    local info = redis.call('INFO', 'server')
+    local left = ARGV[2] - string.match(info, 'uptime_in_seconds:(%d+)') * 1000
+    if stored[4] and stored[4] ~= string.match(info, 'run_id:(%x+)') and left > 0 then
+        return {'wait', left}
     end
-    -- After a restart the last writes may be lost, also with an append-only file: the mark, for example.
-    local left = longest - uptime * 1000
-    if not marked and kept[4] and kept[4] ~= run and uptime >= 0 and left > 0 then
-        return {'wait', left, ''}
-    end
-    redis.call('SET', KEYS[3], owner, 'PX', longest)
+    redis.call('PEXPIRE', KEYS[2], ARGV[2])  -- from here on, the refresh token may be used
 end
 local time = redis.call('TIME')
-local ahead = ARGV[3] - time[1] - time[2] / 1000000 - (kept[3] or 0)
-return {'loaded', kept[1] or '', kept[2] or 0, string.format('%.6f', ahead)}
+local ahead = ARGV[3] - time[1] - time[2] / 1000000 - (stored[3] or 0)
+return {'loaded', stored[1] or '', stored[2] or 0, string.format('%.6f', ahead)}
 """
-)
-# ARGV: fence of the token to replace, or '' for any; record; the saver's clock. Returns the new fence, or 0 if a newer
-# token is stored.
-_SAVE = Script(
-    _RUN
-    + """
+# ARGV: fence of the token to replace, or '' for any; record; the saver's clock. Returns the new fence, 0 if superseded.
+_SAVE = """
 local stored, replaced = tonumber(redis.call('HGET', KEYS[1], 'fence') or 0), tonumber(ARGV[1])
 if replaced and stored > replaced then
     return 0
 end
 local time, fence = redis.call('TIME'), math.max(stored, replaced or 0) + 1
 local ahead = string.format('%.6f', ARGV[3] - time[1] - time[2] / 1000000)
-redis.call('HSET', KEYS[1], 'record', ARGV[2], 'fence', fence, 'ahead', ahead, 'run', (this_run()))
-redis.call('DEL', KEYS[3])
+local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
+redis.call('HSET', KEYS[1], 'record', ARGV[2], 'fence', fence, 'ahead', ahead, 'run', run)
 return fence
 """
-)
-# ARGV: owner, milliseconds that the mark lasts from now on: 0 removes it.
-_MARK = Script("return redis.call('GET', KEYS[3]) == ARGV[1] and redis.call('PEXPIRE', KEYS[3], ARGV[2])")
-# ARGV: the lease in milliseconds. Returns the lock's owner. A longer lease means that Redis's clock was set back.
-_HOLDER = Script(
-    """
-if redis.call('PTTL', KEYS[2]) > tonumber(ARGV[1]) then
-    redis.call('PEXPIRE', KEYS[2], ARGV[1])
-end
-return redis.call('GET', KEYS[2]) or ''
-"""
-)
+_LOCK = "return redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[2]) and 1 or 0"
+_RENEW = "return redis.call('GET', KEYS[2]) == ARGV[1] and redis.call('PEXPIRE', KEYS[2], ARGV[2])"
+_UNLOCK = "return redis.call('GET', KEYS[2]) == ARGV[1] and redis.call('DEL', KEYS[2])"
+_HOLDER = "return {redis.call('GET', KEYS[2]) or '', redis.call('PTTL', KEYS[2])}"
 
 
 @attrs.define(eq=False)
@@ -110,12 +80,12 @@ class _Hold:
 
     store: RedisTokenStore
     owner: str
-    lock: Any
-    renewing: asyncio.Task[None] | None = None
-    fence: int | None = None
-    """The fence of the token that was loaded; None before the load."""
-    is_marked: bool = False
-    """Whether Redis may hold this owner's mark."""
+    duration: float
+    """Seconds that the lock lasts without renewal: a lease, and from the load on the grace."""
+    fence: int | str = ""
+    """The fence of the loaded token."""
+    unsaved: Secret[bytes] | None = None
+    """A record whose save failed."""
     has_ended: bool = False
 
 
@@ -133,13 +103,10 @@ class RedisTokenStore:
     the first key encrypts, all keys decrypt. A token that cannot be decrypted is an `AuthError`, and a refresh never
     overwrites it.
 
-    The lock is a ``lease``, renewed while it is held. If the lease expires, another worker takes the lock, and the
-    former holder cannot overwrite a newer token: its save raises `TokenSuperseded`, and its `OAuth` continues with the
-    newer token.
-
-    A refresh is marked in Redis until its token is saved. If its worker disappears, or Redis is restarted, the others
-    log a warning and wait for the save, at most for ``grace`` seconds (by default nine leases). ``redis/README.md``
-    says what this does not cover.
+    The lock lasts for a ``lease``, and from the load in a refresh on for the ``grace`` (by default nine leases). It is
+    renewed while it is held. If its worker disappears, or Redis is restarted, the others log a warning and wait until
+    it expires. A former holder cannot overwrite a newer token: its save raises `TokenSuperseded`, and its `OAuth`
+    continues with the newer token. ``redis/README.md`` says what this does not cover.
 
     If Redis does not respond within ``timeout`` seconds, `AuthError` is raised, and an `OAuth` uses its current token
     while it is valid. A refreshed token that cannot be saved is saved as soon as Redis is back. All times are by
@@ -165,13 +132,13 @@ class RedisTokenStore:
         self._grace = _checks.number("grace", _LEASES_OF_GRACE * lease if grace is None else grace, above=0)
         self._sealer = Sealer(key, owner="RedisTokenStore")
         self._place = f"{prefix}token:{name}"
-        self._keys = [f"{prefix}{part}:{name}".encode() for part in ("token", "token-lock", "token-mark")]
+        self._keys = [f"{prefix}{part}:{name}".encode() for part in ("token", "token-lock")]
         self._local_lock = asyncio.Lock()
-        self._pending: asyncio.Task[None] | None = None
-        """Repeats a save, or the removal of a mark, until Redis responds."""
-        self._pending_problem = ""
+        self._ending: asyncio.Task[None] | None = None
+        """Saves and unlocks for the last holder as soon as Redis responds."""
+        self._is_unsaved = False
         self._failure: AuthError | None = None
-        """Why the last repetition failed."""
+        """Why the last attempt to save or unlock failed."""
 
     def __repr__(self) -> str:
         return f"RedisTokenStore({self._connection.address!r}, {self.name!r})"
@@ -188,79 +155,62 @@ class RedisTokenStore:
 
     async def aclose(self) -> None:
         """Close the connections, except a given client. A save that waits for Redis is given ``timeout`` seconds."""
-        if self._pending is not None:
-            await asyncio.wait([self._pending], timeout=self._connection.timeout)
-            if not self._pending.done() and self._pending_problem == _UNSAVED:
-                log.error(
-                    "%r was closed before a refreshed token was saved: its user may have to authorize again", self
-                )
-            await cancel_and_wait(self._pending)
+        if self._ending is not None:
+            await asyncio.wait([self._ending], timeout=self._connection.timeout)
+            if not self._ending.done() and self._is_unsaved:
+                text = "%r was closed before a refreshed token was saved: its user may have to authorize again"
+                log.error(text, self)
+            await cancel_and_wait(self._ending)
         await self._connection.aclose()
 
     async def load(self) -> Token | None:
-        give_up: float | None = None
         while True:
             hold = self._current_hold()
-            if hold is not None:
-                hold.is_marked = True
             owner = "" if hold is None else hold.owner
-            result = await self._run(_LOAD, owner, _milliseconds(self._grace), f"{time.time():.6f}")
+            if hold is not None:
+                hold.duration = self._grace
+            result = await self._run(_LOAD, owner, milliseconds(self._grace), f"{time.time():.6f}")
             match [decoded(field) for field in result]:
                 case ["loaded", record, fence, ahead]:
                     if hold is not None:
                         hold.fence = int(fence)
                     return self._decode(record, float(ahead)) if record else None
-                case ["wait", left, refresher]:
-                    now, seconds = time.monotonic(), int(left) / 1000
-                    reason = f"{_describe(refresher)} began a refresh" if refresher else "Redis was restarted"
-                    reason += ", and the refresh token may have been used"
-                    if give_up is None:
-                        give_up = now + self._grace + self._lease
-                        log.warning("%r: waiting for up to %.1f s: %s", self, seconds, reason)
-                    elif now > give_up:
-                        raise AuthError(f"{self!r}: {reason}", transient=True)
-                    await asyncio.sleep(min(seconds, _POLL))
+                case ["wait", left]:
+                    text = "%r: waiting for %.1f s: Redis was restarted, and the refresh token may have been used"
+                    log.warning(text, self, int(left) / 1000)
+                    await asyncio.sleep(int(left) / 1000)
                 case _:
-                    # The lease expired before the token was read.
                     assert hold is not None
-                    await self._acquire(hold)
+                    await self._acquire(hold)  # the lease expired before the load
 
     async def save(self, token: Token) -> None:
         hold = self._current_hold()
         record = Secret(self._encode(token))
-        replaced = "" if hold is None or hold.fence is None else hold.fence
-
-        async def save() -> int:
-            return int(await self._run(_SAVE, replaced, record, f"{time.time():.6f}"))
-
-        try:
-            fence = await save()
-        except AuthError:
-            if hold is not None:
-                self._repeat(save, _UNSAVED)
-            raise
+        if hold is not None:
+            hold.unsaved = record
+        fence = await self._save(hold, record)
+        if hold is not None:
+            hold.fence, hold.unsaved = fence or hold.fence, None
         if not fence:
             raise TokenSuperseded(f"{self!r} holds a newer token, which was not overwritten")
-        if hold is not None:
-            hold.fence, hold.is_marked = fence, False
 
     @contextlib.asynccontextmanager
     async def lock(self) -> AsyncIterator[None]:
         """Hold the lock: one worker at a time."""
         async with self._local_lock:
-            await self._wait_for_pending()
-            owner = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
-            hold = _Hold(self, owner, self._connection.lock(self._keys[1], self._lease))
+            await self._wait_for_ending()
+            hold = _Hold(self, f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}", self._lease)
+            renewing: asyncio.Task[None] | None = None
+            before = _holds.get()
             try:
                 await self._acquire(hold)
-                mark = _holds.set((hold, *_holds.get()))
-                try:
-                    yield
-                finally:
-                    _holds.reset(mark)
+                renewing = asyncio.create_task(self._renew(hold), name="signing_async token lock")
+                _holds.set((hold, *before))
+                yield
             finally:
+                _holds.set(before)
                 hold.has_ended = True
-                await finish(self._release(hold))
+                await finish(self._release(hold, renewing))
 
     # The lock
 
@@ -270,67 +220,58 @@ class RedisTokenStore:
 
     async def _acquire(self, hold: _Hold) -> None:
         warn_at = time.monotonic() + self._lease
-        while not await self._connection.run(lambda: hold.lock.acquire(blocking=False, token=hold.owner)):
+        while not await self._run(_LOCK, hold.owner, milliseconds(self._lease)):
             if time.monotonic() > warn_at:
-                holder = decoded(await self._run(_HOLDER, _milliseconds(self._lease)))
-                log.warning("%r: waiting for the lock, which %s holds", self, _describe(holder))
+                holder, left = await self._run(_HOLDER)
+                text = "%r: waiting for the lock, which %s holds; it expires in %.1f s unless it is renewed"
+                log.warning(text, self, _describe(decoded(holder)), max(left, 0) / 1000)
                 warn_at = math.inf
             await asyncio.sleep(random.uniform(0.01, 0.04))
-        if hold.renewing is None:
-            hold.renewing = asyncio.create_task(self._renew(hold), name="signing_async token lock")
 
     async def _renew(self, hold: _Hold) -> None:
         while True:
             await asyncio.sleep(self._lease / 3)
-            # The mark is renewed even if the lock was lost: the refresh may be under way.
             with contextlib.suppress(AuthError):
-                await self._connection.run(lambda: hold.lock.extend(self._lease, replace_ttl=True))
+                await self._run(_RENEW, hold.owner, milliseconds(hold.duration))
+
+    async def _release(self, hold: _Hold, renewing: asyncio.Task[None] | None) -> None:
+        """Release the lock. If that fails, or a token is not saved yet, do both in the background."""
+        await cancel_and_wait(renewing)
+        if hold.unsaved is None:
             with contextlib.suppress(AuthError):
-                await self._run(_MARK, hold.owner, _milliseconds(self._grace))
+                await self._run(_UNLOCK, hold.owner)
+                return
+        self._failure, self._is_unsaved = None, hold.unsaved is not None
+        self._ending = asyncio.create_task(self._end(hold), name="signing_async token save")
 
-    async def _release(self, hold: _Hold) -> None:
-        """Remove the mark, unless a save is pending, and release the lock."""
-        await cancel_and_wait(hold.renewing)
-        if hold.is_marked and self._pending is None:
-
-            async def unmark() -> None:
-                await self._run(_MARK, hold.owner, 0)
-
+    async def _end(self, hold: _Hold) -> None:
+        while True:
+            await asyncio.sleep(_POLL)
             try:
-                await unmark()
-            except AuthError:
-                self._repeat(unmark, "the lock is not released")
-        # Otherwise the lease expires.
-        with contextlib.suppress(AuthError):
-            await self._connection.run(hold.lock.release)
+                if hold.unsaved is not None:
+                    await self._save(hold, hold.unsaved)
+                    hold.unsaved = None
+                await self._run(_UNLOCK, hold.owner)
+                return
+            except AuthError as error:
+                self._failure = error
 
-    def _repeat(self, work: Callable[[], Awaitable[object]], problem: str) -> None:
-        """Repeat the work in the background until Redis responds: until then this store begins no other refresh."""
+    async def _wait_for_ending(self) -> None:
+        if self._ending is not None:
+            await asyncio.wait([self._ending], timeout=self._connection.timeout)
+            if not self._ending.done():
+                failure = self._failure or _unavailable(f"{self._connection.address}: no response", transient=True)
+                problem = "a refreshed token is not saved" if self._is_unsaved else "the lock is not released"
+                raise AuthError(f"{failure}, and {problem} yet", transient=failure.transient)
+            self._ending = None
 
-        async def repeat() -> None:
-            while True:
-                await asyncio.sleep(_POLL)
-                try:
-                    await work()
-                except AuthError as error:
-                    self._failure = error
-                else:
-                    return
+    # The token
 
-        self._failure, self._pending_problem = None, problem
-        self._pending = asyncio.create_task(repeat(), name="signing_async token save")
+    async def _save(self, hold: _Hold | None, record: Secret[bytes]) -> int:
+        """Save the record and return its fence; return 0 if a newer token is stored."""
+        return int(await self._run(_SAVE, "" if hold is None else hold.fence, record, f"{time.time():.6f}"))
 
-    async def _wait_for_pending(self) -> None:
-        if self._pending is not None:
-            await asyncio.wait([self._pending], timeout=self._connection.timeout)
-            if not self._pending.done():
-                failure, problem = self._failure, self._pending_problem
-                if failure is not None and not failure.transient:
-                    raise AuthError(f"{failure}, and {problem} yet")
-                raise _unavailable(f"{self._connection.address}: no response, and {problem} yet", transient=True)
-            self._pending = None
-
-    async def _run(self, script: Script, *arguments: Any) -> Any:
+    async def _run(self, script: str, *arguments: Any) -> Any:
         return await self._connection.script(script, self._keys, *arguments)
 
     def _encode(self, token: Token) -> bytes:
@@ -343,23 +284,14 @@ class RedisTokenStore:
         try:
             # Base64 has no brace.
             data = record.encode() if record.startswith("{") else base64.b64decode(record)
-            token = token_from_json(self._sealer.unseal(data, self._place))
+            return adjust_expiry(token_from_json(self._sealer.unseal(data, self._place)), ahead)
         except ValueError as error:
             problem = str(error)
-        else:
-            return adjust_expiry(token, ahead)
         raise AuthError(f"{self!r}: the stored token cannot be read and was not changed: {problem}")
-
-
-_UNSAVED = "a refreshed token is not saved"
 
 
 def _describe(owner: str) -> str:
     return "process {1} on {0}".format(*owner.split(":")) if owner else "another worker"
-
-
-def _milliseconds(seconds: float) -> int:
-    return max(1, round(seconds * 1000))
 
 
 def _unavailable(message: str, transient: bool) -> AuthError:
