@@ -31,7 +31,6 @@ from .documents.source import PdfSource
 from .errors import (
     ConfigurationError,
     InvalidRequest,
-    OutcomeUnknown,
     SigningError,
     TransportError,
     WaitTimeout,
@@ -66,7 +65,6 @@ log: logging.Logger = logging.getLogger("signing_async")
 _TASK = "signing_async:dispatch"
 _VERSION = 1
 _CONTEXT: Any = TaskiqDepends()
-_FACTS = ("effect", "transient", "exit_code")
 _DAY = 86_400
 _BLOCK = 1.0
 _TIMEOUT = 2.0
@@ -91,12 +89,6 @@ class Outcome:
     exit_code: int = 1
     """The error's ``exit_code``."""
 
-    @classmethod
-    def of_error(cls, key: str, error: BaseException) -> Outcome:
-        """Return the outcome of a package that failed."""
-        facts = {name: getattr(error, name) for name in _FACTS} if isinstance(error, SigningError) else {}
-        return cls(key, None, str(error), type(error).__name__, **facts)
-
 
 class Enqueued:
     """An enqueued package, identified by its key in the journal."""
@@ -116,15 +108,14 @@ class Enqueued:
         try:
             result = await _read_result(self._task)
         except TransportError as error:
-            text, transient = str(error), error.transient
+            text = str(error) if error.transient else f"{error}: the package may still be sent"
+            failure = TransportError(text, transient=error.transient, client_wide=True, effect="unknown")
         else:
             if result is None or not result.is_err:
                 return None if result is None else Outcome(**result.return_value)
             # The task itself was interrupted, for example cancelled: its message is delivered again.
-            unknown = OutcomeUnknown(str(result.error), transient=True)
-            return attrs.evolve(Outcome.of_error(self.key, unknown), kind=type(result.error).__name__)
-        text += "" if transient else ": the package may still be sent"
-        raise TransportError(text, transient=transient, client_wide=True, effect="unknown")
+            return Outcome(self.key, None, str(result.error), type(result.error).__name__, "unknown", True, 3)
+        raise failure
 
     async def wait(self, poll: float = 0.5, timeout: float | None = None) -> Outcome:
         """Return the outcome as soon as a worker reports it; raise `WaitTimeout` after ``timeout`` seconds.
@@ -271,10 +262,11 @@ async def _dispatch(message: dict[str, Any], context: Context = _CONTEXT) -> dic
             is_final = not _may_succeed_elsewhere(error)
             text = "package %r failed: %s" if is_final else "package %r is retried later: %s"
             log.log(logging.ERROR if is_final else logging.WARNING, text, key, error)
-            outcome = Outcome.of_error(key, error)
             if not is_final:
                 # Not acknowledged, so delivered again.
                 raise NoResultError from None
+            names = ("effect", "transient", "exit_code") if isinstance(error, SigningError) else ()
+            outcome = Outcome(key, None, str(error), type(error).__name__, **{n: getattr(error, n) for n in names})
         problem = f"the outcome of package {key!r} could not be reported: the message is handled again later"
         return await report(attrs.asdict(outcome), problem)
 
@@ -510,29 +502,23 @@ class _StreamBroker(RedisStreamBroker):
                     await redis.xclaim(*names, min_idle_time=0, message_ids=[entry], justid=True)
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
-        logged = logging.NOTSET  # the level of the latest message about an error that lasts
+        is_down = False
         while True:
             try:
-                if logged:
+                if is_down:
                     # Redis may have lost its data.
                     await self._declare_consumer_group()
                 found = await self._read()
             except (RedisError, OSError) as error:
-                kind = type(error).__name__
-                if not logged:
-                    log.warning("the broker is unavailable, retrying: %s", kind)
-                    logged = logging.WARNING
-                # Not for the first error: Redis also refuses the first read after it lost its data.
-                elif logged < logging.ERROR and not is_transient(error):
-                    # Without a traceback, which may show the URL with its password.
-                    text = "the broker refuses this worker (%s): check login, permissions and certificate; retrying"
-                    log.log(logging.ERROR, text, kind)
-                    logged = logging.ERROR
+                # Without a traceback, which may show the URL with its password.
+                if not is_down:
+                    log.warning("the broker is unavailable, retrying: %s", type(error).__name__)
+                is_down = True
                 await asyncio.sleep(_BLOCK)
                 continue
-            if logged:
+            if is_down:
                 log.info("the broker is available again")
-                logged = logging.NOTSET
+                is_down = False
             for entry, fields in found:
                 ack = self._ack_generator(entry, self.queue_name)
                 yield AckableMessage(data=self._add_entry_label(entry, fields), ack=ack)

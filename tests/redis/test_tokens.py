@@ -155,24 +155,6 @@ async def test_lock_is_renewed_while_it_is_held_and_waiting_for_it_is_logged(
     assert "'a'): waiting for the lock, which process " in record.message
 
 
-async def test_token_saved_outside_the_lock_is_seen_inside_it(shared: RedisServer) -> None:
-    """A user authorizes as a refresh begins: the refresh uses the new token, or is superseded."""
-    store, other = RedisTokenStore(shared.url, "authorized"), RedisTokenStore(shared.url, "authorized")
-    async with store, other:
-        await store.save(OLD)
-        async with store.lock():
-            await other.save(NEW)
-            assert await store.load() == NEW
-            await store.save(Token("access-newer"))
-        assert await other.load() == Token("access-newer")
-        async with store.lock():
-            await store.load()
-            await other.save(NEW)
-            with pytest.raises(TokenSuperseded, match=r"RedisTokenStore\('redis://127.0.0.1:\d+', 'authorized'\)"):
-                await store.save(OLD)
-        assert await store.load() == NEW
-
-
 async def test_lock_lost_before_the_load_is_acquired_again(redis: RedisServer) -> None:
     """The refresh begins with the newer token."""
     async with two_stores(redis, lease=3) as (one, two):
@@ -433,28 +415,6 @@ async def _saved(store: RedisTokenStore, access_token: str) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_refused_save_stays_a_permanent_failure_until_it_succeeds(redis: RedisServer) -> None:
-    async with RedisTokenStore(redis.url, "a", timeout=1) as store:
-        await store.save(OLD)
-
-        async def refresh() -> None:
-            async with store.lock():
-                await store.load()
-                await ask(redis, "ACL", "SETUSER", "default", "-hset", "-set")
-                await store.save(NEW)
-
-        with pytest.raises(AuthError, match="can't run this command") as refused:
-            await refresh()
-        with pytest.raises(AuthError, match=r"can't run .*, and a refreshed token is not saved yet$") as waiting:
-            await refresh()
-        assert not refused.value.transient
-        assert not waiting.value.transient
-        await ask(redis, "ACL", "SETUSER", "default", "+@all")
-        async with asyncio.timeout(60):
-            while await store.load() != NEW:
-                await asyncio.sleep(0.05)
-
-
 async def test_closing_with_an_unsaved_token_logs_an_error(
     redis: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -595,21 +555,6 @@ async def test_password_echoed_by_the_server_is_redacted(way: str) -> None:
                 await store.load()
             assert PASSWORD not in str(caught.value)
             assert place in repr(store)
-
-
-def test_closed_store_works_in_the_next_event_loop(shared: RedisServer) -> None:
-    store = RedisTokenStore(shared.url, "loops")
-
-    async def save() -> None:
-        async with store, store.lock():
-            await store.save(NEW)
-
-    async def load() -> Token | None:
-        async with store:
-            return await store.load()
-
-    asyncio.run(save())
-    assert asyncio.run(load()) == NEW
 
 
 if __name__ == "__main__":
