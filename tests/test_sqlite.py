@@ -90,34 +90,6 @@ def test_preparing_is_repeated_while_the_file_is_locked(code: int, tmp_path: Pat
     assert len(attempts) == 3
 
 
-def test_other_errors_while_preparing_are_raised_at_once(tmp_path: Path) -> None:
-    """Only a lock is waited for."""
-    attempts: list[int] = []
-
-    def prepare(connection: sqlite3.Connection) -> None:
-        attempts.append(1)
-        error = sqlite3.OperationalError("database or disk is full")
-        error.sqlite_errorcode = sqlite3.SQLITE_FULL
-        raise error
-
-    database = SharedDatabase(tmp_path / "numbers.db", prepare, timeout=10)
-    with pytest.raises(sqlite3.OperationalError, match="disk is full"):
-        numbers(database)
-    assert len(attempts) == 1
-
-
-def test_waiting_for_a_lock_ends_at_the_timeout(tmp_path: Path) -> None:
-    """Then the error says that the file is locked."""
-    path = tmp_path / "numbers.db"
-    blocker = sqlite3.connect(path, isolation_level=None)
-    blocker.execute("BEGIN EXCLUSIVE")
-    database = SharedDatabase(path, make_table, timeout=0.05)
-    with pytest.raises(sqlite3.OperationalError, match="locked"):
-        numbers(database)
-    blocker.close()
-    assert numbers(database) == []
-
-
 @pytest.mark.parametrize(
     ("name", "transient"),
     [
@@ -179,18 +151,6 @@ def test_error_rolls_back_the_transaction(database: SharedDatabase) -> None:
         connection.execute("INSERT INTO numbers VALUES (1)")
         raise KeyError
     assert numbers(database) == []
-
-
-@pytest.mark.parametrize("mode", [0o600, None])
-def test_new_file_has_the_given_permissions(mode: int | None, tmp_path: Path) -> None:
-    """As given whatever the umask, and SQLite's own where none are given."""
-    path = tmp_path / "numbers.db"
-    umask = os.umask(0)
-    try:
-        numbers(SharedDatabase(path, make_table, timeout=10, mode=mode))
-    finally:
-        os.umask(umask)
-    assert path.stat().st_mode & 0o777 == (mode or 0o644)
 
 
 # Forks

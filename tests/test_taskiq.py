@@ -482,43 +482,6 @@ async def test_workers_survive_an_outage_of_redis(
     assert sendings(sandbox) == ["Lease 0", "Lease 1"]
 
 
-async def test_worker_that_redis_refuses_logs_one_error_and_continues_when_it_is_permitted(
-    redis: RedisServer, place: Workplace, sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "signing_async")
-    tries, worker = 0, place.worker()
-    declare = worker._declare_consumer_group
-
-    async def counted() -> None:
-        nonlocal tries
-        tries += 1
-        await declare()
-
-    worker._declare_consumer_group = counted
-    (package,) = packages(tmp_path, 1)
-    async with Redis.from_url(place.url) as direct, enqueuing(place.streams()) as enqueue, working(worker):
-        await place.emptied()
-        await direct.execute_command("ACL", "SETUSER", "default", "-xreadgroup", "-xautoclaim")
-        async with asyncio.timeout(60):
-            while "the broker is unavailable" not in caplog.text:  # a read that began before is permitted
-                await asyncio.sleep(0.02)
-            enqueued = await enqueue(package)
-            before = tries
-            while tries < before + 4:
-                await asyncio.sleep(0.02)
-        await direct.execute_command("ACL", "SETUSER", "default", "+@all")
-        assert (await enqueued.wait(0.02, timeout=60)).error is None
-    logged = [(record.levelname, record.message) for record in caplog.records if "broker" in record.message]
-    assert logged == [
-        ("WARNING", "the broker is unavailable, retrying: NoPermissionError"),
-        (
-            "ERROR",
-            "the broker refuses this worker (NoPermissionError): check login, permissions and certificate; retrying",
-        ),
-        ("INFO", "the broker is available again"),
-    ]
-
-
 async def test_foreign_stream_entry_is_acknowledged_and_skipped(
     place: Workplace, sandbox: Sandbox, tmp_path: Path
 ) -> None:
@@ -571,24 +534,6 @@ async def test_enqueuing_fails_in_time_while_redis_is_unavailable(
             fault.close()
 
 
-async def test_wait_continues_through_an_outage_of_the_broker(
-    redis: RedisServer, place: Workplace, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("DEBUG", "signing_async")
-    async with working(place.worker()), enqueuing(place.streams()) as enqueue, contextlib.AsyncExitStack() as fault:
-        enqueued = await enqueue(packages(tmp_path, 1)[0])
-        await place.emptied()
-        redis.stop()
-        fault.callback(redis.wake)
-        waiting = asyncio.create_task(enqueued.wait(0.02, timeout=60))
-        async with asyncio.timeout(60):
-            while "cannot read a result from the broker now" not in caplog.text:
-                assert not waiting.done()
-                await asyncio.sleep(0.02)
-        redis.wake()
-        assert (await waiting).error is None
-
-
 async def test_wait_ends_if_the_broker_refuses_its_login(place: Workplace, tmp_path: Path) -> None:
     with running_redis() as server:
         async with Redis.from_url(server.url) as direct, enqueuing(redis_streams(server.url)) as enqueue:
@@ -609,24 +554,6 @@ async def test_refused_login_to_the_broker_is_a_permanent_failure() -> None:
             with pytest.raises(TransportError, match=r"^the broker is unavailable \(\w+\)$") as caught:
                 await enqueuing(redis_streams(url)).__aenter__()
             assert not caught.value.transient
-
-
-async def test_broker_that_cannot_be_closed_is_logged_without_its_url(
-    place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    streams = place.streams()
-    close = streams.connection_pool.disconnect
-
-    async def fail() -> None:
-        await close()
-        raise ConnectionError(place.url)
-
-    monkeypatch.setattr(streams.connection_pool, "disconnect", fail)
-    async with enqueuing(streams) as enqueue:
-        await enqueue(packages(tmp_path, 1)[0])
-    assert await place.left() == (1, 0)
-    assert "the broker could not be closed: ConnectionError" in caplog.text
-    assert place.url not in caplog.text
 
 
 async def test_any_taskiq_broker_can_dispatch(place: Workplace, sandbox: Sandbox, tmp_path: Path) -> None:

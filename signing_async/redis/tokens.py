@@ -24,6 +24,7 @@ from .._encryption import Keys, Sealer, hide_keys
 from .._secret import Secret, hide
 from .._tasks import finish
 from ..auth.token_stores import adjust_expiry, token_from_json, token_to_json
+from ..auth.unfinished import Unfinished
 from ..errors import AuthError, TokenSuperseded
 from ..models import Token
 from .connection import Connection, RedisClient, cancel_and_wait, decoded, milliseconds
@@ -32,7 +33,6 @@ __all__ = ["RedisTokenStore"]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
-_POLL = 0.2
 _LEASES_OF_GRACE = 9
 
 # KEYS of the scripts: token, lock. The token's hash holds ``record``, ``fence``, ``ahead`` (how many seconds the
@@ -134,11 +134,7 @@ class RedisTokenStore:
         self._place = f"{prefix}token:{name}"
         self._keys = [f"{prefix}{part}:{name}".encode() for part in ("token", "token-lock")]
         self._local_lock = asyncio.Lock()
-        self._ending: asyncio.Task[None] | None = None
-        """Saves and unlocks for the last holder as soon as Redis responds."""
-        self._is_unsaved = False
-        self._failure: AuthError | None = None
-        """Why the last attempt to save or unlock failed."""
+        self._unfinished = Unfinished(timeout)
 
     def __repr__(self) -> str:
         return f"RedisTokenStore({self._connection.address!r}, {self.name!r})"
@@ -155,12 +151,7 @@ class RedisTokenStore:
 
     async def aclose(self) -> None:
         """Close the connections, except a given client. A save that waits for Redis is given ``timeout`` seconds."""
-        if self._ending is not None:
-            await asyncio.wait([self._ending], timeout=self._connection.timeout)
-            if not self._ending.done() and self._is_unsaved:
-                text = "%r was closed before a refreshed token was saved: its user may have to authorize again"
-                log.error(text, self)
-            await cancel_and_wait(self._ending)
+        await self._unfinished.close(self)
         await self._connection.aclose()
 
     async def load(self) -> Token | None:
@@ -198,7 +189,7 @@ class RedisTokenStore:
     async def lock(self) -> AsyncIterator[None]:
         """Hold the lock: one worker at a time."""
         async with self._local_lock:
-            await self._wait_for_ending()
+            await self._unfinished.wait(f"the token store is unavailable: {self._connection.address}")
             hold = _Hold(self, f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}", self._lease)
             renewing: asyncio.Task[None] | None = None
             before = _holds.get()
@@ -239,31 +230,15 @@ class RedisTokenStore:
         await cancel_and_wait(renewing)
         if hold.unsaved is None:
             with contextlib.suppress(AuthError):
-                await self._run(_UNLOCK, hold.owner)
+                await self._end(hold)
                 return
-        self._failure, self._is_unsaved = None, hold.unsaved is not None
-        self._ending = asyncio.create_task(self._end(hold), name="signing_async token save")
+        self._unfinished.start(lambda: self._end(hold), unsaved=hold.unsaved is not None)
 
     async def _end(self, hold: _Hold) -> None:
-        while True:
-            await asyncio.sleep(_POLL)
-            try:
-                if hold.unsaved is not None:
-                    await self._save(hold, hold.unsaved)
-                    hold.unsaved = None
-                await self._run(_UNLOCK, hold.owner)
-                return
-            except AuthError as error:
-                self._failure = error
-
-    async def _wait_for_ending(self) -> None:
-        if self._ending is not None:
-            await asyncio.wait([self._ending], timeout=self._connection.timeout)
-            if not self._ending.done():
-                failure = self._failure or _unavailable(f"{self._connection.address}: no response", transient=True)
-                problem = "a refreshed token is not saved" if self._is_unsaved else "the lock is not released"
-                raise AuthError(f"{failure}, and {problem} yet", transient=failure.transient)
-            self._ending = None
+        if hold.unsaved is not None:
+            await self._save(hold, hold.unsaved)
+            hold.unsaved = None
+        await self._run(_UNLOCK, hold.owner)
 
     # The token
 

@@ -12,8 +12,6 @@ from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import attrs
-
 from .. import _checks
 from .._connections import certificate_problem, is_untrusted, roots_problem
 from .._secret import Secret, hide
@@ -78,14 +76,6 @@ class Pool(Protocol):
     def get_max_size(self) -> int: ...
 
     def is_closing(self) -> bool: ...
-
-
-@attrs.frozen
-class _Failed:
-    message: str
-    pool_exhausted: bool = False
-    transient: bool = False
-    is_data_refused: bool = False
 
 
 class PostgresEngine:
@@ -153,32 +143,59 @@ class PostgresEngine:
         """Run a statement, which must be repeatable: it is run again if its response is lost."""
         return await self.perform(lambda connection: connection.fetch(statement, *parameters))
 
-    async def perform(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Return the result of ``work`` on any connection."""
-        return self._result(await self._retry(work, None))
+    async def perform(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None = None) -> T:
+        """Return the result of ``work`` on any connection, which ``kept`` releases when it is closed."""
+        problem, is_table_missing, final = "no response", False, None
+        pool = await self._open()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self.timeout):
+                while final is None:
+                    try:
+                        if is_table_missing:
+                            await self._attempt(pool, self._create_table, None)
+                        return await self._attempt(pool, work, kept)
+                    except asyncpg.UndefinedTableError:
+                        is_table_missing = True
+                        problem = f"the table {self.table} does not exist"
+                    except (*TRANSIENT, *PERMANENT) as error:
+                        problem = self.describe(error)
+                        final = None if _is_transient(error, pool) else type(error)
+                    if final is None:
+                        await asyncio.sleep(_RETRY_AFTER)
+        if final is None:
+            problem = "all connections of the pool are in use" if self._is_exhausted else problem
+            raise self._make_error(f"{problem}, for {self.timeout:g} s", transient=True)
+        if is_table_missing:
+            problem += f"; create the table with:\n{self.sql}"
+        if issubclass(final, asyncpg.UndefinedColumnError):
+            problem += f"; an earlier version made {self.table}: finish its work there, then rename it"
+        # Data may be refused, such as a key in another encoding. A token concerns the whole client.
+        client_wide = self._failure is AuthError or not issubclass(final, asyncpg.DataError)
+        raise self._make_error(problem, client_wide=client_wide)
 
     async def run_and_keep(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack) -> T:
         """Return the result of ``work`` on a connection that is released when ``kept`` is closed.
 
         While all connections of the pool are in use, wait without a timeout.
         """
-        pool_exhausted = True
-        while pool_exhausted:
-            # In a separate task, so that the timeout cancels only this attempt.
-            outcome = await asyncio.create_task(self._retry(work, kept))
-            pool_exhausted = isinstance(outcome, _Failed) and outcome.pool_exhausted
-        return self._result(outcome)
+        while True:
+            try:
+                # In a separate task, so that the timeout cancels only this attempt.
+                return await asyncio.create_task(self.perform(work, kept))
+            except (AuthError, StorageError):
+                if not self._is_exhausted:
+                    raise
 
-    def _result(self, outcome: T | _Failed) -> T:
-        if isinstance(outcome, _Failed):
-            raise self._make_error(outcome)
-        return outcome
+    @property
+    def _is_exhausted(self) -> bool:
+        """Whether all connections of the pool are in use."""
+        pool = self._pool
+        return pool is not None and pool.get_size() >= pool.get_max_size() and not pool.get_idle_size()
 
-    def _make_error(self, failed: _Failed) -> AuthError | StorageError:
-        # Data may be refused, such as a key in another encoding. A token concerns the whole client.
-        client_wide = not failed.is_data_refused or self._failure is AuthError
-        message = f"PostgreSQL at {self.address}: {failed.message}"
-        return self._failure(message, transient=failed.transient, client_wide=client_wide)
+    def _make_error(
+        self, problem: str, *, transient: bool = False, client_wide: bool = True
+    ) -> AuthError | StorageError:
+        return self._failure(f"PostgreSQL at {self.address}: {problem}", transient=transient, client_wide=client_wide)
 
     async def create_table(self) -> None:
         """Create the table unless it exists."""
@@ -189,33 +206,6 @@ class PostgresEngine:
         async with connection.transaction():
             await connection.execute(_LOCK_CREATION)
             await connection.execute(self.sql)
-
-    async def _retry(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None) -> T | _Failed:
-        problem = "no response"
-        is_table_missing = False
-        pool = await self._open()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self.timeout):
-                while True:
-                    try:
-                        if is_table_missing:
-                            await self._attempt(pool, self._create_table, None)
-                        return await self._attempt(pool, work, kept)
-                    except asyncpg.UndefinedTableError:
-                        is_table_missing = True
-                        problem = f"the table {self.table} does not exist"
-                    except (*TRANSIENT, *PERMANENT) as error:
-                        problem = self.describe(error)
-                        if not _is_transient(error, pool):
-                            hint = f"; create the table with:\n{self.sql}" if is_table_missing else ""
-                            if isinstance(error, asyncpg.UndefinedColumnError):
-                                hint = f"; an earlier version made {self.table}: finish its work there, then rename it"
-                            return _Failed(problem + hint, is_data_refused=isinstance(error, asyncpg.DataError))
-                    await asyncio.sleep(_RETRY_AFTER)
-        pool_exhausted = pool.get_size() >= pool.get_max_size() and not pool.get_idle_size()
-        if pool_exhausted:
-            problem = "all connections of the pool are in use"
-        return _Failed(f"{problem}, for {self.timeout:g} s", pool_exhausted, transient=True)
 
     async def _attempt(self, pool: Any, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None) -> T:
         async with AsyncExitStack() as used:
@@ -245,7 +235,7 @@ class PostgresEngine:
 
     async def _open(self) -> Any:
         if self._closed:
-            raise self._make_error(_Failed("the connection is closed"))
+            raise self._make_error("the connection is closed")
         if self._pool is None:
             assert self._dsn is not None
             dsn = self._dsn

@@ -24,6 +24,7 @@ from .._encryption import Keys, Sealer, hide_keys
 from .._secret import Secret, hide
 from .._tasks import finish
 from ..auth.token_stores import adjust_expiry, token_from_json, token_to_json
+from ..auth.unfinished import Unfinished
 from ..errors import AuthError, ConfigurationError, TokenSuperseded
 from ..models import Token
 from .postgres import PERMANENT, TRANSIENT, Pool, PostgresEngine, terminate
@@ -99,51 +100,33 @@ class _Hold:
     store: PostgresTokenStore
     owner: str
     connection: Any = None
+    """None if the connection is lost."""
     kept: AsyncExitStack = attrs.field(factory=AsyncExitStack)
     """Releases the connection."""
     version: int = 0
     """The version of the token to replace."""
     announced: bool = False
     """Whether the row may name this owner as the refresher."""
-    is_usable: bool = False
-    saving: asyncio.Task[bool] | None = None
-    unlocking: asyncio.Task[None] | None = None
-    failure: AuthError | None = None
-    """Why the last attempt to save or unlock failed."""
+    unsaved: Secret[bytes] | None = None
+    """A token whose save failed."""
     ended: bool = False
 
     async def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Run ``work`` on the connection that holds the lock; after a failure the connection is not used again."""
-        if not self.is_usable:
+        """Run ``work`` on the connection that holds the lock; after a failure the connection is lost."""
+        connection, self.connection = self.connection, None
+        if connection is None:
             raise ConnectionError("an earlier statement failed")
-        self.is_usable = False
         try:
-            result = await work(self.connection)
-            self.is_usable = True
-            return result
-        finally:
-            if not self.is_usable:
-                terminate(self.connection)
+            result = await work(connection)
+        except BaseException:
+            terminate(connection)
+            raise
+        self.connection = connection
+        return result
 
 
 # Inherited by the tasks that start inside the lock.
 _holds: ContextVar[tuple[_Hold, ...]] = ContextVar("signing_async_postgres_holds", default=())
-
-
-async def _run_until_done(database: PostgresEngine, work: Callable[[Any], Awaitable[T]], hold: _Hold) -> T:
-    """Retry the work until PostgreSQL has executed it."""
-    while True:
-        try:
-            return await database.perform(work)
-        except AuthError as error:
-            hold.failure = error
-        await asyncio.sleep(_POLL)
-
-
-def _pending_error(store: PostgresTokenStore, failure: AuthError | None, problem: str) -> AuthError:
-    if failure is None or failure.transient:
-        return AuthError(f"{store!r}: no response, and {problem}", transient=True)
-    return AuthError(f"{failure}, and {problem}")
 
 
 class PostgresTokenStore:
@@ -188,7 +171,7 @@ class PostgresTokenStore:
         self._grace = timedelta(seconds=_checks.number("grace", grace, above=0))
         # One task at a time waits for the row: the others need no connection.
         self._local_lock = asyncio.Lock()
-        self._unfinished: _Hold | None = None
+        self._unfinished = Unfinished(timeout)
 
     def __repr__(self) -> str:
         return f"PostgresTokenStore({self._database.address!r}, {self.name!r})"
@@ -204,16 +187,14 @@ class PostgresTokenStore:
 
     async def load(self) -> Token | None:
         hold = self._current_hold()
-        while hold is not None and hold.saving is None:
-            if not hold.is_usable:
+        while hold is not None and hold.announced:
+            if hold.connection is None:
                 raise AuthError(f"{self!r}: the connection that held the lock is lost", transient=True)
-            row = None
             with contextlib.suppress(*TRANSIENT, *PERMANENT):
                 async with asyncio.timeout(self._database.timeout):
                     row = await hold.run(self._read)
-            if row is not None:
-                hold.version = row["version"]
-                return self._decode(row)
+                    hold.version = row["version"]
+                    return self._decode(row)
             # The connection is lost. A token is only requested after a load, so this worker may acquire the lock again.
             await hold.kept.aclose()
             await self._acquire(hold)
@@ -228,11 +209,15 @@ class PostgresTokenStore:
         if hold is None:
             await self._database.perform(partial(self._write, data))
             return
-        if hold.saving is not None:
-            await self._wait_for(hold, hold.saving, "a refreshed token is not saved yet")
-        # A separate task: it continues if PostgreSQL is too slow for the caller.
-        hold.saving = asyncio.create_task(self._replace(hold, data), name="signing_async token save")
-        if not await self._wait_for(hold, hold.saving, "a refreshed token is not saved yet"):
+        hold.unsaved, failure = Secret(data), None
+        try:
+            saved = await self._replace(hold, data)
+        except AuthError as error:
+            failure = error
+        if failure is not None:
+            problem = f"{self!r}: no response" if failure.transient else failure
+            raise AuthError(f"{problem}, and a refreshed token is not saved yet", transient=failure.transient)
+        if not saved:
             raise TokenSuperseded(f"{self!r} holds a newer token, which was not overwritten")
 
     @contextlib.asynccontextmanager
@@ -240,7 +225,7 @@ class PostgresTokenStore:
         """Hold the lock: one worker at a time. Wait as long as another worker holds it."""
         before = _holds.get()
         async with self._local_lock:
-            await self._wait_for_unfinished()
+            await self._unfinished.wait(repr(self))
             hold = _Hold(self, f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}")
             try:
                 await self._acquire(hold)
@@ -249,26 +234,11 @@ class PostgresTokenStore:
             finally:
                 _holds.set(before)
                 hold.ended = True
-                if hold.saving is not None and not hold.saving.done():
-                    self._unfinished = hold
-                else:
-                    await finish(self._release(hold))
+                await finish(self._release(hold))
 
     async def aclose(self) -> None:
         """Close the connections, except a given pool. A save that waits for PostgreSQL is given ``timeout`` seconds."""
-        hold, self._unfinished = self._unfinished, None
-        if hold is not None:
-            task = hold.unlocking or hold.saving
-            assert task is not None
-            await asyncio.wait([task], timeout=self._database.timeout)
-            if not task.done():
-                if hold.unlocking is None:
-                    log.error(
-                        "%r was closed before a refreshed token was saved: its user may have to authorize again", self
-                    )
-                task.cancel()
-                await asyncio.wait([task])
-            await hold.kept.aclose()
+        await self._unfinished.close(self)
         await self._database.aclose()
 
     async def __aenter__(self) -> Self:
@@ -291,7 +261,7 @@ class PostgresTokenStore:
         while True:
             async with AsyncExitStack() as kept:
                 if await self._database.run_and_keep(partial(self._lock_row, hold), kept):
-                    hold.kept, hold.is_usable = kept.pop_all(), True
+                    hold.kept = kept.pop_all()
                     return
             await asyncio.sleep(_POLL)
 
@@ -322,41 +292,28 @@ class PostgresTokenStore:
         return True
 
     async def _release(self, hold: _Hold) -> None:
-        """Unlock the row. If that fails, a background task does it: until then no other worker refreshes."""
-        if hold.saving is None and hold.is_usable:
-            with contextlib.suppress(*TRANSIENT, *PERMANENT):
+        """Unlock the row. If that fails, or a token is not saved yet, do it in the background."""
+        with contextlib.suppress(*TRANSIENT, *PERMANENT):
+            if hold.unsaved is None and hold.announced:
                 async with asyncio.timeout(self._database.timeout / 2):
                     await hold.run(partial(self._unlock, hold))
                     hold.announced = False
         await hold.kept.aclose()
-        if hold.saving is None and hold.announced:
-            unlocking = _run_until_done(self._database, partial(self._unlock, hold), hold)
-            hold.unlocking = asyncio.create_task(unlocking, name="signing_async token unlock")
-            self._unfinished = hold
+        if hold.announced:
+            self._unfinished.start(
+                lambda: self._database.perform(partial(self._end, hold)), unsaved=hold.unsaved is not None
+            )
 
     async def _unlock(self, hold: _Hold, connection: Any) -> None:
         await connection.execute(self._database.render(_UNLOCK), self.name, hold.owner)
         if connection.is_in_transaction():
             await connection.execute("COMMIT")
 
-    async def _wait_for(self, hold: _Hold, task: asyncio.Task[T], problem: str) -> T:
-        await asyncio.wait([task], timeout=self._database.timeout)
-        if not task.done():
-            raise _pending_error(self, hold.failure, problem)
-        return task.result()
-
-    async def _wait_for_unfinished(self) -> None:
-        """Wait for the save, or the unlock, that an earlier holder left to a background task."""
-        hold = self._unfinished
-        if hold is None:
-            return
-        if hold.unlocking is not None:
-            await self._wait_for(hold, hold.unlocking, "the lock is not released yet")
+    async def _end(self, hold: _Hold, connection: Any) -> None:
+        if hold.unsaved is not None:
+            await self._replace_version(hold, hold.unsaved.reveal(), connection)
         else:
-            assert hold.saving is not None
-            await self._wait_for(hold, hold.saving, "a refreshed token is not saved yet")
-            await finish(self._release(hold))
-        self._unfinished = None
+            await self._unlock(hold, connection)
 
     # The token
 
@@ -367,23 +324,27 @@ class PostgresTokenStore:
         await connection.execute(self._database.render(_SAVE), self.name, data, time.time())
 
     async def _replace(self, hold: _Hold, data: bytes) -> bool:
-        """Retry until the token is saved; return False if a newer token is stored."""
-        work = partial(self._replace_version, hold.owner, hold.version, data)
-        hold.version += 1
-        try:
-            return await hold.run(work)
-        except (*TRANSIENT, *PERMANENT) as error:
-            problem = self._database.describe(error)
-            log.warning("%r: the lock is lost, saving the refreshed token without it: %s", self, problem)
-        return await _run_until_done(self._database, work, hold)
+        """Replace the token; return False if a newer token is stored."""
+        work = partial(self._replace_version, hold, data)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._database.timeout):
+                try:
+                    return await hold.run(work)
+                except (*TRANSIENT, *PERMANENT) as error:
+                    problem = self._database.describe(error)
+                    log.warning("%r: the lock is lost, saving the refreshed token without it: %s", self, problem)
+                return await self._database.perform(work)
+        raise AuthError(f"{self!r}: no response", transient=True)
 
-    async def _replace_version(self, owner: str, version: int, data: bytes, connection: Any) -> bool:
-        arguments = (self.name, data, time.time(), version, owner)
+    async def _replace_version(self, hold: _Hold, data: bytes, connection: Any) -> bool:
+        arguments = (self.name, data, time.time(), hold.version, hold.owner)
         saved = await connection.fetchval(self._database.render(_REPLACE), *arguments)
         if connection.is_in_transaction():
             await connection.execute("COMMIT")
         # An earlier attempt may have succeeded, and only its response was lost.
-        return bool(saved or await connection.fetchval(self._database.render(_IS_SAVED), self.name, data, version))
+        saved = saved or await connection.fetchval(self._database.render(_IS_SAVED), self.name, data, hold.version)
+        hold.version, hold.unsaved, hold.announced = hold.version + 1, None, False
+        return bool(saved)
 
     def _decode(self, row: Any) -> Token | None:
         if row is None or row["token"] is None:

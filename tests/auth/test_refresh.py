@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gc
 import logging
 import time
-from contextlib import AbstractAsyncContextManager
-from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from signing_async import (
-    Assumptions,
     AuthError,
-    FileTokenStore,
     MemoryTokenStore,
     RefreshRejected,
     RetryPolicy,
@@ -25,7 +20,6 @@ from signing_async import (
     Unauthorized,
 )
 from signing_async.sandbox import Sandbox
-from signing_async.sandbox.profile import Profile
 from tests.auth.oauth_servers import (
     Received,
     Scripted,
@@ -38,7 +32,6 @@ from tests.auth.oauth_servers import (
     oauth_for,
     sandbox_oauth,
     says,
-    secret_of,
 )
 
 
@@ -133,21 +126,6 @@ async def test_200_concurrent_calls_with_rejected_token_make_one_refresh(sandbox
         assert len(users) == 200
         assert len(sandbox.requests_of("oauth.token")) == 2
         assert [record.status for record in sandbox.requests_of("me")].count(200) == 200
-
-
-async def test_200_concurrent_calls_with_expired_token_make_one_refresh(sandbox: Sandbox, tmp_path: Path) -> None:
-    """None of them is sent with the old token."""
-    store = FileTokenStore(tmp_path / "token.json")
-    oauth, code = sandbox_oauth(sandbox, store=store)
-    async with oauth:
-        token = await oauth.exchange(code())
-    await store.save(Token(token.access_token, token.refresh_token, in_seconds(-1)))
-    again = oauth_for(sandbox.base_url, client_id=oauth.client_id, client_secret=secret_of(oauth), store=store)
-    async with again, SigningClient(sandbox.base_url, again) as client:
-        await asyncio.gather(*(client.me() for _ in range(200)))
-        assert len(sandbox.requests_of("oauth.token")) == 2
-        assert {record.status for record in sandbox.requests_of("me")} == {200}
-        assert await store.load() == await again.token()
 
 
 @pytest.mark.parametrize("cancelled", [[0], [1, 3], list(range(7))], ids=str)
@@ -256,16 +234,6 @@ async def test_caller_that_rejects_the_new_token_gets_a_second_refresh() -> None
         assert len(server.requests) == 2
 
 
-async def test_refresh_that_returns_the_same_access_token_is_one_request() -> None:
-    old = Token("access-same", "refresh-old", in_seconds(-1))
-    async with (
-        Scripted(grants("same")) as server,
-        oauth_for(server.base_url, store=MemoryTokenStore(old)) as oauth,
-    ):
-        await asyncio.gather(*(oauth.refresh(rejected=old) for _ in range(20)))
-        assert len(server.requests) == 1
-
-
 async def test_token_rejected_again_after_refresh_is_unauthorized(sandbox: Sandbox) -> None:
     oauth, code = sandbox_oauth(sandbox)
     async with oauth, SigningClient(sandbox.base_url, oauth) as client:
@@ -293,17 +261,6 @@ async def test_rejected_token_without_refresh_token_is_unauthorized_unless_the_s
             "Bearer access-old",
             "Bearer access-newer",
         ]
-
-
-async def test_assumed_expired_token_status_causes_a_refresh() -> None:
-    profile = Profile(expired_token_status=403)
-    async with Sandbox(seed=3, profile=profile) as sandbox:
-        oauth, code = sandbox_oauth(sandbox)
-        assumptions = Assumptions(expired_token_statuses=frozenset({401, 403}))
-        async with oauth, SigningClient(sandbox.base_url, oauth, assumptions=assumptions) as client:
-            await oauth.exchange(code())
-            sandbox.clock.advance(hours=2)
-            await client.me()
 
 
 async def test_slow_load_does_not_overwrite_a_newer_token() -> None:
@@ -411,27 +368,3 @@ async def test_invalid_grant_with_429_or_5xx_is_not_final(status: int) -> None:
             await oauth.access_token()
         assert type(caught.value) is AuthError
         assert await oauth.access_token() == "access-new"
-
-
-async def test_failed_early_refresh_does_not_extend_a_token_that_was_exchanged_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Unlocked(MemoryTokenStore):
-        def lock(self) -> AbstractAsyncContextManager[None]:
-            return contextlib.nullcontext()
-
-    slow = Slow(says({}, 503))
-    async with (
-        Scripted(grants("old"), slow, grants("brief", expires_in=0.01), grants("new")) as server,
-        oauth_for(server.base_url, retry=RetryPolicy.none(), store=Unlocked()) as oauth,
-    ):
-        await oauth.exchange("code")
-        nearly_expired(monkeypatch)
-        task = asyncio.create_task(oauth.access_token())
-        await slow.begun.wait()
-        assert (await oauth.exchange("another")).access_token == "access-brief"
-        await asyncio.sleep(0.02)
-        slow.go.set()
-        assert await task == "access-old"
-        assert await oauth.access_token() == "access-new"
-        assert len(server.requests) == 4

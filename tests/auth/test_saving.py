@@ -22,7 +22,6 @@ from signing_async import (
     AuthError,
     FileTokenStore,
     MemoryTokenStore,
-    RefreshRejected,
     SigningClient,
     Token,
 )
@@ -30,7 +29,6 @@ from signing_async.errors import TokenSuperseded
 from signing_async.sandbox import Sandbox
 from signing_async.sandbox.profile import Profile
 from tests.auth.oauth_servers import (
-    BASE,
     Received,
     Scripted,
     WatchedStore,
@@ -40,7 +38,6 @@ from tests.auth.oauth_servers import (
     nearly_expired,
     oauth_for,
     sandbox_oauth,
-    says,
     secret_of,
 )
 
@@ -57,13 +54,6 @@ async def test_refresh_locks_loads_posts_saves_and_unlocks_in_this_order() -> No
     async with Scripted(answer) as server, oauth_for(server.base_url, store=store) as oauth:
         await oauth.token()
     assert store.done == ["load", "lock", "load", "post", "save", "unlock"]
-
-
-async def test_store_is_read_once_while_the_token_is_valid() -> None:
-    store = WatchedStore(Token("access-old", "refresh-old", in_seconds(3600)))
-    async with oauth_for(BASE, store=store) as oauth:
-        assert [await oauth.access_token() for _ in range(3)] == ["access-old"] * 3
-    assert store.done == ["load"]
 
 
 async def test_token_superseded_adopts_the_newer_token_of_the_store() -> None:
@@ -139,21 +129,6 @@ async def test_exchanged_token_is_used_as_soon_as_it_can_be_saved(current: str) 
         assert len(server.requests) == 1
 
 
-async def test_exchange_whose_lock_cannot_be_released_is_not_to_be_repeated() -> None:
-    class Unreleased(MemoryTokenStore):
-        @contextlib.asynccontextmanager
-        async def lock(self) -> AsyncIterator[None]:
-            async with super().lock():
-                yield
-            raise ConnectionError
-
-    async with Scripted(grants()) as server, oauth_for(server.base_url, store=Unreleased()) as oauth:
-        with pytest.raises(AuthError, match=r"^the token store failed: ConnectionError; .* do not repeat") as caught:
-            await oauth.exchange("code")
-        assert not caught.value.transient
-        assert await oauth.access_token() == "access-new"
-
-
 async def test_exchange_whose_lock_cannot_be_acquired_may_be_repeated() -> None:
     class Unavailable(MemoryTokenStore):
         failures = 1
@@ -181,16 +156,6 @@ async def test_refresh_adopts_the_newer_token_of_another_process(tmp_path: Path)
         assert await oauth.refresh(rejected=old) == newer
         assert await oauth.token() == newer
         assert not server.requests
-
-
-async def test_expired_newer_token_is_refreshed_with_its_own_refresh_token() -> None:
-    """Another refresh token would be a replay."""
-    store = MemoryTokenStore(Token("access-old", "refresh-old", in_seconds(3600)))
-    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
-        old = await oauth.token()
-        await store.save(expired("theirs"))
-        assert (await oauth.refresh(rejected=old)).access_token == "access-new"
-        assert parse_qs(server.requests[0].body.decode())["refresh_token"] == ["refresh-theirs"]
 
 
 @pytest.mark.parametrize("early", [False, True], ids=["after expiry", "ahead of expiry"])
@@ -348,30 +313,6 @@ async def test_foreign_error_of_a_token_store_is_an_auth_error_that_hides_it(
         store.failing = False
         assert await oauth.access_token() == "access-new"
         assert len(server.requests) == 1
-
-
-async def test_lock_of_a_token_store_is_told_of_an_error() -> None:
-    """A lock in a database may have to roll back."""
-
-    class Told(MemoryTokenStore):
-        seen: type[BaseException] | None = None
-
-        @contextlib.asynccontextmanager
-        async def lock(self) -> AsyncIterator[None]:
-            try:
-                yield
-            except BaseException as error:
-                self.seen = type(error)
-                raise
-
-    store = Told(expired())
-    async with (
-        Scripted(says({"error": "invalid_grant"}, 400)) as server,
-        oauth_for(server.base_url, store=store) as oauth,
-    ):
-        with pytest.raises(RefreshRejected):
-            await oauth.access_token()
-    assert store.seen is RefreshRejected
 
 
 async def test_lock_that_is_never_released_is_auth_error() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import re
 import stat
 import subprocess
 import sys
@@ -83,14 +82,6 @@ async def test_files_have_mode_0600_and_folders_0700_whatever_the_umask(tmp_path
     assert mode(tmp_path / "a" / "b" / "token.json.lock") == 0o600
     assert mode(tmp_path / "a") == mode(tmp_path / "a" / "b") == 0o700
     assert names(tmp_path / "a" / "b") == ["token.json", "token.json.lock"]
-
-
-async def test_save_does_not_inherit_the_mode_of_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "token.json"
-    path.write_bytes(token_to_json(BARE))
-    path.chmod(0o644)
-    await FileTokenStore(path).save(FULL)
-    assert mode(path) == 0o600
 
 
 async def test_save_syncs_the_file_before_replacing_and_the_folder_after(
@@ -199,27 +190,6 @@ async def test_symbolic_link_is_kept_and_shares_the_lock_of_its_target(tmp_path:
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05), direct.lock():
                 pass
-
-
-async def test_relative_path_is_resolved_once_and_tilde_is_the_home_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    store, at_home = FileTokenStore("token.json"), FileTokenStore("~/token.json")
-    (tmp_path / "else").mkdir()
-    monkeypatch.chdir(tmp_path / "else")
-    await store.save(FULL)
-    assert (tmp_path / "token.json").exists()
-    assert at_home.path == tmp_path / "home" / "token.json"
-
-
-def test_folder_is_refused_as_path(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigurationError, match=rf"^FileTokenStore: path: must be a file, got the folder {re.escape(str(tmp_path))}$"
-    ):
-        FileTokenStore(tmp_path)
-    assert repr(FileTokenStore(tmp_path / "t.json")) == f"FileTokenStore('{tmp_path}/t.json')"
 
 
 async def test_invalid_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

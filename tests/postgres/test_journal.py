@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import signal
 import struct
 import traceback
@@ -114,15 +113,6 @@ async def test_paused_run_cannot_write_after_its_package_was_taken_over(dsn: str
             assert await asyncio.to_thread(read_line, process) == "ClaimLost"
         await one.release(claim)
         assert (await claimed(one, "package")).state == "by another"
-
-
-async def test_claim_whose_response_was_lost_is_repeated(postgres: PostgresServer, dsn: str) -> None:
-    async with journals(dsn) as (one, two):
-        claim = await claimed(one, "a")
-        # As after a connection that broke before the response.
-        one._leases.held.clear()
-        assert await two.claim("a") is None
-        assert (await claimed(one, "a")).fence == claim.fence + 1
 
 
 async def test_takeover_is_logged_and_other_leases_continue(
@@ -255,42 +245,6 @@ async def test_text_that_postgresql_cannot_store_is_refused(text: Any, dsn: str)
         await one.write(claim, "{}")
 
 
-async def test_longest_key_is_stored_and_a_longer_one_is_refused(dsn: str) -> None:
-    """PostgreSQL compresses a key before it limits its size: these characters are random."""
-    key = "".join(chr(random.Random(number).randrange(0x10000, 0x110000)) for number in range(250))
-    async with journals(dsn) as (one, two):
-        await one.write(await claimed(one, key), "{}")
-        assert await two.claim(key) is None
-        with pytest.raises(InvalidRequest, match=r"^key: must be at most 1,000 bytes in UTF-8, got 1,001: "):
-            await one.claim(key + "k")
-
-
-async def test_server_that_only_reads_during_a_failover_is_transient(dsn: str) -> None:
-    async with PostgresJournal(dsn) as journal:
-        assert await journal.claim("earlier") is not None
-    async with PostgresJournal(f"{dsn}&default_transaction_read_only=on", timeout=0.5) as journal:
-        with pytest.raises(JournalError, match="read-only transaction") as caught:
-            await journal.claim("lease")
-    assert caught.value.transient
-
-
-@pytest.mark.parametrize("setting", ["statement_timeout", "lock_timeout"])
-async def test_timeout_of_the_server_while_a_table_is_locked_is_transient(setting: str, dsn: str) -> None:
-    """As during a migration, if the limit is below the journal's."""
-    async with PostgresJournal(dsn) as journal:
-        await journal.create_table()
-    async with PostgresJournal(f"{dsn}&{setting}=100", timeout=1) as journal:
-        migration = await asyncpg.connect(dsn)
-        try:
-            await migration.execute("BEGIN; LOCK TABLE signing_packages IN ACCESS EXCLUSIVE MODE")
-            with pytest.raises(JournalError, match=r"(no response|due to \w+ timeout .*), for 1 s$") as caught:
-                await journal.claim("lease")
-        finally:
-            await migration.close()
-        assert caught.value.transient
-        assert await journal.claim("lease") is not None
-
-
 @pytest.mark.parametrize("name", ["IdleSessionTimeoutError", "PostgresIOError", "TransactionTimeoutError"])
 async def test_error_that_ends_a_session_for_now_is_transient(name: str) -> None:
     class Failing:
@@ -335,22 +289,6 @@ async def test_authentication_method_that_asyncpg_lacks_is_a_permanent_failure()
             with pytest.raises(JournalError, match="unsupported authentication method") as caught:
                 await journal.claim("lease")
     assert not caught.value.transient
-
-
-@pytest.mark.parametrize("in_transaction", [False, True])
-async def test_operation_whose_connection_is_closed_is_repeated(dsn: str, in_transaction: bool) -> None:
-    attempts: list[int] = []
-
-    async def work(connection: Any) -> Any:
-        attempts.append(1)
-        async with connection.transaction() if in_transaction else contextlib.nullcontext():
-            if len(attempts) == 1:
-                connection.terminate()
-            return await connection.fetchval("SELECT 7")
-
-    async with PostgresJournal(dsn, timeout=5) as journal:
-        assert await journal._engine.perform(work) == 7
-    assert len(attempts) == 2
 
 
 async def test_error_of_a_closed_journal_is_not_transient(dsn: str) -> None:
@@ -418,15 +356,3 @@ async def test_cancelled_claim_that_fails_can_be_repeated(postgres: PostgresServ
             while one._leases._tasks:
                 await asyncio.wait(tuple(one._leases._tasks))
         await claimed(one, "a")
-
-
-async def test_cancelled_claim_of_a_package_that_another_run_holds_changes_nothing(dsn: str) -> None:
-    async with PostgresJournal(dsn) as one, PostgresJournal(dsn) as other:
-        claim = await one.claim("lease")
-        assert claim is not None
-        claiming = asyncio.create_task(other.claim("lease"))
-        await asyncio.sleep(0)
-        claiming.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await claiming
-        await one.write(claim, "still held")

@@ -131,19 +131,6 @@ async def test_every_operation_fails_in_time_during_an_outage(
     assert await store.load() == NEW
 
 
-async def test_current_token_is_used_during_an_outage(postgres: PostgresServer, store: Any) -> None:
-    """An early refresh that cannot acquire the lock is put off."""
-    soon = Token("access-soon", "refresh-soon", datetime.now(UTC) + timedelta(seconds=20))
-    await store.save(soon)
-    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
-        assert await oauth.token() == soon
-        with postgres.frozen():
-            assert await oauth.access_token() == "access-soon"
-        assert not server.requests
-        assert await oauth.refresh(rejected=soon) == await store.load()
-        assert len(server.requests) == 1
-
-
 @pytest.mark.parametrize("how", ["cut off", "restarted"])
 async def test_token_is_saved_over_another_connection_if_the_lock_is_lost(
     how: str, postgres: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture
@@ -268,20 +255,6 @@ async def test_load_inside_a_lock_lost_in_an_outage_is_an_error(
     assert await store.load() == NEW
 
 
-async def test_load_that_outlives_the_lock_does_not_keep_it(postgres: PostgresServer, dsn: str) -> None:
-    async with PostgresTokenStore(dsn, "anna") as store, PostgresTokenStore(dsn, "anna", grace=1e-6) as other:
-        await store.save(OLD)
-        async with contextlib.AsyncExitStack() as held, store.lock():
-            await cut_off(postgres)
-            await held.enter_async_context(other.lock())
-            loading = asyncio.create_task(store.load())
-            await asyncio.sleep(0.2)
-            assert not loading.done()
-        assert await asyncio.wait_for(loading, 30) == OLD
-        async with asyncio.timeout(30), other.lock():
-            assert await other.load() == OLD
-
-
 @pytest.mark.parametrize("how", ["cut off", "down"])
 async def test_lock_of_a_failed_refresh_is_released_as_soon_as_the_server_is_back(
     how: str, postgres: PostgresServer, dsn: str
@@ -304,20 +277,6 @@ async def test_lock_of_a_failed_refresh_is_released_as_soon_as_the_server_is_bac
             for store in (two, one):
                 async with store.lock():
                     assert await store.load() == OLD
-
-
-async def test_store_closes_although_the_lock_cannot_be_released(
-    postgres: PostgresServer, dsn: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = PostgresTokenStore(dsn, "anna", timeout=2)
-    await store.save(OLD)
-    with contextlib.ExitStack() as fault:
-        with contextlib.suppress(ZeroDivisionError):
-            async with store.lock():
-                fault.enter_context(postgres.down())
-                raise ZeroDivisionError
-        await asyncio.wait_for(store.aclose(), 20)
-    assert "before a refreshed token was saved" not in caplog.text
 
 
 async def test_second_save_inside_one_lock_replaces_the_first(store: PostgresTokenStore) -> None:
@@ -347,38 +306,6 @@ async def row(postgres: PostgresServer, dsn: str, column: str) -> Any:
     table = f"{dsn.rpartition('=')[2]}.signing_tokens"
     found = await postgres.execute(f"SELECT {column} FROM {table} WHERE part = 'lock'")
     return found[0][column] if found else None
-
-
-async def test_waiting_worker_queues_again_when_the_server_ends_its_wait(dsn: str) -> None:
-    async with PostgresTokenStore(dsn, "anna", timeout=4) as one, PostgresTokenStore(dsn, "anna", timeout=4) as two:
-        async with one.lock():
-            waiting = asyncio.create_task(locked_save(two, NEW))
-            await asyncio.sleep(2.5)  # the server ends a wait after half of the timeout
-            assert not waiting.done()
-        await asyncio.wait_for(waiting, 30)
-        assert await one.load() == NEW
-
-
-async def test_refused_save_stays_a_permanent_failure_until_it_succeeds(postgres: PostgresServer, dsn: str) -> None:
-    table = f"{dsn.rpartition('=')[2]}.signing_tokens"
-    async with PostgresTokenStore(dsn, "anna", timeout=2) as store:
-        await store.save(OLD)
-
-        async def refresh() -> None:
-            async with store.lock():
-                await cut_off(postgres)
-                await postgres.execute(f"ALTER TABLE {table} RENAME COLUMN token TO gone")
-                await store.save(NEW)
-
-        for _ in range(2):
-            with pytest.raises(
-                AuthError, match=r'"token" .* does not exist.*a refreshed token is not saved yet$'
-            ) as caught:
-                await refresh()
-            assert not caught.value.transient
-        await postgres.execute(f"ALTER TABLE {table} RENAME COLUMN gone TO token")
-        async with asyncio.timeout(60), store.lock():
-            assert await store.load() == NEW
 
 
 async def test_worker_overtaken_before_it_locks_the_row_queues_again(postgres: PostgresServer, dsn: str) -> None:
