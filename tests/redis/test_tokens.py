@@ -437,12 +437,10 @@ async def test_closing_with_an_unsaved_token_logs_an_error(
 @pytest.mark.parametrize(
     ("command", "transient"),
     [
-        (["REPLICAOF", "127.0.0.1", "1"], True),
-        (["CONFIG", "SET", "min-replicas-to-write", "1"], True),
         (["CONFIG", "SET", "maxmemory", "1"], True),
         (["ACL", "SETUSER", "default", "-evalsha", "-eval"], False),
     ],
-    ids=["replica", "no replicas", "out of memory", "not permitted"],
+    ids=["out of memory", "not permitted"],
 )
 async def test_refused_script_is_permanent_unless_redis_cannot_be_written_for_now(
     redis: RedisServer, command: list[str], transient: bool
