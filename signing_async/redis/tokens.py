@@ -232,6 +232,8 @@ class RedisTokenStore:
             with contextlib.suppress(AuthError):
                 await self._end(hold)
                 return
+            if hold.duration == self._lease:  # nothing was loaded: the lease expires soon
+                return
         self._unfinished.start(lambda: self._end(hold), unsaved=hold.unsaved is not None)
 
     async def _end(self, hold: _Hold) -> None:
