@@ -227,7 +227,7 @@ class _Pool:
         self._puller: asyncio.Task[None] | None = None
         self._consumer: asyncio.Task[Any] | None = None
         self._failure: BaseException | None = None
-        self._closed = self._cancelled = False
+        self._closed = self._cancelled = self._stopped = False
 
     async def take(self) -> Any:
         """Return the next result."""
@@ -302,6 +302,7 @@ class _Pool:
         self._stop()
 
     def _stop(self) -> None:
+        self._stopped = True
         # Once: another cancellation would interrupt the cleanup.
         if self._task is not None and not self._task.cancelling():
             self._task.cancel()
@@ -313,16 +314,18 @@ class _Pool:
     async def _run(self) -> None:
         try:
             async with self._around:
-                async with asyncio.TaskGroup() as group:
-                    self._puller = group.create_task(self._pull(group))
-                if self._failure is not None:
-                    raise self._failure
+                await self._work_on_all()
         except BaseException as error:
             self._failure = self._failure or error
         finally:
-            self._puller = None
             self._watch(None)
             self._outbox.put_nowait(None)
+
+    async def _work_on_all(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            self._puller = group.create_task(self._pull(group))
+        if self._failure is not None:
+            raise self._failure
 
     async def _pull(self, group: asyncio.TaskGroup) -> None:
         """Pull an item whenever fewer than ``concurrency`` are worked on, and start the work on it."""
@@ -335,12 +338,12 @@ class _Pool:
                     await self._slots.acquire()
                     item = await anext(items)
                     self._unfinished += 1
-                    if self._failure is not None:
+                    if self._stopped:
                         return  # the source ignored its cancellation
                     group.create_task(self._handle(item))
         except StopAsyncIteration:
             pass
-        except BaseException as error:
+        except (Exception, asyncio.CancelledError) as error:
             self._failure = self._failure or error
 
     async def _handle(self, item: Any) -> None:
@@ -348,10 +351,9 @@ class _Pool:
         try:
             result = await self._work(item)
             self._outbox.put_nowait(result if self._flat else (result,))
-        except GeneratorExit:
-            raise  # the loop was closed before the work had ended
-        except BaseException as error:
+        except (Exception, asyncio.CancelledError) as error:
             self._failure = self._failure or error
-            if self._puller is not None:
-                self._puller.cancel()
+            self._stopped = True
+            assert self._puller is not None
+            self._puller.cancel()
         self._free.release()

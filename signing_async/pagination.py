@@ -40,16 +40,6 @@ class Page(Generic[T]):
 
 
 @attrs.define(eq=False, repr=False, slots=False)
-class _RawPage:
-    """A page whose items are not decoded yet."""
-
-    items: list[Any] = attrs.field(repr=False)
-    path: str
-    next_cursor: str | None
-    response: Response
-
-
-@attrs.define(eq=False, repr=False, slots=False)
 class Pager(Generic[T]):
     """A list that is fetched page by page, as it is used.
 
@@ -86,10 +76,7 @@ class Pager(Generic[T]):
         return attrs.evolve(self, cursor=None, limit=None, prefetch=False, call=read)
 
     def __await__(self) -> Generator[Any, None, Page[T]]:
-        return self._first().__await__()
-
-    async def _first(self) -> Page[T]:
-        return self._decode(await self._fetch(self._cursor))
+        return self._fetch(self._cursor).__await__()
 
     async def __aiter__(self) -> AsyncGenerator[T, None]:
         async with aclosing(self.pages()) as pages:
@@ -107,18 +94,17 @@ class Pager(Generic[T]):
                 raise self._cursor_repeated(page.next_cursor)
             seen.add(hash(page.next_cursor))
             if not self._prefetch:
-                yield self._decode(page)
+                yield page
                 page = await self._fetch(page.next_cursor)
                 continue
             following = asyncio.create_task(self._fetch(page.next_cursor), name=f"signing_async {self._name} prefetch")
             try:
-                # Send the next request before decoding this page.
-                await asyncio.sleep(0)
-                yield self._decode(page)
+                await asyncio.sleep(0)  # send the next request before the caller works on this page
+                yield page
                 page = await following
             finally:
                 await _cancel(following)
-        yield self._decode(page)
+        yield page
 
     def _cursor_repeated(self, cursor: str) -> DecodeError:
         text = (
@@ -127,7 +113,7 @@ class Pager(Generic[T]):
         )
         return DecodeError(text, operation=self._name)
 
-    async def _fetch(self, cursor: str | None) -> _RawPage:
+    async def _fetch(self, cursor: str | None) -> Page[T]:
         await prepare(self._model)
         assumptions, path = self._transport.options.assumptions, self._path
         params = {} if self._limit is None else {assumptions.limit_param: str(self._limit)}
@@ -138,36 +124,32 @@ class Pager(Generic[T]):
             path, params = url, {}
         elif cursor is not None:
             params[assumptions.cursor_param] = cursor
-        operation: Operation[_RawPage] = Operation(
-            self._name, "GET", path, Safety.READ, decode=self._read_page, params=params
+        page: Page[T] = await self._call(
+            Operation(self._name, "GET", path, Safety.READ, decode=self._decode, params=params)
         )
-        page: _RawPage = await self._call(operation)
         return page
 
-    def _read_page(self, response: Response) -> _RawPage:
-        """Find the items and the next cursor. The items are decoded later, while the next page is fetched."""
+    def _decode(self, response: Response) -> Page[T]:
         assumptions = self._transport.options.assumptions
         data = parse(response.bytes)
         items, path = _items(data, assumptions)
         last_id = items[-1].get("id") if items and isinstance(items[-1], dict) else None
         cursor = _next_cursor(data, response.headers, last_id, assumptions)
-        if cursor is None:
-            return _RawPage(items, path, None, response)
+        if cursor is not None:
+            self._check_cursor(cursor)
+        try:
+            decoded = decode_each(items, self._model)
+        except Unreadable as error:
+            raise error.under(path) from None
+        return Page(decoded if self._finish is None else tuple(map(self._finish, decoded)), cursor)
+
+    def _check_cursor(self, cursor: str) -> None:
         if not _checks.is_text(cursor):
             raise Unreadable("the next cursor is empty or has a lone surrogate: no request can carry it")
         if len(cursor) > _MAX_CURSOR:
             raise Unreadable(f"the next cursor has {len(cursor)} characters: no request can carry it")
         if self._is_url(cursor) and self._resolve(cursor) is None:
             raise Unreadable("the URL of the next page is not on the tenant's origin, and is not followed")
-        return _RawPage(items, path, cursor, response)
-
-    def _decode(self, page: _RawPage) -> Page[T]:
-        try:
-            items = decode_each(page.items, self._model)
-            return Page(items if self._finish is None else tuple(map(self._finish, items)), page.next_cursor)
-        except Unreadable as error:
-            problem = str(error.under(page.path))
-        raise page.response.decode_error(problem)
 
     def _is_url(self, cursor: str) -> bool:
         return _URL.match(cursor) is not None or cursor.startswith(self._path.partition("?")[0])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import inspect
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Self, TypeVar
 
 import aiohttp
@@ -78,11 +77,10 @@ class Tenants:
     ) -> None:
         self._store_factory = store_factory
         self._app_factory = app_factory
-        self._rate_limiter_factory: Callable[[str], RateLimiter | Awaitable[RateLimiter] | None]
-        self._rate_limiter_factory = (lambda tenant_id: None) if rate_limiter_factory is None else rate_limiter_factory
+        self._rate_limiter_factory = rate_limiter_factory
         for name in ("store_factory", "app_factory", "rate_limiter_factory"):
             factory = getattr(self, f"_{name}")
-            if not callable(factory):
+            if not callable(factory) and (name != "rate_limiter_factory" or factory is not None):
                 raise ConfigurationError(f"{name}: must be callable with a tenant's id, got {factory!r}")
         if not isinstance(session, aiohttp.ClientSession):
             raise ConfigurationError(f"session: must be an aiohttp.ClientSession, got {type(session).__name__}")
@@ -98,15 +96,16 @@ class Tenants:
             "assumptions": assumptions,
             "on_attempt": on_attempt,
         }
-        self._in_use: dict[str, _Tenant] = {}
-        self._idle: OrderedDict[str, _Tenant] = OrderedDict()
-        self._closing: dict[str, asyncio.Task[None]] = {}
+        self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
+        """The least recently used first."""
+        self._closing: dict[asyncio.Task[None], str] = {}
         self._closed = False
 
     def __repr__(self) -> str:
         # Some tracebacks show an object whose constructor raised.
-        in_use, idle = (len(getattr(self, name, ())) for name in ("_in_use", "_idle"))
-        return f"<Tenants: {in_use} clients in use, {idle} kept>"
+        tenants = getattr(self, "_tenants", {}).values()
+        in_use = sum(tenant.users > 0 for tenant in tenants)
+        return f"<Tenants: {in_use} clients in use, {len(tenants) - in_use} kept>"
 
     @asynccontextmanager
     async def client(self, tenant_id: str) -> AsyncIterator[SigningClient]:
@@ -127,12 +126,10 @@ class Tenants:
     async def aclose(self) -> None:
         """Close all clients, also those in use, after their token refreshes have ended."""
         self._closed = True
-        for tenant in (*self._in_use.values(), *self._idle.values()):
-            self._retire(tenant)
-        self._in_use.clear()
-        self._idle.clear()
+        while self._tenants:
+            self._retire(*self._tenants.popitem())
         while self._closing:
-            await asyncio.wait(tuple(self._closing.values()))
+            await asyncio.wait([*self._closing])
 
     async def __aenter__(self) -> Self:
         return self
@@ -147,51 +144,45 @@ class Tenants:
             raise ClientClosed("the tenants' clients are closed")
         if self._session.closed:
             raise ClientClosed("the session of the tenants is closed")
-        tenant = self._in_use.get(tenant_id) or self._idle.pop(tenant_id, None)
+        tenant = self._tenants.get(tenant_id)
         if tenant is None or tenant.is_unusable:
-            tenant = _Tenant(tenant_id, asyncio.create_task(self._create(tenant_id), name="signing_async tenant"))
-        self._in_use[tenant_id] = tenant
+            closing = [task for task, closed in self._closing.items() if closed == tenant_id]
+            creating = asyncio.create_task(self._create(tenant_id, closing), name="signing_async tenant")
+            tenant = self._tenants[tenant_id] = _Tenant(creating)
         tenant.users += 1
         self._trim()
         try:
             yield await tenant.ready()
         finally:
-            self._return(tenant)
-
-    def _return(self, tenant: _Tenant) -> None:
-        tenant.users -= 1
-        # The tenant was replaced because a user closed its client, or all clients were closed.
-        if tenant.users or self._in_use.get(tenant.id) is not tenant:
-            return
-        del self._in_use[tenant.id]
-        if not tenant.is_unusable:
-            self._idle[tenant.id] = tenant
-            self._trim()
+            tenant.users -= 1
+            if self._tenants.get(tenant_id) is tenant:
+                self._tenants.move_to_end(tenant_id)
+                if tenant.is_unusable:
+                    del self._tenants[tenant_id]
+                self._trim()
 
     def _trim(self) -> None:
-        while self._idle and len(self._in_use) + len(self._idle) > self._max_clients:
-            _, tenant = self._idle.popitem(last=False)
-            self._retire(tenant)
+        """Close the least recently used clients that nobody uses, while there are more than ``max_clients``."""
+        while len(self._tenants) > self._max_clients:
+            idle = next((tenant_id for tenant_id, tenant in self._tenants.items() if not tenant.users), None)
+            if idle is None:
+                return
+            self._retire(idle, self._tenants.pop(idle))
 
-    def _retire(self, tenant: _Tenant) -> None:
-        def forget(task: asyncio.Task[None]) -> None:
-            # The tenant's next client may be closing by now.
-            if self._closing.get(tenant.id) is task:
-                del self._closing[tenant.id]
+    def _retire(self, tenant_id: str, tenant: _Tenant) -> None:
+        task = asyncio.create_task(tenant.close(), name="signing_async tenant closing")
+        self._closing[task] = tenant_id
+        task.add_done_callback(self._closing.pop)
 
-        task = self._closing[tenant.id] = asyncio.create_task(tenant.close(), name="signing_async tenant closing")
-        task.add_done_callback(forget)
-
-    async def _create(self, tenant_id: str) -> tuple[SigningClient, OAuth]:
-        closing = self._closing.get(tenant_id)
-        if closing is not None:
+    async def _create(self, tenant_id: str, closing: list[asyncio.Task[None]]) -> tuple[SigningClient, OAuth]:
+        if closing:
             # Otherwise two `OAuth` objects could refresh the same token.
-            await asyncio.wait([closing])
+            await asyncio.wait(closing)
         app = await _awaited(self._app_factory(tenant_id))
         if not isinstance(app, TenantApp):
             raise ConfigurationError(f"app_factory: must return a TenantApp, got {type(app).__name__}")
         store = await _awaited(self._store_factory(tenant_id))
-        rate_limiter = await _awaited(self._rate_limiter_factory(tenant_id))
+        limiter = None if self._rate_limiter_factory is None else await _awaited(self._rate_limiter_factory(tenant_id))
         oauth = OAuth(
             app.base_url,
             client_id=app.client_id,
@@ -201,25 +192,26 @@ class Tenants:
             session=self._session,
             assumptions=self._options["assumptions"],
         )
-        client = SigningClient(app.base_url, oauth, session=self._session, rate_limiter=rate_limiter, **self._options)
+        client = SigningClient(app.base_url, oauth, session=self._session, rate_limiter=limiter, **self._options)
         return client, oauth
 
 
 class _Tenant:
     """A tenant's client, or the task that creates it, and its number of users."""
 
-    def __init__(self, tenant_id: str, creating: asyncio.Task[tuple[SigningClient, OAuth]]) -> None:
-        self.id = tenant_id
+    def __init__(self, creating: asyncio.Task[tuple[SigningClient, OAuth]]) -> None:
         self.users = 0
         self._creating = creating
+        # Otherwise asyncio logs the exception if all users have left.
+        creating.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     @property
     def is_unusable(self) -> bool:
         """Whether the client could not be created, or was closed by a user."""
-        creating = self._creating
-        if not creating.done():
+        task = self._creating
+        if not task.done():
             return False
-        return creating.cancelled() or creating.exception() is not None or creating.result()[0].closed
+        return task.cancelled() or task.exception() is not None or task.result()[0].closed
 
     async def ready(self) -> tuple[SigningClient, OAuth]:
         """Return the client and its `OAuth`. A cancelled caller does not cancel their creation."""
@@ -229,10 +221,9 @@ class _Tenant:
     async def close(self) -> None:
         await asyncio.wait([self._creating])
         if not self.is_unusable:
-            client, _ = self._creating.result()
             # The loss of a token is already logged.
-            with contextlib.suppress(AuthError):
-                await client.aclose()
+            with suppress(AuthError):
+                await self._creating.result()[0].aclose()
 
 
 async def _awaited(value: T | Awaitable[T]) -> T:

@@ -87,11 +87,6 @@ def test_records_are_frozen_comparable_hashable_and_picklable(record: Any) -> No
     assert copy.deepcopy(record).extra is not record.extra
 
 
-def test_records_do_not_share_extra() -> None:
-    assert Document("a").extra is not Document("b").extra
-    assert Signing("a").extra == User().extra == Recipient("a").extra == {}
-
-
 @pytest.mark.parametrize(
     ("draft", "completed", "cancelled"),
     list(itertools.product([None, False, True], [None, False, True], [None, _NOON])),

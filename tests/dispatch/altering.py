@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import re
@@ -46,20 +45,6 @@ async def running_proxy(sandbox: Sandbox) -> AsyncIterator[Proxy]:
         retry = RetryPolicy(base_delay=0.01, settle=0.1)
         async with SigningClient(server.origin, sandbox.access_token(), retry=retry) as proxy.client:
             yield proxy
-
-
-class Lagging:
-    """Shows a draft in so many readings of a signing that was sent; ``moments`` is when each of them was."""
-
-    def __init__(self, times: float) -> None:
-        self._times = times
-        self.moments: list[float] = []
-
-    def __call__(self, signing: dict[str, Any]) -> dict[str, Any]:
-        if signing["is_draft"]:
-            return signing
-        self.moments.append(asyncio.get_running_loop().time())
-        return signing | {"is_draft": len(self.moments) <= self._times}
 
 
 def replacing(**fields: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:

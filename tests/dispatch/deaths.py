@@ -9,8 +9,7 @@ from typing import TypeVar
 
 import aiohttp
 
-from signing_async import Journal, RetryPolicy, SigningClient
-from signing_async.dispatch.journal import Claim, ClaimLost
+from signing_async import Claim, ClaimLost, Journal, RetryPolicy, SigningClient
 from signing_async.sandbox import Sandbox
 
 T = TypeVar("T")

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from signing_async import SqliteJournal
-from signing_async.dispatch.journal import Claim
+from signing_async import Claim, SqliteJournal
 
 HOLD = """
 import asyncio, sys

@@ -14,6 +14,7 @@ import attrs
 import pytest
 
 from signing_async import (
+    Claim,
     DispatchResult,
     Document,
     NewRecipient,
@@ -21,7 +22,6 @@ from signing_async import (
     SigningPackage,
     SqliteJournal,
 )
-from signing_async.dispatch.journal import Claim
 from signing_async.dispatch.package import prepare
 from signing_async.documents.resource import Documents
 from signing_async.sandbox import Sandbox

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 from pathlib import Path
@@ -10,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from signing_async import (
+    Claim,
+    ClaimLost,
     ConfigurationError,
     DispatchResult,
     InvalidRequest,
@@ -20,7 +21,6 @@ from signing_async import (
     SqliteJournal,
     TransportError,
 )
-from signing_async.dispatch.journal import Claim, ClaimLost
 from signing_async.sandbox import Sandbox
 from tests.dispatch.deaths import Fate, fated_client
 from tests.dispatch.observing import (
@@ -91,23 +91,6 @@ async def test_journal_failure_stops_the_run(sandbox: Sandbox, client: SigningCl
     sent_well(sandbox, *parcels, spare=16)
 
 
-@pytest.mark.parametrize(
-    ("failure", "transient"),
-    [
-        (PermissionError(13, "Permission denied"), False),
-        (OSError(28, "No space left on device"), True),
-        (ZeroDivisionError("by a replica"), True),
-    ],
-)
-async def test_failure_of_a_callers_own_journal_is_permanent_if_its_file_cannot_be_used(
-    client: SigningClient, tmp_path: Path, failure: Exception, transient: bool
-) -> None:
-    async with SqliteJournal(tmp_path / "journal") as journal:
-        with pytest.raises(JournalError, match="the journal failed: ") as caught:
-            await client.dispatch(parcel_of().package, Failing(journal, 1, failure))
-    assert caught.value.transient is transient
-
-
 class Refusing(SqliteJournal):
     """A journal that refuses an operation on the package with the key ``refused``."""
 
@@ -156,17 +139,6 @@ async def test_package_that_the_journal_refuses_fails_alone(
     sent_well(sandbox, *parcels, spare=1)
 
 
-async def test_client_wide_error_of_a_claim_stops_the_run(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    failure = ConfigurationError("the store of the journal: invalid URL")
-    packages = [parcel_of(1, 1, key=f"{number}").package for number in range(3)]
-    async with SqliteJournal(tmp_path / "journal") as journal:
-        with pytest.raises(ConfigurationError, match="the store of the journal"):
-            await all_of(client.dispatch_many(packages, Failing(journal, 1, failure)))
-    assert sandbox.requests == []
-
-
 @pytest.mark.parametrize(("kind", "effect"), [("drop-after-commit", "unknown"), ("expired-token", "none")])
 async def test_effect_of_a_journal_failure_after_a_failed_send_is_unknown_unless_the_send_was_refused(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str, effect: str
@@ -195,16 +167,6 @@ async def test_effect_of_a_journal_failure_is_unknown_if_an_earlier_run_began_to
             await client.dispatch(package, Failing(journal, 1, JournalError("gone"), only="write"))
         assert (caught.value.effect, caught.value.exit_code) == ("unknown", 3)
         assert (await client.dispatch(package, journal)).is_draft is False
-
-
-async def test_journal_failure_stops_workers_that_wait_for_another_run(client: SigningClient, tmp_path: Path) -> None:
-    async with SqliteJournal(tmp_path / "journal") as other, SqliteJournal(tmp_path / "journal") as journal:
-        for number in range(4):
-            await other.claim(f"{number}")
-        failing = Failing(journal, 20, JournalError("gone"), once=True)
-        packages = [parcel_of(1, 1, key=f"{number}").package for number in range(4)]
-        with pytest.raises(JournalError, match="gone"):
-            await asyncio.wait_for(all_of(client.dispatch_many(packages, failing, concurrency=4)), 60)
 
 
 async def test_failed_release_does_not_change_the_result(

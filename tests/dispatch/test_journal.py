@@ -9,8 +9,6 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
-import resource
-import secrets
 import signal
 import sqlite3
 import subprocess
@@ -26,9 +24,7 @@ from typing import Any
 import pytest
 
 import signing_async.storage.claims
-from signing_async import ConfigurationError, InvalidRequest, JournalError, SqliteJournal
-from signing_async.dispatch.journal import Claim
-from signing_async.storage.claims import OwnerLock
+from signing_async import Claim, ConfigurationError, InvalidRequest, JournalError, SqliteJournal
 from tests.dispatch.holders import holder, taken
 
 
@@ -121,47 +117,12 @@ async def test_closed_journal_is_one_file_and_lock_files_of_dead_processes_are_r
 # The file
 
 
-async def test_lock_file_removed_before_it_was_locked_is_created_again(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names: list[str] = []
-    token = secrets.token_hex
-
-    def locked(handle: int) -> bool:
-        if len(names) == 1:
-            next(path.parent.glob("*.lock")).unlink()
-        return True
-
-    def token_hex(size: int) -> str:
-        names.append(token(size))
-        return names[-1]
-
-    monkeypatch.setattr(signing_async.storage.claims, "try_lock", locked)
-    monkeypatch.setattr(secrets, "token_hex", token_hex)
-    async with SqliteJournal(path) as journal:
-        await taken(journal)
-        assert [lock.name for lock in path.parent.glob("*.lock")] == [f"the.journal.{names[1]}.lock"]
-
-
 async def test_opening_a_locked_file_is_retried_until_the_timeout(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("BEGIN EXCLUSIVE")
         async with SqliteJournal(path, timeout=0.05) as journal:
             with pytest.raises(JournalError, match="locked"):
                 await journal.claim("lease")
-
-
-async def test_claim_whose_owner_cannot_be_checked_is_held(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with SqliteJournal(path) as one, SqliteJournal(path) as other:
-        await taken(one)
-        await taken(other, "another")
-
-        def fail(self: OwnerLock, owner: str) -> bool:
-            raise OSError(24, "Too many open files")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(OwnerLock, "is_alive", fail)
-            assert await other.claim("lease") is None
 
 
 async def test_event_loop_is_not_blocked_while_the_file_is_locked(path: Path) -> None:
@@ -242,19 +203,6 @@ async def test_missing_folder_is_an_error_and_no_new_journal(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_too_many_open_files_are_transient(path: Path) -> None:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    async with SqliteJournal(path) as journal:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limit[1]))
-        try:
-            with pytest.raises(JournalError, match="Too many open files") as caught:
-                await journal.claim("lease")
-        finally:
-            resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-        assert caught.value.transient
-        assert await journal.claim("lease") is not None
-
-
 FULL = """
 import asyncio, resource, signal, sys
 from signing_async import JournalError, SqliteJournal
@@ -298,12 +246,6 @@ async def test_closed_journal_refuses_everything_and_can_be_closed_again(path: P
         assert not caught.value.transient
 
 
-async def test_unused_journal_creates_no_file(path: Path) -> None:
-    async with SqliteJournal(path) as journal:
-        assert repr(journal) == f"SqliteJournal({str(path)!r})"
-    assert not path.exists()
-
-
 @pytest.mark.parametrize("path", [5, b"journal", None, "", "a\0b"])
 def test_invalid_path_is_refused_by_the_constructor(path: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^journal: must be a path"):
@@ -332,18 +274,6 @@ async def test_text_that_a_database_cannot_hold_is_refused_before_it_is_written(
             await journal.write(await taken(journal), text)
         with contextlib.closing(sqlite3.connect(path)) as database:
             assert database.execute("SELECT key, state FROM packages").fetchall() == [("lease", None)]
-
-
-async def test_path_named_memory_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    async with SqliteJournal(":memory:") as journal:
-        monkeypatch.chdir("/")
-        await journal.write(await taken(journal), "one")
-    assert (tmp_path / ":memory:").exists()
-    (tmp_path / "link").symlink_to(tmp_path / ":memory:")
-    async with SqliteJournal(tmp_path / "link") as journal, SqliteJournal(tmp_path / ":memory:") as other:
-        assert (await taken(journal)).state == "one"
-        assert await other.claim("lease") is None
 
 
 # Processes, threads and event loops
@@ -505,22 +435,6 @@ def test_claim_of_a_closed_event_loop_is_released(path: Path) -> None:
     claim = asyncio.run(ask_again())
     assert claim is not None
     assert claim.fence <= 2
-
-
-def test_journal_can_be_used_by_two_event_loops_at_once(path: Path) -> None:
-    journal = SqliteJournal(path)
-    claims: dict[str, Claim] = {}
-
-    async def claim(key: str) -> None:
-        claims[key] = await taken(journal, key)
-
-    threads = [threading.Thread(target=lambda key=key: asyncio.run(claim(key))) for key in "abc"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    asyncio.run(journal.aclose())
-    assert claims == {key: Claim(key, None, 1) for key in "abc"}
 
 
 def drop(journals: list[SqliteJournal]) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import sqlite3
-import weakref
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -28,9 +27,7 @@ from signing_async import (
     SqliteJournal,
     Unauthorized,
 )
-from signing_async.dispatch.package import Prepared, prepare
 from signing_async.sandbox import Sandbox
-from tests.dispatch.deaths import Fate, fated_client
 from tests.dispatch.kill import run
 from tests.dispatch.observing import (
     all_of,
@@ -38,7 +35,7 @@ from tests.dispatch.observing import (
     parcel_of,
     sent_well,
 )
-from tests.dispatch.parcels import judge, make_parcel
+from tests.dispatch.parcels import make_parcel
 from tests.pdfs import make_pdf
 
 
@@ -68,19 +65,6 @@ async def test_fatal_error_is_the_result_of_every_remaining_package_and_nothing_
     sent_well(sandbox, *parcels)
 
 
-async def test_packages_after_a_fatal_error_are_not_sent_and_their_errors_say_so(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    """The first package may have been sent: a 502 came before the rejected token."""
-    sandbox.faults.add("signings.send", "502-html")
-    sandbox.faults.add("signings.send", "expired-token")
-    packages = [parcel_of(1, 1, name=f"Lease {number}").package for number in range(3)]
-    results = await all_of(client.dispatch_many(packages, tmp_path / "journal", 1))
-    errors = [result.error for result in results if isinstance(result.error, Unauthorized)]
-    assert [(error.effect, error.exit_code) for error in errors] == [("unknown", 3), ("none", 4), ("none", 4)]
-    assert len(sandbox.signings) == 1
-
-
 @pytest.mark.parametrize("kind", ["list", "generator", "async generator"])
 async def test_packages_come_from_any_iterable_and_each_has_a_result(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str
@@ -98,20 +82,6 @@ async def test_packages_come_from_any_iterable_and_each_has_a_result(
     assert {id(result.package) for result in results} == {id(package) for package in packages}
     assert all(result.error is None and result.signing.is_draft is False for result in results if result.signing)
     sent_well(sandbox, *parcels)
-
-
-async def test_second_run_makes_no_request_and_returns_the_same_signings(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    packages = [make_parcel(number, tmp_path).package for number in range(20)]
-    first = await all_of(client.dispatch_many(packages, tmp_path / "journal"))
-    before = len(sandbox.requests)
-    second = await all_of(client.dispatch_many(packages, tmp_path / "journal"))
-    assert len(sandbox.requests) == before
-    assert [{result.sent_earlier for result in results} for results in (first, second)] == [{False}, {True}]
-    assert {result.signing.id for result in first if result.signing} == {
-        result.signing.id for result in second if result.signing
-    }
 
 
 async def test_failed_packages_are_results_and_a_second_run_sends_them(
@@ -236,22 +206,6 @@ async def test_cancelled_run_is_completed_by_the_next(sandbox: Sandbox, client: 
     sent_well(sandbox, *parcels, spare=8)
 
 
-async def test_cancelled_dispatch_notes_its_draft_and_releases_the_claim(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    parcel = parcel_of()
-    sandbox.faults.add("documents.upload", "hang")
-    run = asyncio.create_task(client.dispatch(parcel.package, tmp_path / "journal"))
-    while not sandbox.requests_of("documents.upload"):
-        await asyncio.sleep(0.005)
-    run.cancel()
-    with pytest.raises(asyncio.CancelledError) as caught:
-        await run
-    assert any(sandbox.signings[0].id in note for note in caught.value.__notes__)
-    await client.dispatch(parcel.package, tmp_path / "journal")
-    sent_well(sandbox, parcel, spare=1)
-
-
 async def test_progress_counts_all_documents_with_totals_once_the_last_package_is_known(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
@@ -267,22 +221,6 @@ async def test_progress_counts_all_documents_with_totals_once_the_last_package_i
         assert all(one.files_done <= 20 and one.bytes_done <= size for one in told)
         assert all(one.files_total in (None, 20) and one.bytes_total in (None, size) for one in told)
         told.clear()
-
-
-async def test_progress_totals_are_reported_if_the_iterable_ends_after_the_last_upload(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    told: list[Progress] = []
-    parcel = parcel_of(2, 1)
-
-    async def packages() -> AsyncIterator[SigningPackage]:
-        yield parcel.package
-        while not sandbox.signings or sandbox.signings[0].state != "sent":
-            await asyncio.sleep(0.01)
-
-    await all_of(client.dispatch_many(packages(), tmp_path / "journal", on_progress=told.append))
-    size = sum(len(data) for _, data in parcel.documents)
-    assert [one for one in told if one.files_total is not None] == [Progress(2, 2, size, size)]
 
 
 async def test_progress_is_taken_back_if_a_draft_is_abandoned(
@@ -356,38 +294,6 @@ async def test_token_is_redacted_from_journal_and_log(
     assert b"no such thing" in (tmp_path / "journal").read_bytes()
 
 
-async def test_sent_package_is_logged_with_its_key_or_name_and_its_signing(
-    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    signing = await client.dispatch(parcel_of(key="the lease of flat 7").package)
-    other = await client.dispatch(parcel_of().package)
-    assert [record.message for record in caplog.records if record.name == "signing_async"] == [
-        f"package 'the lease of flat 7' was sent as signing {signing.id}",
-        f"package {parcel_of().package.name!r} was sent as signing {other.id}",
-    ]
-
-
-async def test_finished_packages_are_not_kept_in_memory(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    alive: list[weakref.ref[Prepared]] = []
-
-    async def noted(package: object, most: int) -> Prepared:
-        prepared = await prepare(package, most)
-        alive.append(weakref.ref(prepared))
-        return prepared
-
-    most = 0
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("signing_async.dispatch.run.prepare", noted)
-        packages = (parcel_of(1, 1, name=f"Lease {number}").package for number in range(60))
-        async for _ in client.dispatch_many(packages, tmp_path / "journal", concurrency=4):
-            most = max(most, sum(one() is not None for one in alive))
-    assert len(alive) == 60
-    assert most <= 16
-
-
 # Kills
 
 
@@ -408,23 +314,3 @@ async def test_two_killed_processes_on_one_journal_send_each_package_once() -> N
     assert outcome.failures == []
     assert outcome.verdict.wrong == []
     assert outcome.verdict.sent == 40
-
-
-def test_judge_detects_repeated_changed_and_missing_packages(tmp_path: Path) -> None:
-    async def judged() -> list[str]:
-        async with Sandbox(seed=7) as sandbox, fated_client(sandbox, Fate()) as client:
-            wrong, twice, unsent = parcel_of(name="Wrong"), parcel_of(name="Twice"), parcel_of(name="Unsent")
-            await client.dispatch(
-                SigningPackage("Wrong", "EN", [PdfSource(make_pdf(), "part 0.pdf")], twice.package.recipients[:1])
-            )
-            for _ in range(2):
-                await client.dispatch(twice.package)
-            verdict = judge(sandbox, [wrong, twice, unsent])
-            assert verdict.sent == 2
-            return verdict.wrong
-
-    wrong = asyncio.run(judged())
-    assert len(wrong) == 3
-    assert "Wrong: sent with other documents" in wrong[0]
-    assert "Wrong: sent to others" in wrong[1]
-    assert "Twice: sent as 2 signings" in wrong[2]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from signing_async import (
+    Claim,
     DispatchResult,
     JournalError,
     PdfSource,
@@ -21,7 +22,6 @@ from signing_async import (
     SigningPackage,
     SqliteJournal,
 )
-from signing_async.dispatch.journal import Claim
 from signing_async.sandbox import Sandbox
 from tests.dispatch.deaths import Fate, MemoryJournal, fated_client
 from tests.dispatch.observing import (
@@ -97,27 +97,6 @@ async def test_postponed_package_does_not_wait_for_the_next_item_of_the_iterable
     sent_well(sandbox, parcel_of(1, 1))
 
 
-async def test_leaving_cancels_and_closes_the_callers_async_generator(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    ended: list[str] = []
-
-    async def messages() -> AsyncIterator[SigningPackage]:
-        try:
-            yield parcel_of(1, 1).package
-            await asyncio.sleep(3600)
-        except asyncio.CancelledError:
-            ended.append("cancelled")
-            raise
-        finally:
-            ended.append("closed")
-
-    async with asyncio.timeout(30), client.dispatch_many(messages(), tmp_path / "journal", concurrency=4) as run:
-        assert (await anext(run)).error is None
-    assert ended == ["cancelled", "closed"]
-    assert list(tmp_path.glob("*.lock")) == []
-
-
 def streamed(data: bytes, key: str) -> SigningPackage:
     """A package whose only document can be read once."""
 
@@ -174,30 +153,6 @@ async def test_buffer_of_a_package_is_closed_however_the_package_ends(
                 await run
             await many.aclose()
     assert buffers() == before
-
-
-async def test_postponed_package_has_a_result_if_the_iterable_fails(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    parcel, pulled = parcel_of(1, 1, key="lease"), asyncio.Event()
-
-    async def failing() -> AsyncIterator[SigningPackage]:
-        yield parcel.package
-        pulled.set()
-        raise ZeroDivisionError
-
-    results: list[DispatchResult] = []
-    async with SqliteJournal(tmp_path / "journal") as other:
-        claim = await other.claim("lease")
-        assert claim is not None
-        many = client.dispatch_many(failing(), tmp_path / "journal", concurrency=2)
-        run = asyncio.create_task(all_of(many, results))
-        await pulled.wait()
-        await other.release(claim)
-        with pytest.raises(ZeroDivisionError):
-            await run
-    assert [result.error for result in results] == [None]
-    sent_well(sandbox, parcel)
 
 
 async def test_claim_is_released_even_if_the_run_is_cancelled_twice(sandbox: Sandbox, client: SigningClient) -> None:
@@ -259,22 +214,3 @@ async def test_each_step_is_journaled_before_it_begins_with_the_outcome_of_the_o
         (6, "sending", True, "xxx", "xx"),
         (8, "sent", True, "xxx", "xx"),
     ]
-
-
-async def test_claim_lost_while_a_failure_is_journaled_returns_the_other_runs_result(
-    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
-) -> None:
-    parcel, journal = parcel_of(), MemoryJournal()
-    sandbox.faults.add("recipients.add", "expired-token")
-    write = journal.write
-
-    async def lose(claim: Claim, state: str) -> None:
-        if json.loads(state)["error"] is not None:
-            journal.expire()
-        await write(claim, state)
-
-    journal.write = lose  # type: ignore[method-assign]  # a journal that goes wrong once
-    signing = await client.dispatch(parcel.package, journal)
-    assert signing.is_draft is False
-    assert [message for message in caplog.messages if "another run has claimed it" in message]
-    sent_well(sandbox, parcel, spare=1)

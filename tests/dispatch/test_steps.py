@@ -163,19 +163,6 @@ async def test_draft_with_a_refused_document_is_kept_and_completed_later(
     sent_well(sandbox, parcel)
 
 
-async def test_refused_upload_stops_further_uploads_and_leaves_the_others_unambiguous(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    parcel, path = parcel_of(20), tmp_path / "journal"
-    sandbox.faults.add("documents.upload", "expired-token")
-    with pytest.raises(Unauthorized):
-        await client.dispatch(parcel.package, path, ordered=False)
-    assert count(sandbox)["documents.upload"] < 20
-    assert None not in state_of(path)["documents"].values()
-    await client.dispatch(parcel.package, path, ordered=False)
-    sent_well(sandbox, parcel)
-
-
 @pytest.mark.parametrize("step", ["recipients.add", "signings.send"])
 async def test_draft_with_a_refused_step_is_resumed(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str
@@ -192,19 +179,6 @@ async def test_draft_with_a_refused_step_is_resumed(
     # The draft is read before it is completed and before it is sent, and the signing after it was sent.
     added = {"recipients.add": 1} if step == "recipients.add" else {}
     assert count(sandbox) - before == {**added, "signings.send": 1, "signings.get": 3, "recipients.list": 2}
-
-
-async def test_refused_create_leaves_no_draft_and_is_repeated_later(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    sandbox.faults.add("signings.create", "expired-token")
-    package = parcel_of(key="lease").package
-    (result,) = [result async for result in client.dispatch_many([package], tmp_path / "journal")]
-    assert isinstance(result.error, Unauthorized)
-    assert result.error.__notes__ == ["package 'lease': it has no draft; status 'draft'"]
-    assert result.signing is None
-    await client.dispatch(package, tmp_path / "journal")
-    sent_well(sandbox, parcel_of())
 
 
 async def test_refusal_after_an_ambiguous_attempt_leaves_the_draft_ambiguous(
