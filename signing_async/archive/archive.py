@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
+import json
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
 
-from .. import _checks
+from .. import _checks, telemetry
 from .._api import Client
 from .._files import is_transient
 from ..bulk import Deferrals, Progress, ProgressReporter, Results, log
-from ..dispatch.entry import NoJournal, open_journal
-from ..dispatch.journal import Journal
+from ..dispatch.entry import NoJournal, find_context, open_journal
+from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..errors import ArchiveError, ConfigurationError, InvalidRequest, SigningError
-from ..models import Signing
+from ..models import Signing, SigningState
 from ..signings import id_of, signing_path
 from ..storage.journal import SqliteJournal
+from ..telemetry.names import ARCHIVE_SIGNINGS, SWEEP_SPAN
 from ..transport.problems import one_line
-from .collector import ArchiveResult, Collector, Judgement
+from .collector import ArchiveResult, Collector
 from .manifest import MANIFEST, ArchivedDocument, decode_line, split_lines
 from .names import DEFAULT_TEMPLATE, Template
 from .stores import ArchiveStore, FolderStore, as_store, make_folders
-from .sweep import Sweep
 
 if TYPE_CHECKING:
     from ..sealed import Trust
@@ -68,15 +69,13 @@ class Archive:
         concurrency: int = 8,
     ) -> None:
         _checks.integer("concurrency", concurrency)
-        self._matches = _Filter(name, since, where)
-        judgement = Judgement.by(verify, trust)
+        self._matches = _filter(name, since, where)
         self.store: ArchiveStore = as_store(to)
         self._concurrency = concurrency
-        named = Template(template)
-        opened = open_journal(journal)
+        named, opened = Template(template), open_journal(journal)
         self._own_journal = opened if opened is not journal else None
+        self._collector = Collector(client._api, self.store, opened, named, verify, trust)
         _check_place(opened, self.store)
-        self._collector = Collector(client._api, self.store, opened, named, judgement)
         self._sweeps: WeakSet[Results[ArchiveResult]] = WeakSet()
         self._sweeping: set[asyncio.Task[Any]] = set()
         """The tasks of sweeps. The task of a dropped `Results` may still be running."""
@@ -93,10 +92,9 @@ class Archive:
         fails, or there is no token. ``on_progress`` receives the documents and bytes archived so far; their totals are
         not known.
         """
-        sweep = Sweep(self._collector, self._matches, ProgressReporter(on_progress))
-        results: Results[ArchiveResult] = Results(
-            sweep.jobs, sweep.work, self._concurrency, around=self._tracked(sweep), flat=True
-        )
+        sweep = _Sweep(self._collector, self._matches, ProgressReporter(on_progress))
+        around = self._tracked(sweep)
+        results: Results[ArchiveResult] = Results(sweep.jobs, sweep.work, self._concurrency, around=around, flat=True)
         self._sweeps.add(results)
         return results
 
@@ -108,9 +106,8 @@ class Archive:
         again. If another run is working on the signing, the call waits for that run.
         """
         signing_path(signing)  # an invalid id raises before anything is read
-        deferrals = Deferrals(f"signing {one_line(id_of(signing))}")
-        while (results := await self._collect(signing)) is None:
-            await deferrals.wait()
+        signing = Signing(signing) if isinstance(signing, str) else signing
+        results = await _wait_for(signing, lambda: self._collect(signing))
         for result in results:
             if result.error is not None:
                 raise result.error
@@ -162,7 +159,7 @@ class Archive:
         if self._sweeping:
             await asyncio.wait(self._sweeping)
         try:
-            await self._collector.aclose()
+            await asyncio.to_thread(self._collector.remove_leftovers)
         finally:
             if self._own_journal is not None:
                 await self._own_journal.aclose()
@@ -174,7 +171,7 @@ class Archive:
         await self.aclose()
 
     @asynccontextmanager
-    async def _tracked(self, sweep: Sweep) -> AsyncIterator[None]:
+    async def _tracked(self, sweep: _Sweep) -> AsyncIterator[None]:
         task = asyncio.current_task()
         assert task is not None
         self._sweeping.add(task)
@@ -186,7 +183,7 @@ class Archive:
         self, every: float, requested: asyncio.Event, report: Callable[[ArchiveResult], None]
     ) -> None:
         loop = asyncio.get_running_loop()
-        is_requested, earliest = False, 0.0
+        earliest = 0.0
         while True:
             due = loop.time() + every
             requested.clear()
@@ -194,14 +191,11 @@ class Archive:
                 async with self.sweep() as results:
                     async for result in results:
                         report(result)
-            if is_requested:
-                earliest = loop.time() + _REQUESTED_SWEEP_PAUSE
-            is_requested = False
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(due):
                     await requested.wait()
                     await asyncio.sleep(earliest - loop.time())
-                    is_requested = True
+                    earliest = loop.time() + _REQUESTED_SWEEP_PAUSE
 
     async def _collect_events(
         self, subscription: Subscription, sweep_requested: asyncio.Event, report: Callable[[ArchiveResult], None]
@@ -211,15 +205,13 @@ class Archive:
                 sweep_requested.set()
             for signing in subscription.signings - {None}:
                 with _transient_errors_logged():
-                    for result in await self._collect(str(signing)) or ():
+                    for result in await self._collect(Signing(str(signing))) or ():
                         report(result)
 
-    async def _collect(self, signing: str | Signing) -> list[ArchiveResult] | None:
+    async def _collect(self, signing: Signing) -> list[ArchiveResult] | None:
         """Archive what is missing of a signing if it matches; return None if another run is working on it."""
         await self._collector.manifest.refresh()
-        if isinstance(signing, str):
-            signing = Signing(signing)
-        if self._collector.has_all(signing):
+        if self._collector.manifest.is_complete(self._collector.service, signing.id):
             return []
         return await self._collector.collect(signing, self._matches)
 
@@ -243,30 +235,139 @@ async def archive_one(
         return tuple([entry async for entry in archive.entries() if (entry.service, entry.signing) == wanted])
 
 
-class _Filter:
-    """Decides which signings to archive."""
+class _Sweep:
+    """One sweep. It first resumes an interrupted sweep, then covers the rest of the list, from its start.
 
-    def __init__(
-        self, name: str | None, since: datetime | timedelta | None, where: Callable[[Signing], bool] | None
-    ) -> None:
-        if name is not None and not isinstance(name, str):
-            raise ConfigurationError(f"name: must be a pattern such as 'Lease *', got {name!r}")
-        if since is not None and not isinstance(since, timedelta) and not _checks.is_aware(since):
-            raise ConfigurationError(f"since: must be a datetime with a time zone, or a timedelta, got {since!r}")
-        if where is not None and not callable(where):
-            raise ConfigurationError(f"where: must be callable, got {where!r}")
-        self._name = None if name is None else re.compile(fnmatch.translate(name))
-        self._since = since
-        self._where = where
+    The journal keeps the cursor of the first page that is not finished. Of several concurrent sweeps, only the holder
+    of the claim saves its position.
+    """
 
-    def __call__(self, signing: Signing) -> bool:
-        if self._name is not None and self._name.match(signing.name) is None:
+    def __init__(self, collector: Collector, matches: Callable[[Signing], bool], reporter: ProgressReporter) -> None:
+        self._collector = collector
+        self._matches = matches
+        self._reporter = reporter
+        self._claim: Claim | None = None
+        self._saved: str | None = None
+        self._context: str | None = None
+        """The context of this sweep's span."""
+        self._unfinished = 0
+        self._finished = asyncio.Event()
+        self.jobs: AsyncGenerator[Signing, None] = self._pull()
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[None]:
+        """Hold the claim of the saved position."""
+        journal = self._collector.journal
+        try:
+            self._claim = await journal.claim(f"archive-sweep:{self._collector.service}")
+            state = None if self._claim is None else self._claim.state
+            with suppress(ValueError, KeyError, TypeError):
+                cursor = json.loads(state or "{}")["cursor"]
+                self._saved = cursor if isinstance(cursor, str) else None
+            earlier = None if self._saved is None else find_context(state)
+            # The tasks of the workers inherit the current span.
+            with telemetry.active(self._collector.api.telemetry).span(SWEEP_SPAN, links=[earlier]) as span:
+                self._context = span.context
+                yield
+        finally:
+            await self.jobs.aclose()
+            if self._claim is not None:
+                await journal.release(self._claim)
+
+    async def work(self, signing: Signing) -> list[ArchiveResult]:
+        """Archive the missing documents of a signing. If another run is working on it, wait for that run."""
+        results = await _wait_for(signing, lambda: self._collector.collect(signing))
+        for result in results:
+            if result.entry is not None:
+                self._reporter.add(1, result.entry.size)
+        self._unfinished -= 1
+        if not self._unfinished:
+            self._finished.set()
+        return results
+
+    async def _pull(self) -> AsyncGenerator[Signing, None]:
+        await self._collector.manifest.refresh()
+        start = self._saved
+        if start is not None:
+            try:
+                async with aclosing(self._list(start)) as jobs:
+                    async for job in jobs:
+                        yield job
+            except SigningError as error:
+                if error.transient or error.client_wide:
+                    raise
+                # The cursor may have expired. A sweep from the start of the list covers all signings.
+                log.info("cannot resume the sweep at its saved cursor, starting from the beginning: %s", error)
+                start = None
+        async with aclosing(self._list(None, until=start)) as jobs:
+            async for job in jobs:
+                yield job
+        await self._save(None)
+
+    async def _list(self, start: str | None, until: str | None = None) -> AsyncGenerator[Signing, None]:
+        async with aclosing(self._collector.api.signings.list(cursor=start).pages()) as pages:
+            async for page in pages:
+                telemetry.active(self._collector.api.telemetry).record(ARCHIVE_SIGNINGS, len(page.items))
+                due = [signing for signing in page.items if self._is_due(signing)]
+                self._unfinished = len(due)
+                self._finished.clear()
+                for signing in due:
+                    yield signing
+                if due:
+                    await self._finished.wait()
+                    # A page without jobs need not be saved: a resumed sweep reads it again quickly.
+                    if page.next_cursor is not None:
+                        await self._save(page.next_cursor)
+                if page.next_cursor == until:
+                    return
+
+    def _is_due(self, signing: Signing) -> bool:
+        """Return whether the signing may have documents that are not archived."""
+        if signing.state not in (SigningState.COMPLETED, SigningState.UNKNOWN):
             return False
-        since = datetime.now(UTC) - self._since if isinstance(self._since, timedelta) else self._since
+        return not self._collector.manifest.is_complete(self._collector.service, signing.id) and self._matches(signing)
+
+    async def _save(self, cursor: str | None) -> None:
+        if self._claim is not None and cursor != self._saved:
+            self._saved = cursor
+            # Another sweep may have taken over the claim: it saves its own position.
+            with suppress(ClaimLost):
+                state = {"cursor": cursor, "trace_context": self._context}
+                await self._collector.journal.write(self._claim, json.dumps(state))
+
+
+async def _wait_for(
+    signing: Signing, collect: Callable[[], Awaitable[list[ArchiveResult] | None]]
+) -> list[ArchiveResult]:
+    """Return the results of ``collect``; call it again while another run is working on the signing."""
+    deferrals = Deferrals(f"signing {one_line(id_of(signing))}")
+    while (results := await collect()) is None:
+        await deferrals.wait()
+    return results
+
+
+def _filter(
+    name: str | None, since: datetime | timedelta | None, where: Callable[[Signing], bool] | None
+) -> Callable[[Signing], bool]:
+    """Return a function that decides which signings to archive."""
+    if name is not None and not isinstance(name, str):
+        raise ConfigurationError(f"name: must be a pattern such as 'Lease *', got {name!r}")
+    if since is not None and not isinstance(since, timedelta) and not _checks.is_aware(since):
+        raise ConfigurationError(f"since: must be a datetime with a time zone, or a timedelta, got {since!r}")
+    if where is not None and not callable(where):
+        raise ConfigurationError(f"where: must be callable, got {where!r}")
+    pattern = None if name is None else re.compile(fnmatch.translate(name))
+
+    def matches(signing: Signing) -> bool:
+        if pattern is not None and pattern.match(signing.name) is None:
+            return False
+        earliest = datetime.now(UTC) - since if isinstance(since, timedelta) else since
         # A signing whose date is unknown is archived rather than missed.
-        if since is not None and signing.updated_at is not None and signing.updated_at < since:
+        if earliest is not None and signing.updated_at is not None and signing.updated_at < earliest:
             return False
-        return self._where is None or bool(self._where(signing))
+        return where is None or bool(where(signing))
+
+    return matches
 
 
 def _check_place(journal: Journal, store: ArchiveStore) -> None:

@@ -38,10 +38,9 @@ from .names import Template
 from .stores import ArchiveStore, FolderStore
 
 if TYPE_CHECKING:
-    from .._verify.roots import Roots
     from ..sealed import Trust
 
-__all__ = ["ArchiveResult", "Collector", "Judgement"]
+__all__ = ["ArchiveResult", "Collector", "raise_if_client_wide"]
 
 _PREFIX = "signing-archive-"
 _DAY = 86_400
@@ -84,44 +83,29 @@ class ArchiveFailure(_Result):
     entry: None = None
 
 
-@attrs.frozen
-class Judgement:
-    """How the seals of downloads are judged."""
-
-    verify: bool
-    roots: Roots | None
-    verdict: Verdict
-
-    @classmethod
-    def by(cls, verify: bool, trust: Trust | Iterable[Trust] | None) -> Judgement:
-        """Return the judgement for ``verify`` and ``trust``. A missing extra or an unreadable root raises here."""
-        if not verify and trust is None:
-            return cls(False, None, "complete")
-        from .._verify.roots import load_roots
-
-        load_verifier(None)
-        return cls(True, None, "sound") if trust is None else cls(True, load_roots(trust), "trusted")
-
-
 class Collector:
     """Downloads the sealed documents of signings, places their files and appends their lines to the manifest."""
 
     def __init__(
-        self, api: Api, store: ArchiveStore, journal: Journal, template: Template, judgement: Judgement
+        self,
+        api: Api,
+        store: ArchiveStore,
+        journal: Journal,
+        template: Template,
+        verify: bool,
+        trust: Trust | Iterable[Trust] | None,
     ) -> None:
         self.api = api
-        self.store = store
-        self.template = template
-        self.judgement = judgement
         self.service: str = api.origin
-        self.telemetry: bool = api.telemetry
-        self.journal: GuardedJournal = GuardedJournal(journal, telemetry=self.telemetry)
+        self.journal: GuardedJournal = GuardedJournal(journal, telemetry=api.telemetry)
         self.manifest: Manifest = Manifest(store)
+        self._store = store
+        self._template = template
         self._has_journal = not isinstance(journal, NoJournal)
-
-    def has_all(self, signing: Signing) -> bool:
-        """Return whether all documents of the signing have a line in the manifest that was read."""
-        return self.manifest.is_complete(self.service, signing.id)
+        # A missing extra or an unreadable root raises here.
+        self._check_seal = load_verifier(trust) if verify or trust is not None else None
+        self._verdict: Verdict = "trusted" if trust is not None else "sound" if verify else "complete"
+        self._downloads = store.incoming if isinstance(store, FolderStore) else Path(tempfile.gettempdir())
 
     async def collect(
         self, signing: Signing, matches: Callable[[Signing], bool] | None = None
@@ -137,23 +121,12 @@ class Collector:
         if claim is None:
             return None
         try:
-            return await _OneSigning(self, claim, signing).collect(matches)
+            return await self._collect_claimed(signing, claim, matches)
         except ClaimLost as error:
             log.warning("%s", error)
             return None
         finally:
             await self.journal.release(claim)
-
-    async def aclose(self) -> None:
-        """Wait until the manifest is written, and remove old downloads of killed runs."""
-        await self.manifest.aclose()
-        await asyncio.to_thread(self.remove_leftovers)
-
-    def make_folder(self, signing: Signing) -> Path:
-        """Create a private folder for a download, on the file system of a `FolderStore`."""
-        if isinstance(self.store, FolderStore):
-            self._downloads.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=self._prefix(signing), dir=self._downloads))
 
     def remove_leftovers(self, signing: Signing | None = None) -> None:
         """Remove downloads that killed runs left: those of a day ago, and of a signing whose claim is held."""
@@ -163,127 +136,90 @@ class Collector:
                 if is_old or (signing is not None and self._has_journal):
                     shutil.rmtree(leftover, ignore_errors=True)
 
-    @property
-    def _downloads(self) -> Path:
-        return self.store.incoming if isinstance(self.store, FolderStore) else Path(tempfile.gettempdir())
-
-    def _prefix(self, signing: Signing) -> str:
-        return f"{_PREFIX}{digest(self.service, signing.id).hex()}-"
-
-
-class _OneSigning:
-    """Archives one claimed signing. Its journal entry holds the manifest lines of files that are about to be placed."""
-
-    def __init__(self, archive: Collector, claim: Claim, signing: Signing) -> None:
-        self._archive = archive
-        self._claim = claim
-        self._signing = signing
-        self._names: dict[str, str] = {}
-        self._pending: dict[str, ArchivedDocument] = {}
-        self._earlier = find_context(claim.state)
-        self._context: str | None = None
-        """The trace context of the current document."""
-        with suppress(KeyError, TypeError, ValueError, RecursionError, AttributeError):
-            # If the entry cannot be decoded, its files are downloaded again.
-            pending = json.loads(claim.state or "{}")["pending"].items()
-            self._pending = {id_: ArchivedDocument.from_dict(fields) for id_, fields in pending}
-
-    async def collect(self, matches: Callable[[Signing], bool] | None) -> list[ArchiveResult]:
-        if self._pending:
+    async def _collect_claimed(
+        self, signing: Signing, claim: Claim, matches: Callable[[Signing], bool] | None
+    ) -> list[ArchiveResult]:
+        pending = _decode_pending(claim)
+        if pending:
             # Another run may have appended their lines since the manifest was read.
-            await self._archive.manifest.refresh()
-            if self._archive.has_all(self._signing):
+            await self.manifest.refresh()
+            if self.manifest.is_complete(self.service, signing.id):
                 return []
-        try:
-            await self._read_signing()
-        except Exception as error:
-            return [_failed(self._signing, error)]
-        if self._signing.state is not SigningState.COMPLETED or (matches is not None and not matches(self._signing)):
+        # A listed signing may lack its documents.
+        if signing.state is not SigningState.COMPLETED or not signing.documents:
+            try:
+                signing = await self.api.signings.get(signing.id)
+            except Exception as error:
+                return [_failed(signing, error)]
+        if signing.state is not SigningState.COMPLETED or (matches is not None and not matches(signing)):
             return []
-        self._names = self._archive.template.names(self._archive.service, self._signing)
-        documents = [document for document in self._signing.documents if not self._has(document.id)]
-        await asyncio.to_thread(self._archive.remove_leftovers, self._signing)
-        found = [await self._collect_one(document) for document in documents]
-        return [result for result in found if result is not None]
+        await asyncio.to_thread(self.remove_leftovers, signing)
+        names = self._template.names(self.service, signing)
+        work, results = _Work(signing, claim, pending), []
+        for document in signing.documents:
+            if (self.service, signing.id, document.id) not in self.manifest:
+                results.append(await self._collect_document(work, document, names[document.id]))
+        return [result for result in results if result is not None]
 
-    async def _read_signing(self) -> None:
-        # The signings of a list response may lack their documents.
-        if self._signing.state is not SigningState.COMPLETED or not self._signing.documents:
-            self._signing = await self._archive.api.signings.get(self._signing.id)
-
-    async def _collect_one(self, document: Document) -> ArchiveResult | None:
-        recorder = telemetry.active(self._archive.telemetry)
-        ids = {SIGNING_ID: self._signing.id, DOCUMENT_ID: document.id}
-        earlier = self._earlier if document.id in self._pending else None
-        with recorder.span(DOCUMENT_SPAN, ids, links=[earlier]) as span:
-            self._context = span.context
-            result = await self._try_one(document)
-            if result is None:
+    async def _collect_document(self, work: _Work, document: Document, name: str) -> ArchiveResult | None:
+        """Return the result of a document; None if another run archived it."""
+        signing, recorder = work.signing, telemetry.active(self.api.telemetry)
+        earlier = find_context(work.claim.state) if document.id in work.pending else None
+        with recorder.span(DOCUMENT_SPAN, {SIGNING_ID: signing.id, DOCUMENT_ID: document.id}, links=[earlier]) as span:
+            work.context = span.context
+            try:
+                entry = await self._find_placed(work.pending.get(document.id))
+                if entry is None:
+                    entry, is_new = await self._fetch(work, document, name)
+                else:
+                    is_new = await self.manifest.append(entry)
+            except Exception as error:
+                raise_if_client_wide(error)
+                is_early = isinstance(error, NotYetSigned)
+                span.set({OUTCOME: "not_yet_signed"}) if is_early else span.fail(error)
+                ids = one_line(document.id), one_line(signing.id)
+                level = logging.INFO if is_early else logging.WARNING
+                log.log(level, "document %s of signing %s was not archived: %s", *ids, error)
+                return ArchiveFailure(signing, document, error)
+            if not is_new:
                 span.set({OUTCOME: "present"})
-            elif isinstance(result.error, NotYetSigned):
-                span.set({OUTCOME: "not_yet_signed"})
-            elif result.error is not None:
-                span.fail(result.error)
-            else:
-                assert result.entry is not None
-                recorder.record(ARCHIVE_SIZE, result.entry.size)
-            return result
+                return None
+            recorder.record(ARCHIVE_SIZE, entry.size)
+            return ArchiveSuccess(signing, document, entry)
 
-    async def _try_one(self, document: Document) -> ArchiveResult | None:
-        """Return the result of a document; None if an earlier run had archived it."""
-        try:
-            entry = await self._find_placed(document)
-            if entry is None:
-                entry, is_new = await self._fetch(document)
-            else:
-                is_new = await self._archive.manifest.append(entry)
-        except Exception as error:
-            raise_if_client_wide(error)
-            level = logging.INFO if isinstance(error, NotYetSigned) else logging.WARNING
-            ids = one_line(document.id), one_line(self._signing.id)
-            log.log(level, "document %s of signing %s was not archived: %s", *ids, error)
-            return ArchiveFailure(self._signing, document, error)
-        return ArchiveSuccess(self._signing, document, entry) if is_new else None
-
-    async def _find_placed(self, document: Document) -> ArchivedDocument | None:
-        """Return the line of a document whose file an earlier run placed, but whose line it did not append.
-
-        Return None if there is no such file, or if it was not verified as this run requires.
-        """
-        entry = self._pending.get(document.id)
-        if entry is None or entry.verdict != self._archive.judgement.verdict:
+    async def _find_placed(self, entry: ArchivedDocument | None) -> ArchivedDocument | None:
+        """Return the entry if its file, placed by an earlier run, is intact and was verified as this run requires."""
+        if entry is None or entry.verdict != self._verdict:
             return None
         found = hashlib.sha256()
         try:
-            async for chunk in self._archive.store.read(entry.path):
+            async for chunk in self._store.read(entry.path):
                 found.update(chunk)
         except FileNotFoundError:
             return None
         return entry if found.hexdigest() == entry.sha256 else None
 
-    async def _fetch(self, document: Document) -> tuple[ArchivedDocument, bool]:
+    async def _fetch(self, work: _Work, document: Document, name: str) -> tuple[ArchivedDocument, bool]:
         """Download a document, place its file and append its line; return whether the line is new."""
-        archive, judgement = self._archive, self._archive.judgement
         path: Path | None = None
         try:
-            path = await asyncio.to_thread(archive.make_folder, self._signing) / "sealed.pdf"
-            sealed = await archive.api.documents._save_signed(
-                self._signing, document, path, verify=judgement.verify, trust=judgement.roots
-            )
+            path = await asyncio.to_thread(self._make_folder, work.signing) / "sealed.pdf"
+            sealed = await self.api.documents._save_signed(work.signing, document, path, self._check_seal)
             entry = ArchivedDocument(
-                service=archive.service,
-                signing=self._signing.id,
+                service=self.service,
+                signing=work.signing.id,
                 document=document.id,
-                documents=len(self._names),
-                path=self._names[document.id],
+                documents=len(work.signing.documents),
+                path=name,
                 size=sealed.size,
                 sha256=sealed.sha256,
                 completed_at=document.completed_at,
                 fetched_at=datetime.now(UTC).replace(microsecond=0),
-                verdict=judgement.verdict,
+                verdict=self._verdict,
             )
+            unique = self._template.unique_name(self.service, work.signing, document)
             # Finish even if cancelled: a file that is placed needs its line.
-            return await finish(self._keep(document, entry, sealed.path))
+            return await finish(self._keep(work, entry, unique, path))
         except OSError as error:
             if isinstance(error, SigningError):
                 raise
@@ -296,31 +232,53 @@ class _OneSigning:
             if path is not None:
                 shutil.rmtree(path.parent, ignore_errors=True)
 
-    async def _keep(self, document: Document, entry: ArchivedDocument, source: Path) -> tuple[ArchivedDocument, bool]:
-        """Place the file and append its line. If another file has the name, use a unique name."""
-        unique = self._archive.template.unique_name(self._archive.service, self._signing, document)
-        try:
-            await self._put(document, entry, source)
-        except ArchiveConflict:
-            if unique == entry.path:
-                raise
-            entry = attrs.evolve(entry, path=unique)
-            await self._put(document, entry, source)
-        return entry, await self._archive.manifest.append(entry)
+    async def _keep(
+        self, work: _Work, entry: ArchivedDocument, unique: str, path: Path
+    ) -> tuple[ArchivedDocument, bool]:
+        """Place the file and append its line. If another file has the name, use the unique name."""
+        for name in dict.fromkeys((entry.path, unique)):
+            entry = attrs.evolve(entry, path=name)
+            work.pending[entry.document] = entry
+            await self.journal.write(work.claim, work.encoded())
+            try:
+                await self._store.put(name, path, entry.sha256)
+                break
+            except ArchiveConflict:
+                if name == unique:
+                    raise
+        return entry, await self.manifest.append(entry)
 
-    async def _put(self, document: Document, entry: ArchivedDocument, source: Path) -> None:
-        """Place the file, after the journal has recorded its name."""
-        self._pending[document.id] = entry
-        await self._save()
-        await self._archive.store.put(entry.path, source, entry.sha256)
+    def _make_folder(self, signing: Signing) -> Path:
+        """Create a private folder for a download, on the file system of a `FolderStore`."""
+        if isinstance(self._store, FolderStore):
+            self._downloads.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=self._prefix(signing), dir=self._downloads))
 
-    def _has(self, document_id: str) -> bool:
-        return (self._archive.service, self._signing.id, document_id) in self._archive.manifest
+    def _prefix(self, signing: Signing) -> str:
+        return f"{_PREFIX}{digest(self.service, signing.id).hex()}-"
 
-    async def _save(self) -> None:
-        pending = {id_: entry.as_dict() for id_, entry in self._pending.items()}
-        state = {"pending": pending, "trace_context": self._context}
-        await self._archive.journal.write(self._claim, json.dumps(state))
+
+@attrs.define
+class _Work:
+    """A claimed signing, and what its journal entry holds."""
+
+    signing: Signing
+    claim: Claim
+    pending: dict[str, ArchivedDocument]
+    """The manifest lines of files that are about to be placed, by document id."""
+    context: str | None = None
+    """The trace context of the current document."""
+
+    def encoded(self) -> str:
+        pending = {id_: entry.as_dict() for id_, entry in self.pending.items()}
+        return json.dumps({"pending": pending, "trace_context": self.context})
+
+
+def _decode_pending(claim: Claim) -> dict[str, ArchivedDocument]:
+    with suppress(KeyError, TypeError, ValueError, RecursionError, AttributeError):
+        pending = json.loads(claim.state or "{}")["pending"].items()
+        return {id_: ArchivedDocument.from_dict(fields) for id_, fields in pending}
+    return {}  # if the entry cannot be decoded, its files are downloaded again
 
 
 def _failed(signing: Signing, error: Exception) -> ArchiveResult:

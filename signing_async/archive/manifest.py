@@ -7,11 +7,10 @@ line without ``hash``, and ``previous`` is the hash of the line before. This rev
 from __future__ import annotations
 
 import asyncio
-import copy
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal
@@ -137,15 +136,13 @@ class Manifest:
 
     def __init__(self, store: ArchiveStore) -> None:
         self._store = store
-        self._end = 0
-        self._head = FIRST
+        self._end, self._head = 0, FIRST
         self._known: set[bytes] = set()
         """Digests of documents that have a line (service, signing, document), and of signings that are complete."""
         self._missing: dict[tuple[str, str], int] = {}
         """For each signing of which some documents have a line: how many have none yet."""
+        self._queue: dict[bytes, ArchivedDocument] = {}
         self._lock = asyncio.Lock()
-        self._waiting: list[tuple[ArchivedDocument, asyncio.Future[bool]]] = []
-        self._writing: asyncio.Task[None] | None = None
 
     def __contains__(self, document: tuple[str, str, str]) -> bool:
         """Return whether a document, given as service, signing id and document id, has a line that was read."""
@@ -161,21 +158,18 @@ class Manifest:
             await self._read_new()
 
     async def append(self, document: ArchivedDocument) -> bool:
-        """Append the line of a document, durably; return False if it has one. Concurrent appends share a write.
-
-        The line is written even if the caller is cancelled.
-        """
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiting.append((document, waiter))
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.create_task(self._write_all(), name="signing_async manifest")
-        appended: bool = await waiter
-        return appended
-
-    async def aclose(self) -> None:
-        """Wait until all requested lines are written."""
-        if self._writing is not None:
-            await asyncio.wait([self._writing])
+        """Append the line of a document, durably; return False if it has one. Concurrent appends share a write."""
+        key = _key(document)
+        self._queue[key] = document
+        try:
+            async with self._lock:
+                while key in self._queue:  # otherwise, an earlier holder of the lock has written this line too
+                    if key in self._known:
+                        return False
+                    await self._write_queue()
+            return True
+        finally:
+            self._queue.pop(key, None)
 
     async def _read_new(self) -> None:
         with suppress(FileNotFoundError):
@@ -194,51 +188,30 @@ class Manifest:
             return
         self._known.add(key)
         signing = document.service, document.signing
-        missing = self._missing.pop(signing, document.documents) - 1
-        if missing > 0:
-            self._missing[signing] = missing
-        else:
+        self._missing[signing] = self._missing.get(signing, document.documents) - 1
+        if self._missing[signing] <= 0:
+            del self._missing[signing]
             self._known.add(digest(*signing))
 
-    async def _write_all(self) -> None:
-        while self._waiting:
-            batch, self._waiting = self._waiting, []
-            try:
-                async with self._lock:
-                    appended = await self._write([document for document, _ in batch])
-            except BaseException as error:
-                for _, waiter in batch:
-                    if not waiter.done():
-                        # One copy per waiter: a shared exception would collect the tracebacks of all that raise it.
-                        waiter.set_exception(copy.copy(error))
-                continue
-            for (_, waiter), is_new in zip(batch, appended, strict=True):
-                if not waiter.done():
-                    waiter.set_result(is_new)
-
-    async def _write(self, documents: Sequence[ArchivedDocument]) -> list[bool]:
-        """Append the lines of the documents that have none; return for each document whether its line is new."""
-        while True:
-            new = {key: document for document in documents if (key := _key(document)) not in self._known}
-            lines, head = [], self._head
-            for document in new.values():
-                lines.append(encode_line(document, head))
-                head = hash_of(lines[-1])
-            if not new:
-                return [False] * len(documents)
-            data, end = b"".join(lines), self._end
-            try:
-                await self._store.append(MANIFEST, end, data)
-            except ArchiveConflict:
-                await self._read_new()
-                if self._end == end:
-                    message = f"{MANIFEST} was replaced or truncated after it was read; verify the archive"
-                    raise ArchiveError(message, transient=False) from None
-                continue
-            self._end, self._head = end + len(data), head
-            for document in new.values():
-                self._note(document)
-            return [new.pop(_key(document), None) is not None for document in documents]
+    async def _write_queue(self) -> None:
+        """Append the queued documents that have no line. If other lines were appended meanwhile, read them instead."""
+        new = {key: document for key, document in self._queue.items() if key not in self._known}
+        data, head, end = b"", self._head, self._end
+        for document in new.values():
+            line = encode_line(document, head)
+            data, head = data + line, hash_of(line)
+        try:
+            await self._store.append(MANIFEST, end, data)
+        except ArchiveConflict:
+            await self._read_new()
+            if self._end == end:
+                message = f"{MANIFEST} was replaced or truncated after it was read; verify the archive"
+                raise ArchiveError(message, transient=False) from None
+            return
+        self._end, self._head = end + len(data), head
+        for key, document in new.items():
+            self._note(document)
+            self._queue.pop(key, None)
 
 
 def digest(*texts: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Names of archived files: a template's fields, cleaned so that no name from the service leads out of the archive."""
+"""Names of archived files, from a template. No value from the service can lead out of the archive."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import re
 import string
 import unicodedata
 from collections import Counter
-from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC
 
 from ..errors import ConfigurationError
 from ..models import Document, Signing
@@ -18,22 +17,10 @@ __all__ = ["DEFAULT_TEMPLATE", "Template"]
 
 DEFAULT_TEMPLATE = "{year}/{signing.name}-{signing.id}/{document.name}"
 
-_SUFFIX = ".pdf"
-_MAX_VALUE = 80  # bytes of one field
-_MAX_PART = 200  # bytes of one part; file systems allow 255
+_FIELDS = ("year", "month", "day", "signing.id", "signing.name", "document.id", "document.name")
+_MAX_VALUE, _MAX_PART = 80, 200  # bytes; file systems allow 255 in one part
 _FORBIDDEN = re.compile(r'[\\/:*?"<>|\x00-\x1f]')
 _RESERVED = re.compile(r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[0-9¹²³])\s*(\.|\Z)", re.IGNORECASE)
-
-_Value = Callable[[Signing, Document, datetime | None], str]
-_FIELDS: dict[str, _Value] = {
-    "year": lambda _, __, day: f"{day:%Y}" if day else "undated",
-    "month": lambda _, __, day: f"{day:%m}" if day else "undated",
-    "day": lambda _, __, day: f"{day:%d}" if day else "undated",
-    "signing.id": lambda signing, _, __: signing.id,
-    "signing.name": lambda signing, _, __: signing.name,
-    "document.id": lambda _, document, __: document.id,
-    "document.name": lambda _, document, __: _without_suffix(document.name),
-}
 
 
 class Template:
@@ -46,7 +33,6 @@ class Template:
     def __init__(self, text: str) -> None:
         if not isinstance(text, str) or not text:
             raise ConfigurationError(f"template: must be a non-empty string, got {text!r}")
-        self.text: str = text
         try:
             pieces = list(string.Formatter().parse(text))
         except ValueError as error:
@@ -57,57 +43,50 @@ class Template:
             if field is not None and (field not in _FIELDS or spec or conversion):
                 known = ", ".join(f"{{{name}}}" for name in _FIELDS)
                 raise ConfigurationError(f"template: unknown field {{{field}}} in {text!r}; use {known}")
-        self._fields = {field for _, field, _, _ in pieces}
-        self._parts = [list(string.Formatter().parse(part)) for part in text.split("/")]
-        if not all(self._parts) or any(part[0][0].startswith(".") for part in self._parts):
+        if any(not part or part.startswith(".") for part in text.split("/")):
             raise ConfigurationError(f"template: {text!r} has a part that is empty or begins with a dot")
+        self.text: str = text
+        self._has_id = any(field == "signing.id" for _, field, _, _ in pieces)
 
     def names(self, service: str, signing: Signing) -> dict[str, str]:
         """Return a mapping of the ids of the signing's documents to their names."""
-        plain = {document.id: self._render(signing, document) for document in signing.documents}
-        counts = Counter(_fold(name) for name in plain.values() if name is not None)
-        return {
-            document.id: self.unique_name(service, signing, document)
-            if (name := plain[document.id]) is None or counts[_fold(name)] > 1
-            else name
-            for document in signing.documents
-        }
+        parts = {document.id: self._parts(signing, document) for document in signing.documents}
+        names = {id_: _join(each) for id_, each in parts.items()}
+        counts = Counter(map(_fold, names.values()))
+        has_id = self._has_id and _clean(signing.id) == signing.id
+        for document in signing.documents:
+            is_whole = all(len(part.encode()) <= _MAX_PART for part in parts[document.id])
+            # Otherwise a document of this or of another signing could get the same name.
+            if not (has_id and is_whole and counts[_fold(_join(parts[document.id]))] == 1):
+                names[document.id] = self.unique_name(service, signing, document)
+        return names
 
     def unique_name(self, service: str, signing: Signing, document: Document) -> str:
         """Return a name with a hash of the ids."""
-        parts = self._clean_parts(signing, document)
         tag = hashlib.sha256("\0".join((service, signing.id, document.id)).encode()).hexdigest()[:16]
-        return "/".join([*parts[:-1], f"{_without_suffix(parts[-1])}-{tag}{_SUFFIX}"])
+        return _join(self._parts(signing, document), f"-{tag}")
 
-    def _render(self, signing: Signing, document: Document) -> str | None:
-        """Return the name without a hash; None if a document of another signing could get the same name."""
-        if "signing.id" not in self._fields or _clean(signing.id) != signing.id:
-            return None
-        parts = self._clean_parts(signing, document)
-        is_cut = any(len(part.encode()) >= _MAX_PART for part in parts)
-        return None if is_cut else "/".join([*parts[:-1], _without_suffix(parts[-1]) + _SUFFIX])
-
-    def _clean_parts(self, signing: Signing, document: Document) -> list[str]:
+    def _parts(self, signing: Signing, document: Document) -> list[str]:
+        """Return the parts of the path, of any length."""
         completed = document.completed_at or signing.updated_at
-        day = None if completed is None else completed.astimezone(UTC)
-        return [
-            _safe_part(
-                "".join(
-                    text + (_clean(_FIELDS[field](signing, document, day)) if field else "")
-                    for text, field, _, _ in part
-                )
-            )
-            for part in self._parts
-        ]
+        day = ["undated"] * 3 if completed is None else f"{completed.astimezone(UTC):%Y %m %d}".split()
+        name = _without_suffix(document.name)
+        values = dict(zip(_FIELDS, [*day, signing.id, signing.name, document.id, name], strict=True))
+        pieces = [string.Formatter().parse(part) for part in self.text.split("/")]
+        return ["".join(text + (_clean(values[field]) if field else "") for text, field, *_ in part) for part in pieces]
+
+
+def _join(parts: list[str], tag: str = "") -> str:
+    return f"{_without_suffix('/'.join(map(_safe_part, parts)))}{tag}.pdf"
 
 
 def _without_suffix(name: str) -> str:
-    return name[: -len(_SUFFIX)] if name.lower().endswith(_SUFFIX) else name
+    return name[:-4] if name.lower().endswith(".pdf") else name
 
 
 def _clean(value: str) -> str:
     """Replace the characters that a file name must not contain, and cut the value to a limit."""
-    text = "".join(_safe_char(char) for char in unicodedata.normalize("NFC", value))
+    text = "".join(map(_safe_char, unicodedata.normalize("NFC", value)))
     return _cut(re.sub(" +", " ", text).strip(" ."), _MAX_VALUE) or "unnamed"
 
 
@@ -122,8 +101,7 @@ def _safe_char(char: str) -> str:
 def _safe_part(text: str) -> str:
     """Return the text as a part of a path that no system treats specially."""
     part = _cut(text.strip(" ."), _MAX_PART) or "unnamed"
-    special = _RESERVED.match(part) or part.casefold().startswith(MANIFEST)
-    return f"_{part}" if special else part
+    return f"_{part}" if _RESERVED.match(part) or part.casefold().startswith(MANIFEST) else part
 
 
 def _cut(text: str, limit: int) -> str:

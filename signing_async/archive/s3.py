@@ -5,22 +5,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
+import io
 import logging
 import mimetypes
-import random
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 from .. import _checks
-from .._connections import is_refused_by_proxy, is_untrusted, roots_problem
+from .._connections import is_untrusted, roots_problem
 from .._files import is_transient
-from ..bulk import log
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
 from .stores import MissingBytes, check_lines, check_name
 
@@ -36,17 +35,14 @@ except ModuleNotFoundError:
 
 __all__ = ["S3Store"]
 
-T = TypeVar("T")
-
-_UPLOAD_PART = 8 * 2**20  # as in the AWS SDKs; S3 requires 5 MiB
 _BLOCK = 2**20
 _GETS_AT_ONCE = 8
 _PART = re.compile(r"(.+)/([0-9]{20})\.part")
 _LOCK_MODES = ("COMPLIANCE", "GOVERNANCE")
 _ERRORS = (aws.ClientError, aws.BotoCoreError, aiohttp.ClientError, OSError)
 _NO_CREDENTIALS = (aws.CredentialRetrievalError, aws.MetadataRetrievalError)
-# Transient, though some of these are an `OSError` with a number that is not the system's.
-_CONNECTION_ERRORS = (aws.ConnectionError, aws.HTTPClientError, aws.IncompleteReadError, aiohttp.ClientError)
+_LOST = (aws.ConnectionError, aws.HTTPClientError, aws.IncompleteReadError, aiohttp.ClientError)
+_TRANSIENT = (*_LOST, *_NO_CREDENTIALS, aws.FlexibleChecksumError)
 _CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
 _CONFLICT_PAUSES = (0.1, 0.3, 1.0)
 _DAMAGED = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}  # the request was damaged in transit
@@ -105,14 +101,13 @@ class S3Store:
         return f"S3Store({self.url!r})"
 
     async def put(self, name: str, source: Path, sha256: str) -> None:
-        key, metadata = self._key(name), {"sha256": sha256}
-        if (await asyncio.to_thread(source.stat)).st_size > _UPLOAD_PART:
-            # After a conflict, S3 requires that the whole upload is repeated.
-            is_new = await _retry_conflicts(lambda: self._create_in_parts(source, key, metadata))
-        else:
-            data = await asyncio.to_thread(source.read_bytes)
-            _check_hash(source, hashlib.sha256(data).hexdigest(), sha256)
-            is_new = await self._create(key, data, metadata)
+        key = self._key(name)
+        with io.FileIO(source) as file:
+            found = (await asyncio.to_thread(hashlib.file_digest, file, "sha256")).hexdigest()
+            if found != sha256:
+                message = f"{source}: changed before it was stored (sha256 mismatch: expected {sha256}, found {found})"
+                raise ArchiveError(message, transient=False, client_wide=False)
+            is_new = await self._create(key, file, bytes.fromhex(sha256), {"sha256": sha256})
         if not is_new and await self._hash(key) != sha256:
             raise ArchiveConflict(f"{self.url}: {name!r} holds another file")
 
@@ -150,7 +145,10 @@ class S3Store:
                 raise ArchiveConflict(f"{self.url}: {name!r} has {end} bytes, not {offset}")
         # A retry after a lost response is refused. The object's metadata tells who created the object.
         part, writer = _part_key(key, offset), {"writer": secrets.token_hex(16)}
-        if not await self._create(part, data, writer) and await self._metadata(part) != writer:
+        if (
+            not await self._create(part, io.BytesIO(data), hashlib.sha256(data).digest(), writer)
+            and await self._metadata(part) != writer
+        ):
             raise ArchiveConflict(f"{self.url}: {name!r} has more than {offset} bytes")
         self._ends[name] = offset + len(data)
 
@@ -203,62 +201,37 @@ class S3Store:
             content = b"".join([chunk async for chunk in self._get(_part_key(key, start))])
             return content[max(0, offset - start) :]
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(get(start)) for start in starts]
-        except* ArchiveError as errors:
-            failure = errors.exceptions[0]
-        else:
-            return [task.result() for task in tasks]
-        raise failure
+        found = await asyncio.gather(*map(get, starts), return_exceptions=True)
+        for content in found:
+            if isinstance(content, BaseException):
+                raise content
+        return [content for content in found if isinstance(content, bytes)]
 
     # Objects
 
-    async def _create(self, key: str, data: bytes, metadata: dict[str, str]) -> bool:
+    async def _create(self, key: str, content: io.FileIO | io.BytesIO, sha256: bytes, metadata: dict[str, str]) -> bool:
         """Create an object; return False if it exists, perhaps through a request whose response was lost."""
-        checks = {"ChecksumSHA256": _checksum(data), "IfNoneMatch": "*"}
-        arguments = {"Key": key, "Body": data, **checks, **self._attributes(key, metadata)}
-        return await _retry_conflicts(lambda: self._call("put_object", "PreconditionFailed", **arguments)) is not None
-
-    async def _create_in_parts(self, source: Path, key: str, metadata: dict[str, str]) -> bool:
-        started = await self._call("create_multipart_upload", Key=key, **self._attributes(key, metadata))
-        upload = {"Key": key, "UploadId": started["UploadId"]}
-        completed = None
-        try:
-            parts = await self._upload_parts(source, upload, metadata["sha256"])
-            # If the completion is retried after a lost response, the upload no longer exists.
-            refusals = ("PreconditionFailed", "NoSuchUpload")
-            content = {"MultipartUpload": {"Parts": parts}, "IfNoneMatch": "*"}
-            completed = await self._call("complete_multipart_upload", *refusals, **content, **upload)
-        finally:
-            if completed is None:
-                try:
-                    await self._call("abort_multipart_upload", "NoSuchUpload", **upload)
-                except ArchiveError as error:
-                    message = "an upload could not be aborted; its parts stay until a lifecycle rule removes them: %s"
-                    log.warning(message, error)
-        return completed is not None
-
-    async def _upload_parts(self, source: Path, upload: dict[str, str], sha256: str) -> list[dict[str, Any]]:
-        parts: list[dict[str, Any]] = []
-        whole = hashlib.sha256()
-        with await asyncio.to_thread(source.open, "rb") as file:
-            while data := await asyncio.to_thread(file.read, _UPLOAD_PART):
-                await asyncio.to_thread(whole.update, data)
-                part = {"PartNumber": len(parts) + 1, "ChecksumSHA256": await asyncio.to_thread(_checksum, data)}
-                response = await self._call("upload_part", Body=data, **part, **upload)
-                parts.append({**part, "ETag": response["ETag"]})
-        _check_hash(source, whole.hexdigest(), sha256)
-        return parts
-
-    def _attributes(self, key: str, metadata: dict[str, str]) -> dict[str, Any]:
-        kind = mimetypes.guess_type(key)[0] or "application/octet-stream"
-        attributes: dict[str, Any] = {"ChecksumAlgorithm": "SHA256", "ContentType": kind, "Metadata": metadata}
+        arguments: dict[str, Any] = {
+            "Key": key,
+            "IfNoneMatch": "*",
+            "ChecksumAlgorithm": "SHA256",
+            "ChecksumSHA256": base64.b64encode(sha256).decode(),
+            "ContentType": mimetypes.guess_type(key)[0] or "application/octet-stream",
+            "Metadata": metadata,
+        }
         if self._object_lock is not None:
             mode, days = self._object_lock
-            attributes["ObjectLockMode"] = mode
-            attributes["ObjectLockRetainUntilDate"] = datetime.now(UTC) + timedelta(days=days)
-        return attributes
+            until = datetime.now(UTC) + timedelta(days=days)
+            arguments |= {"ObjectLockMode": mode, "ObjectLockRetainUntilDate": until}
+        pauses = list(_CONFLICT_PAUSES)
+        while True:
+            content.seek(0)
+            try:
+                return await self._call("put_object", "PreconditionFailed", Body=content, **arguments) is not None
+            except _Conflict:
+                if not pauses:
+                    raise
+            await asyncio.sleep(pauses.pop(0))
 
     async def _hash(self, key: str) -> str:
         metadata = await self._metadata(key)
@@ -357,27 +330,13 @@ class _Conflict(ArchiveError):
     """Another request for the same key is in progress. The service requires a retry of this request."""
 
 
-async def _retry_conflicts(create: Callable[[], Awaitable[T]]) -> T:
-    """Return the result of ``create``; after a conflict, retry it a few times."""
-    for pause in _CONFLICT_PAUSES:
-        with suppress(_Conflict):
-            return await create()
-        await asyncio.sleep(pause * random.uniform(0.5, 1.0))
-    return await create()
-
-
 def _is_transient(error: Exception) -> bool:
     if isinstance(error, aws.ClientError):
         status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
-        is_failing = status >= 500 and status not in _NOT_SUPPORTED
-        return is_failing or status == 429 or _code(error) in _TRANSIENT_CODES
+        return _code(error) in _TRANSIENT_CODES or status == 429 or (status >= 500 and status not in _NOT_SUPPORTED)
     if isinstance(error, aws.SSLError):
         return not is_untrusted(error.kwargs["error"])
-    if isinstance(error, aws.ProxyConnectionError):
-        return not is_refused_by_proxy(getattr(error.kwargs["error"], "status", 0))
-    if isinstance(error, (*_CONNECTION_ERRORS, *_NO_CREDENTIALS, aws.FlexibleChecksumError)):
-        return True
-    return isinstance(error, OSError) and is_transient(error)
+    return isinstance(error, _TRANSIENT) or (isinstance(error, OSError) and is_transient(error))
 
 
 def _code(error: Exception) -> str | None:
@@ -391,16 +350,6 @@ def _describe(error: Exception) -> str:
     if isinstance(error, _NO_CREDENTIALS):
         return "the credentials could not be retrieved"  # the error's message contains the output of a program
     return str(error) or type(error).__name__
-
-
-def _checksum(data: bytes) -> str:
-    return base64.b64encode(hashlib.sha256(data).digest()).decode()
-
-
-def _check_hash(source: Path, found: str, expected: str) -> None:
-    if found != expected:
-        message = f"{source}: changed before it was stored (sha256 mismatch: expected {expected}, found {found})"
-        raise ArchiveError(message, transient=False, client_wide=False)
 
 
 def _part_key(key: str, offset: int) -> str:

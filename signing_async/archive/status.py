@@ -14,7 +14,7 @@ import attrs
 from .. import _checks
 from .._api import Api, Client
 from ..bulk import Results, log
-from ..dispatch.entry import SENDING, SENT, GuardedJournal, PackageState, open_journal
+from ..dispatch.entry import SENDING, SENT, GuardedJournal, NoJournal, PackageState, open_journal
 from ..dispatch.journal import ClaimLost, Journal, JournalRecord, ListedJournal
 from ..errors import InvalidRequest, NotFound, NotYetSigned
 from ..models import Document, Recipient, Signing, SigningState
@@ -108,135 +108,125 @@ async def archive_status(
         for stuck in status.signings:
             print(stuck.kind, stuck.signing.name, [recipient.email for recipient in stuck.pending])
     """
+    now = datetime.now(UTC)
     for name, value in (("after", after), ("dispatches_after", dispatches_after), ("remind_every", remind_every)):
         if not isinstance(value, timedelta) and not (name == "remind_every" and value is None):
             raise InvalidRequest(f"{name}: must be a timedelta, got {value!r}")
     if isinstance(since, timedelta):
-        since = datetime.now(UTC) - since
+        since = now - since
     elif since is not None and not _checks.is_aware(since):
         raise InvalidRequest(f"since: must be a datetime with a time zone, or a timedelta, got {since!r}")
     if isinstance(kinds, str) or not set(kinds) <= set(_ALL_KINDS):
         raise InvalidRequest(f"kinds: must be among {', '.join(_ALL_KINDS)}, got {kinds!r}")
-    if journal is None:
-        if remind_every is not None:
-            raise InvalidRequest("remind_every: needs a journal, which keeps when recipients were reminded")
-        return ArchiveStatus(await _Search(client._api, None, after, since, None, kinds).run(), ())
-    opened = open_journal(journal)
+    if journal is None and remind_every is not None:
+        raise InvalidRequest("remind_every: needs a journal, which keeps when recipients were reminded")
+    api, opened = client._api, NoJournal() if journal is None else open_journal(journal)
+    remind = None if remind_every is None else _Reminders(api, opened, now, now - remind_every)
     try:
-        if not isinstance(opened, ListedJournal):
-            raise InvalidRequest(f"journal: must be a ListedJournal, got {journal!r}")
-        dispatches = await _open_dispatches(opened, datetime.now(UTC) - dispatches_after, since)
-        return ArchiveStatus(await _Search(client._api, opened, after, since, remind_every, kinds).run(), dispatches)
+        dispatches: list[OpenDispatch] = []
+        if journal is not None:
+            if not isinstance(opened, ListedJournal):
+                raise InvalidRequest(f"journal: must be a ListedJournal, got {journal!r}")
+            async for record in opened.records():
+                if (since or record.updated_at) <= record.updated_at <= now - dispatches_after:
+                    dispatches += _open_dispatch(record)
+        pool: Results[StuckSigning] = Results(
+            _candidates(api, kinds, since, now - after),
+            lambda signing: _examine(api, signing, kinds, remind),
+            _CONCURRENCY,
+            flat=True,
+        )
+        async with pool as results:
+            found = [stuck async for stuck in results]
     finally:
         if opened is not journal:
             await opened.aclose()
+    return ArchiveStatus(
+        tuple(sorted(found, key=lambda stuck: (stuck.kind, stuck.signing.updated_at or now))), tuple(dispatches)
+    )
 
 
-async def _open_dispatches(
-    journal: ListedJournal, before: datetime, since: datetime | None
-) -> tuple[OpenDispatch, ...]:
-    found = [
-        _open_dispatch(record)
-        async for record in journal.records()
-        if record.updated_at <= before and (since is None or record.updated_at >= since)
-    ]
-    return tuple(dispatch for dispatch in found if dispatch is not None)
-
-
-def _open_dispatch(record: JournalRecord) -> OpenDispatch | None:
-    """Return the dispatch of a record; None if it has an outcome, or if the record is not of a dispatch."""
+def _open_dispatch(record: JournalRecord) -> list[OpenDispatch]:
+    """Return the dispatch of a record unless it has an outcome or the record is not of a dispatch."""
     fields: Any = None
     try:
         fields = json.loads(record.state)
         state = PackageState(**fields)
     except (ValueError, TypeError, RecursionError):
         if not isinstance(fields, dict) or "content" not in fields:
-            return None
+            return []
         # A newer version wrote the entry of a dispatch.
-        return OpenDispatch(record.key, None, True, "the journal entry cannot be decoded", record.updated_at)
+        return [OpenDispatch(record.key, None, True, "the journal entry cannot be decoded", record.updated_at)]
     if state.status == SENT:
-        return None
-    return OpenDispatch(record.key, state.signing, state.status == SENDING, state.error, record.updated_at)
+        return []
+    return [OpenDispatch(record.key, state.signing, state.status == SENDING, state.error, record.updated_at)]
 
 
-@attrs.define(eq=False)
-class _Search:
-    """One search among the signings of a tenant."""
+async def _candidates(
+    api: Api, kinds: Collection[StuckKind], since: datetime | None, before: datetime
+) -> AsyncIterator[Signing]:
+    async with aclosing(api.signings.list().pages()) as pages:
+        async for page in pages:
+            for signing in page.items:
+                updated = signing.updated_at
+                # A signing whose date is unknown is reported rather than missed.
+                if _is_wanted(signing, kinds) and (updated is None or (since or updated) <= updated <= before):
+                    yield signing
 
-    _api: Api
-    _journal: Journal | None
-    _stuck_after: timedelta
-    _since: datetime | None
-    _remind_every: timedelta | None
-    _kinds: Collection[StuckKind]
-    _now: datetime = attrs.field(factory=lambda: datetime.now(UTC), init=False)
 
-    async def run(self) -> tuple[StuckSigning, ...]:
-        pool: Results[StuckSigning] = Results(self._candidates(), self._examine, _CONCURRENCY, flat=True)
-        async with pool as results:
-            found = [stuck async for stuck in results]
-        return tuple(sorted(found, key=lambda stuck: (stuck.kind, stuck.signing.updated_at or self._now)))
+def _is_wanted(signing: Signing, kinds: Collection[StuckKind]) -> bool:
+    return signing.state is SigningState.UNKNOWN or _KIND_OF.get(signing.state) in kinds
 
-    async def _candidates(self) -> AsyncIterator[Signing]:
-        async with aclosing(self._api.signings.list().pages()) as pages:
-            async for page in pages:
-                for signing in page.items:
-                    if self._is_wanted(signing) and self._is_old(signing.updated_at):
-                        yield signing
 
-    def _is_wanted(self, signing: Signing) -> bool:
-        return signing.state is SigningState.UNKNOWN or _KIND_OF.get(signing.state) in self._kinds
-
-    def _is_old(self, updated: datetime | None) -> bool:
-        # A signing whose date is unknown is reported rather than missed.
-        if updated is None:
-            return True
-        return updated <= self._now - self._stuck_after and (self._since is None or updated >= self._since)
-
-    async def _examine(self, signing: Signing) -> list[StuckSigning]:
-        try:
-            stuck = await self._find_stuck(signing)
-        except NotFound:
-            # The signing was deleted after it was listed.
-            stuck = None
-        except Exception as error:
-            raise_if_client_wide(error)
-            stuck = StuckSigning("not_examined", signing, error=error)
-        return [] if stuck is None else [stuck]
-
-    async def _find_stuck(self, signing: Signing) -> StuckSigning | None:
+async def _examine(
+    api: Api, signing: Signing, kinds: Collection[StuckKind], remind: _Reminders | None
+) -> list[StuckSigning]:
+    try:
         if signing.state is not SigningState.SENT and not signing.documents:
             # The list may lack the documents.
-            signing = await self._api.signings.get(signing)
-            if not self._is_wanted(signing):
-                return None
-        if signing.state is SigningState.SENT:
-            pending = tuple(await self._api.recipients.pending(signing))
-            return StuckSigning("no_progress", signing, pending, reminders=await self._remind(signing, pending))
-        if signing.state is SigningState.DRAFT and signing.documents:
-            return StuckSigning("not_sent", signing, documents=signing.documents)
-        if signing.state is SigningState.COMPLETED and (documents := await self._unsealed(signing)):
-            return StuckSigning("not_sealed", signing, documents=documents)
-        return None
+            signing = await api.signings.get(signing)
+        if _is_wanted(signing, kinds):
+            if signing.state is SigningState.SENT:
+                pending = tuple(await api.recipients.pending(signing))
+                reminders = await remind.send(signing, pending) if remind is not None and pending else ()
+                return [StuckSigning("no_progress", signing, pending, reminders=reminders)]
+            if signing.state is SigningState.DRAFT and signing.documents:
+                return [StuckSigning("not_sent", signing, documents=signing.documents)]
+            if signing.state is SigningState.COMPLETED and (documents := await _unsealed(api, signing)):
+                return [StuckSigning("not_sealed", signing, documents=documents)]
+    except NotFound:
+        pass  # the signing was deleted after it was listed
+    except Exception as error:
+        raise_if_client_wide(error)
+        return [StuckSigning("not_examined", signing, error=error)]
+    return []
 
-    async def _unsealed(self, signing: Signing) -> tuple[Document, ...]:
-        unmarked = [one for one in signing.documents if one.completed_at is None and one.signed_file_path is None]
-        if len(unmarked) < len(signing.documents):
-            return tuple(unmarked)
-        # The service may send neither field for any document. Then only a download shows whether it is sealed.
-        return tuple([one for one in unmarked if not await self._is_sealed(signing, one)])
 
-    async def _is_sealed(self, signing: Signing, document: Document) -> bool:
+async def _unsealed(api: Api, signing: Signing) -> tuple[Document, ...]:
+    unmarked = [one for one in signing.documents if one.completed_at is None and one.signed_file_path is None]
+    if len(unmarked) < len(signing.documents):
+        return tuple(unmarked)
+    # The service may send neither field for any document. Then only a download shows whether it is sealed.
+    found = []
+    for document in unmarked:
         try:
-            async with self._api.documents.stream_signed(signing, document):
-                return True
+            async with api.documents.stream_signed(signing, document):
+                pass
         except NotYetSigned:
-            return False
+            found.append(document)
+    return tuple(found)
 
-    async def _remind(self, signing: Signing, pending: tuple[Recipient, ...]) -> tuple[RemindResult, ...]:
-        """Remind the pending recipients, except those who were reminded within ``remind_every``."""
-        if not pending or self._remind_every is None or self._journal is None:
-            return ()
+
+@attrs.frozen
+class _Reminders:
+    """Reminds recipients, except those who were reminded after ``latest``. The journal records when."""
+
+    _api: Api
+    _journal: Journal
+    _now: datetime
+    _latest: datetime
+
+    async def send(self, signing: Signing, pending: tuple[Recipient, ...]) -> tuple[RemindResult, ...]:
         journal = GuardedJournal(self._journal, telemetry=self._api.telemetry)
         claim = await journal.claim(f"archive-remind:{self._api.origin}:{signing.id}")
         if claim is None:
@@ -244,8 +234,7 @@ class _Search:
         results: list[RemindResult] = []
         try:
             reminded = _decode_reminded(claim.state)
-            latest = self._now - self._remind_every
-            due = [one for one in pending if one.id not in reminded or reminded[one.id] <= latest]
+            due = [one for one in pending if one.id not in reminded or reminded[one.id] <= self._latest]
             if due:
                 # Written first: if the run is killed after this, the recipients are not reminded twice.
                 await journal.write(claim, _encode_reminded(reminded | {one.id: self._now for one in due}))

@@ -9,47 +9,23 @@ import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from .._files import BINARY, check_locks, is_transient, locked, sync_folder
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError, InvalidRequest
 
-__all__ = [
-    "ArchiveStore",
-    "FolderStore",
-    "ListedStore",
-    "MissingBytes",
-    "as_store",
-    "check_lines",
-    "check_name",
-    "make_folders",
-]
+__all__ = ["ArchiveStore", "FolderStore", "ListedStore", "MissingBytes", "as_store", "check_lines", "check_name"]
+__all__ += ["make_folders"]
 
 T = TypeVar("T")
 
 _BLOCK = 1024 * 1024
 _TAIL = 4096
 # The file system, or the pair of paths, does not allow a hard link. Windows reports EINVAL.
-_NO_LINKS = (
-    errno.EXDEV,
-    errno.EPERM,
-    errno.ENOTSUP,
-    errno.EOPNOTSUPP,
-    errno.ENOSYS,
-    errno.EMLINK,
-    errno.EINVAL,
-)
+_NO_LINKS = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
 # A part of the path is not a folder, the target is not a regular file, or the file system does not allow the name.
-_UNUSABLE_NAME = (
-    errno.EEXIST,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.EILSEQ,
-)
+_UNUSABLE_NAME = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ}
 
 
 class MissingBytes(ArchiveError):
@@ -143,42 +119,35 @@ class FolderStore:
         return self.path / ".incoming"
 
     async def put(self, name: str, source: Path, sha256: str) -> None:
-        target = self._path(name)
-        await self._in_thread(partial(_put, self.path, target, source, sha256))
+        await self._in_thread(_put, self.path, self._path(name), source, sha256)
 
     async def read(self, name: str, offset: int = 0) -> AsyncIterator[bytes]:
         path = self._path(name)
-        while True:
-            block = await self._in_thread(partial(_read, path, offset))
-            if block:
-                yield block
-            if len(block) < _BLOCK:
-                return
+        while block := await self._in_thread(_read, path, offset):
+            yield block
             offset += len(block)
 
     async def append(self, name: str, offset: int, data: bytes) -> None:
-        path = self._path(name)
         check_lines(data)
-        await self._in_thread(partial(_append, self.path, path, offset, data))
+        await self._in_thread(_append, self.path, self._path(name), offset, data)
 
     async def names(self) -> AsyncIterator[str]:
         folders = [""]
         while folders:
             folder = folders.pop()
-            for name, is_folder in await self._in_thread(partial(_list, self.path / folder)):
+            for name, is_folder in await self._in_thread(_list, self.path / folder):
                 if is_folder:
                     folders.append(f"{folder}{name}/")
                 else:
                     yield f"{folder}{name}"
 
     def _path(self, name: str) -> Path:
-        """Return the path of a name. Raise `InvalidRequest` if it may lead out of the folder."""
         check_name(name)
         return self.path.joinpath(*name.split("/"))
 
-    async def _in_thread(self, work: Callable[[], T]) -> T:
+    async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         try:
-            return await asyncio.to_thread(work)
+            return await asyncio.to_thread(work, *arguments)
         except FileNotFoundError:
             raise
         except OSError as error:
@@ -199,27 +168,23 @@ def _put(root: Path, target: Path, source: Path, sha256: str) -> None:
         os.fsync(file.fileno())
     try:
         make_folders(target.parent, root)
-        is_stored = _place(source, target) or (not target.is_symlink() and _hash(target) == sha256)
+        if not _place(source, target) and (target.is_symlink() or _hash(target) != sha256):
+            raise ArchiveConflict(f"the archive {root}: {str(target.relative_to(root))!r} holds another file")
     except OSError as error:
         if error.errno not in _UNUSABLE_NAME:
             raise
         raise ArchiveConflict(_describe(root, error)) from None
-    if not is_stored:
-        raise ArchiveConflict(f"the archive {root}: {str(target.relative_to(root))!r} holds another file")
     # Even if the file was stored before: the run that placed it may have been killed before it synced the folder.
     sync_folder(target.parent)
 
 
 def make_folders(folder: Path, root: Path) -> None:
     """Make a folder in the archive ``root``, durably."""
-    if folder.is_dir():
-        return
-    if folder == root:
-        folder.mkdir(parents=True, exist_ok=True)
-    else:
-        make_folders(folder.parent, root)
-        folder.mkdir(exist_ok=True)
-    sync_folder(folder.parent)
+    if not folder.is_dir():
+        if folder != root:
+            make_folders(folder.parent, root)
+        folder.mkdir(parents=folder == root, exist_ok=True)
+        sync_folder(folder.parent)
 
 
 def _place(source: Path, target: Path) -> bool:
@@ -234,8 +199,8 @@ def _place(source: Path, target: Path) -> bool:
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-    # The source is on another file system, or hard links are not supported. Here, a writer could replace the file of
-    # another writer of the same name. With a journal, the claim of the signing allows only one writer at a time.
+    # Without links, a writer could replace the file that another one places at the same moment. With a journal, the
+    # claim of the signing allows only one writer at a time.
     if os.path.lexists(target):
         return False
     part = target.with_name(f".{secrets.token_hex(8)}.part")
@@ -274,36 +239,30 @@ def _append(root: Path, path: Path, offset: int, data: bytes) -> None:
     except FileNotFoundError:
         raise ArchiveConflict(f"the archive {root}: {path.name} does not exist") from None
     with os.fdopen(descriptor, "r+b", buffering=0), locked(descriptor):
-        end = _remove_torn_line(descriptor)
+        end = _end_of_lines(descriptor)
         if end != offset:
             raise ArchiveConflict(f"the archive {root}: {path.name} has {end} bytes, not {offset}")
-        _write(descriptor, data, offset)
+        os.ftruncate(descriptor, end)
+        os.lseek(descriptor, end, os.SEEK_SET)
+        rest = memoryview(data)
+        while rest:
+            rest = rest[os.write(descriptor, rest) :]
+        os.fsync(descriptor)
     if offset == 0:
         sync_folder(path.parent)
 
 
-def _remove_torn_line(descriptor: int) -> int:
-    """Remove the bytes after the last newline, and return the length of the file."""
-    size = end = os.fstat(descriptor).st_size
+def _end_of_lines(descriptor: int) -> int:
+    """Return the length of the file without an incomplete last line."""
+    end = os.fstat(descriptor).st_size
     while end:
         start = max(0, end - _TAIL)
         os.lseek(descriptor, start, os.SEEK_SET)
         newline = os.read(descriptor, end - start).rfind(b"\n")
         if newline >= 0:
-            end = start + newline + 1
-            break
+            return start + newline + 1
         end = start
-    if end != size:
-        os.ftruncate(descriptor, end)
-    return end
-
-
-def _write(descriptor: int, data: bytes, offset: int) -> None:
-    os.lseek(descriptor, offset, os.SEEK_SET)
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
-    os.fsync(descriptor)
+    return 0
 
 
 def _list(folder: Path) -> list[tuple[str, bool]]:

@@ -70,99 +70,91 @@ async def verify_archive(
         report = await verify_archive("archive/")
         assert report.ok, report.findings
     """
-    reporter = ProgressReporter(on_progress)
-    report = await _Verification(as_store(archive), reporter).run()
+    check = _Check(as_store(archive), ProgressReporter(on_progress))
+    await check.chain()
+    await check.files()
+    await check.extra_files()
     recorder = telemetry.active(telemetry.is_enabled())
-    for finding in report.findings:
+    for finding in check.findings:
         recorder.record(ARCHIVE_FINDINGS, 1, {FINDING: finding.kind})
-    return report
+    return ArchiveReport(check.documents, check.size, check.lines, check.head, tuple(check.findings))
 
 
-class _Verification:
+class _Check:
     """One verification: the chain of lines first, then the files."""
 
     def __init__(self, store: ArchiveStore, reporter: ProgressReporter) -> None:
         self._store = store
         self._reporter = reporter
-        self._findings: list[Finding] = []
+        self.findings: list[Finding] = []
+        self.documents = self.size = self.lines = self._end = 0
+        self.head = FIRST
         self._paths = set[bytes]()
-        self._lines = self._documents = self._size = self._end = 0
-        self._head = FIRST
         self._is_cut = False
 
-    async def run(self) -> ArchiveReport:
-        await self._check_chain()
-        await self._check_files()
-        if not self._is_cut:
-            await self._find_extra_files()
-        return ArchiveReport(self._documents, self._size, self._lines, self._head, tuple(self._findings))
-
-    async def _check_chain(self) -> None:
+    async def chain(self) -> None:
         files = size = 0
-        async for line in self._read_lines(0):
-            number = self._lines + 1
+        async for line in self._read_lines():
+            number = self.lines + 1
             if not line.endswith(b"\n"):
                 self._report("torn_line", f"line {number} is incomplete: its writer was interrupted", line=number)
                 break
-            self._lines, self._end = number, self._end + len(line)
+            self.lines, self._end = number, self._end + len(line)
             try:
                 document, previous = decode_line(line)
             except ValueError as error:
                 self._report("changed_line", f"line {number} was changed: {error}", line=number)
             else:
-                if previous != self._head:
+                if previous != self.head:
                     after = f"line {number - 1}" if number > 1 else "the start"
                     text = f"line {number} does not follow {after}: lines were removed or replaced"
                     self._report("removed_line", text, line=number)
                 files, size = files + 1, size + document.size
                 self._paths.add(digest(document.path))
-            self._head = hash_of(line)
+            self.head = hash_of(line)
         self._reporter.files_total, self._reporter.bytes_total = files, size
         self._reporter.add(0, 0)
 
-    async def _check_files(self) -> None:
-        end = number = 0
-        async for line in self._read_lines(0):
-            end, number = end + len(line), number + 1
-            if end > self._end:
-                return
+    async def files(self) -> None:
+        number = 0
+        async for line in self._read_lines():
+            number += 1
+            if number > self.lines:
+                return  # appended since the chain was read
             with suppress(ValueError):
-                document, _ = decode_line(line)
-                await self._check_file(document, number)
+                await self._check_file(decode_line(line)[0], number)
 
     async def _check_file(self, document: ArchivedDocument, number: int) -> None:
-        progress = FileProgress(self._reporter)
+        path, progress = document.path, FileProgress(self._reporter)
         found, size = hashlib.sha256(), 0
         try:
-            async for chunk in self._store.read(document.path):
+            async for chunk in self._store.read(path):
                 found.update(chunk)
                 size += len(chunk)
                 progress.add(len(chunk))
         except (FileNotFoundError, InvalidRequest):
-            text = f"{document.path!r} is missing"
-            self._report("missing_file", text, document.path, number)
+            self._report("missing_file", f"{path!r} is missing", path, number)
         else:
             if found.hexdigest() == document.sha256:
-                self._documents, self._size = self._documents + 1, self._size + size
+                self.documents, self.size = self.documents + 1, self.size + size
             else:
-                text = f"{document.path!r} was changed: sha256 mismatch, {size} bytes instead of {document.size}"
-                self._report("changed_file", text, document.path, number)
+                text = f"{path!r} was changed: sha256 mismatch, {size} bytes instead of {document.size}"
+                self._report("changed_file", text, path, number)
         progress.finish(document.size)
 
-    async def _find_extra_files(self) -> None:
-        if not isinstance(self._store, ListedStore):
+    async def extra_files(self) -> None:
+        if self._is_cut or not isinstance(self._store, ListedStore):
             return
         unknown = [name async for name in self._store.names() if name != MANIFEST and digest(name) not in self._paths]
-        if unknown:
-            # A run may have placed them since the manifest was read.
-            async for line in self._read_lines(self._end):
-                with suppress(ValueError):
-                    self._paths.add(digest(decode_line(line)[0].path))
+        # A run may have placed them since the manifest was read.
+        async for line in self._read_lines(self._end):
+            with suppress(ValueError):
+                self._paths.add(digest(decode_line(line)[0].path))
         for name in sorted(unknown):
             if digest(name) not in self._paths:
                 self._report("extra_file", f"{name!r} is in no line of the manifest", name)
 
-    async def _read_lines(self, offset: int) -> AsyncIterator[bytes]:
+    async def _read_lines(self, offset: int = 0) -> AsyncIterator[bytes]:
         try:
             async for line in split_lines(self._store.read(MANIFEST, offset)):
                 yield line
@@ -170,8 +162,8 @@ class _Verification:
             pass
         except MissingBytes as error:
             if not self._is_cut:
-                self._report("removed_line", str(error), line=self._lines + 1)
+                self._report("removed_line", str(error), line=self.lines + 1)
             self._is_cut = True
 
     def _report(self, kind: FindingKind, text: str, path: str | None = None, line: int | None = None) -> None:
-        self._findings.append(Finding(kind, text, path, line))
+        self.findings.append(Finding(kind, text, path, line))

@@ -16,6 +16,7 @@ import attrs
 
 from .. import telemetry
 from .._files import is_transient, place_new, sync_folder, unusable
+from .._tasks import finish
 from ..errors import DecodeError, InvalidRequest, NotSound, TransportError
 from ..telemetry.names import DIRECTION, TRANSFERRED
 from ..transport import wire
@@ -29,11 +30,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DOWNLOAD",
-    "Download",
     "SealedFile",
     "check_target",
     "checked_chunks",
     "load_verifier",
+    "save",
     "stream",
     "target_exists",
 ]
@@ -148,82 +149,69 @@ def load_verifier(trust: Trust | Iterable[Trust] | None) -> Callable[[Path], Non
     return verify
 
 
-class Download:
-    """A temporary file beside its target, which it replaces once it is complete and verified.
+async def save(
+    chunks: AsyncIterator[bytes],
+    target: Path,
+    *,
+    overwrite: bool,
+    verify: Callable[[Path], None] | None,
+    is_argument: bool,
+) -> SealedFile:
+    """Write the chunks to a temporary file beside ``target``, verify it, and move it there.
 
-    Disk access runs in threads, which may outlive a cancelled download. The file is therefore open only during one
-    call, and a call that ends after the cancellation removes it. If the target is an argument of the user, and its
-    folder permanently refuses the file, `InvalidRequest` is raised. Every other failure of the disk is an `OSError`.
+    If the target is an argument of the user, and its folder permanently refuses the file, `InvalidRequest` is raised.
+    Every other failure of the disk is an `OSError`.
     """
+    # The file that a link leads to is replaced, not the link.
+    place = Path(os.path.realpath(target)) if overwrite else target
+    part = place.with_name(f".{secrets.token_hex(8)}.part")
+    mode, size, digest = "xb", 0, hashlib.sha256()
+    pending: list[bytes] = []
 
-    def __init__(
-        self, target: Path, *, overwrite: bool, verify: Callable[[Path], None] | None, is_argument: bool
-    ) -> None:
-        self._target = target
-        # The file that a link leads to is replaced, not the link.
-        self._place = Path(os.path.realpath(target)) if overwrite else target
-        self._overwrite = overwrite
-        self._verify = verify
-        self._is_argument = is_argument
-        self._path = self._place.with_name(f".{secrets.token_hex(8)}.part")
-        self._mode = "xb"
-        self._digest = hashlib.sha256()
-        self._size = 0
-        self._aborted = False
-
-    async def receive(self, chunks: AsyncIterator[bytes]) -> SealedFile:
-        """Write the chunks, then move the file to its target."""
-        pending: list[bytes] = []
-        pending_bytes = 0
+    def write(*, sync: bool = False) -> None:
+        nonlocal mode, size
         try:
-            async for chunk in chunks:
-                pending.append(chunk)
-                pending_bytes += len(chunk)
-                if pending_bytes >= _WRITE_SIZE:
-                    await asyncio.to_thread(self.write, pending)
-                    pending, pending_bytes = [], 0
-            return await asyncio.to_thread(self.finish, pending)
-        except BaseException:
-            self._remove()
-            raise
-
-    def write(self, chunks: Iterable[bytes], *, sync: bool = False) -> None:
-        try:
-            with self._path.open(self._mode) as file:
-                if self._mode == "xb" and self._overwrite and self._place.exists():
-                    self._path.chmod(stat.S_IMODE(self._place.stat().st_mode))
+            with part.open(mode) as file:
+                if mode == "xb" and overwrite and place.exists():
+                    part.chmod(stat.S_IMODE(place.stat().st_mode))
                 # Append mode would create the file again if it had been removed.
-                self._mode = "r+b"
+                mode = "r+b"
                 file.seek(0, os.SEEK_END)
-                for chunk in chunks:
-                    self._digest.update(chunk)
-                    self._size += file.write(chunk)
+                for chunk in pending:
+                    digest.update(chunk)
+                    size += file.write(chunk)
                 file.flush()
                 if sync:
                     os.fsync(file.fileno())
         except OSError as error:
-            if self._is_argument and self._mode == "xb" and not is_transient(error):
-                raise InvalidRequest(f"path: cannot write {str(self._target)!r}: {error.strerror}") from None
-            raise OSError(error.errno, error.strerror, str(self._target)) from None
-        finally:
-            if self._aborted:
-                self._remove()
+            if is_argument and mode == "xb" and not is_transient(error):
+                raise InvalidRequest(f"path: cannot write {str(target)!r}: {error.strerror}") from None
+            raise OSError(error.errno, error.strerror, str(target)) from None
+        pending.clear()
 
-    def finish(self, chunks: Iterable[bytes]) -> SealedFile:
-        self.write(chunks, sync=True)
-        if self._verify is not None:
-            self._verify(self._path)
-        if not self._aborted:
-            if self._overwrite:
-                self._path.replace(self._place)
-            else:
-                try:
-                    place_new(self._path, self._target)
-                except FileExistsError:
-                    raise target_exists(self._target) from None
-            sync_folder(self._place.parent)
-        return SealedFile(self._target, self._size, self._digest.hexdigest())
+    def publish() -> None:
+        if overwrite:
+            part.replace(place)
+        else:
+            try:
+                place_new(part, target)
+            except FileExistsError:
+                raise target_exists(target) from None
+        sync_folder(place.parent)
 
-    def _remove(self) -> None:
-        self._aborted = True
-        self._path.unlink(missing_ok=True)
+    try:
+        received = 0
+        async for chunk in chunks:
+            pending.append(chunk)
+            received += len(chunk)
+            if received >= _WRITE_SIZE:
+                received = 0
+                await finish(asyncio.to_thread(write))
+        await finish(asyncio.to_thread(write, sync=True))
+        if verify is not None:
+            await asyncio.to_thread(verify, part)
+        await finish(asyncio.to_thread(publish))
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return SealedFile(target, size, digest.hexdigest())

@@ -25,7 +25,7 @@ from ..transport.decode import decode_record, parse, record, record_decoder
 from ..transport.operation import Operation
 from ..transport.response import Response
 from ..transport.retry import Safety
-from .download import DOWNLOAD, Download, SealedFile, check_target, checked_chunks, load_verifier, stream, target_exists
+from .download import DOWNLOAD, SealedFile, check_target, checked_chunks, load_verifier, save, stream, target_exists
 from .source import OpenPdf, PdfSource, Source
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class Documents:
             signing_path(signing_id)
         _check_sources(sources)
         reporter = ProgressReporter(on_progress, files_total=len(sources) if isinstance(sources, Sized) else None)
-        existing = _Existing(self._transport, self._list) if skip_existing else None
+        existing = _Existing(self) if skip_existing else None
         uploads = _BulkUpload(self, signing_id, reporter, preflight, existing)
         measured = uploads.measured(sources) if reporter.enabled and isinstance(sources, Sequence) else None
         return Results(sources, uploads.upload, concurrency, around=measured)
@@ -245,7 +245,7 @@ class Documents:
             deadline,
             signing.additions,
             signing.documents,
-            DocumentMatch(pdf.filename, pdf.size, pdf.digest, self._transport.options.assumptions),
+            self._match(pdf),
             lambda read: read(self._list(path)),
             lambda: self._transport.call(self._list(path), deadline),
         )
@@ -263,6 +263,9 @@ class Documents:
             document = await self._transport.call(operation, deadline)
             creation.note_created(document)
         return document
+
+    def _match(self, pdf: OpenPdf) -> DocumentMatch:
+        return DocumentMatch(pdf.filename, pdf.size, pdf.digest, self._transport.options.assumptions)
 
     async def download_signed(
         self,
@@ -287,27 +290,24 @@ class Documents:
         target = check_target(path)
         if not overwrite and os.path.lexists(target):
             raise target_exists(target)
-        return await self._save_signed(
-            signing_id, document_id, target, overwrite=overwrite, verify=verify, trust=trust, is_argument=True
-        )
+        verifier = load_verifier(trust) if verify or trust is not None else None
+        return await self._save_signed(signing_id, document_id, target, verifier, overwrite=overwrite, is_argument=True)
 
     async def _save_signed(
         self,
         signing_id: str | Signing,
         document_id: str | Document,
         target: Path,
+        verifier: Callable[[Path], None] | None,
         *,
-        verify: bool,
-        trust: Trust | Iterable[Trust] | None,
         overwrite: bool = True,
         is_argument: bool = False,
     ) -> SealedFile:
         """Save a sealed PDF. Unless ``target`` is an argument of the user, all failures of its disk are `OSError`."""
-        verifier = load_verifier(trust) if verify or trust is not None else None
 
         async def receive(response: wire.Response) -> SealedFile:
-            download = Download(target, overwrite=overwrite, verify=verifier, is_argument=is_argument)
-            return await download.receive(checked_chunks(response, self._max_bytes))
+            chunks = checked_chunks(response, self._max_bytes)
+            return await save(chunks, target, overwrite=overwrite, verify=verifier, is_argument=is_argument)
 
         return await self._transport.call(self._download(signing_id, document_id, receive))
 
@@ -392,9 +392,8 @@ async def _open(source: PdfSource, max_bytes: float | None, deadline: float) -> 
 class _Existing:
     """The documents that each draft held before the first of its files was sent."""
 
-    def __init__(self, transport: Transport, list_documents: Callable[[str], Operation[Listed]]) -> None:
-        self._transport = transport
-        self._list_documents = list_documents
+    def __init__(self, documents: Documents) -> None:
+        self._documents = documents
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._drafts: dict[str, list[Document]] = {}
 
@@ -402,12 +401,11 @@ class _Existing:
         """Return the draft's document for this file, or None. Each document is returned once."""
         async with self._locks[path]:
             if path not in self._drafts:
-                listed = await self._transport.call(self._list_documents(path), deadline)
+                listed = await self._documents._transport.call(self._documents._list(path), deadline)
                 if listed is None:
                     raise InvalidRequest("skip_existing: the service does not list the documents of the signing")
                 self._drafts[path] = list(listed)
-            match = DocumentMatch(pdf.filename, pdf.size, pdf.digest, self._transport.options.assumptions)
-            document = await match.find(self._drafts[path])
+            document = await self._documents._match(pdf).find(self._drafts[path])
             if document is not None:
                 self._drafts[path].remove(document)
             return document

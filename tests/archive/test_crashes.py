@@ -103,24 +103,6 @@ async def test_sweep_paused_at_any_moment_while_another_takes_over_archives_noth
         assert (at, verdict.documents, verdict.wrong) == (at, 3, [])
 
 
-async def test_file_that_lacks_only_its_line_is_not_fetched_again(filled: Sandbox, tmp_path: Path) -> None:
-    folder, path, fate = tmp_path / "archive", tmp_path / "journal", Fate()
-
-    class NoLines(FatedStore):
-        async def append(self, name: str, offset: int, data: bytes) -> None:
-            fate.is_dead = True
-            raise Died
-
-    async with SqliteJournal(path) as journal, fated_client(filled, fate) as client:
-        with pytest.raises(Died):
-            await sweep(client, NoLines(FolderStore(folder), fate), Fated(journal, fate))
-    assert len(files_in(folder)) == 1
-    async with fated_client(filled, Fate()) as client:
-        await sweep(client, FolderStore(folder), path)
-    assert count(filled)[DOWNLOAD] == 3
-    assert (await judge(filled, folder)).wrong == []
-
-
 async def test_file_that_was_changed_before_it_got_its_line_is_fetched_again(filled: Sandbox, tmp_path: Path) -> None:
     moments = await moments_of(filled, tmp_path / "count")
     for at in range(1, moments + 1):

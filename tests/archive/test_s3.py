@@ -1,4 +1,4 @@
-"""The S3 store: lost responses, uploads in parts, retention, errors. The common promises are in the suite's tests."""
+"""The S3 store: lost responses, retention, errors. The common promises are in the suite's tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.archive.s3_server import CREDENTIALS, Proxy, S3Server, failing
 from tests.archive.tenants import completed
 
 PDF = b"%PDF-1.7 sealed\n%%EOF\n"
-LARGE = bytes(range(256)) * 4096 * 20  # three parts of an upload
+LARGE = bytes(range(256)) * 4096 * 20
 SECRETS = (CREDENTIALS["AWS_SECRET_ACCESS_KEY"], CREDENTIALS["AWS_SESSION_TOKEN"])
 
 
@@ -76,23 +76,16 @@ class Once:
         return "forward"
 
 
-def uploads(s3: S3Server, bucket: str) -> int:
-    """Return how many multipart uploads are unfinished."""
-    body: bytes = s3.request("GET", f"{bucket}?uploads")[0]
-    return body.count(b"<Upload>")
-
-
 @pytest.mark.parametrize("content", [PDF, LARGE], ids=["short", "long"])
 @pytest.mark.parametrize("todo", ["lose request", "lose response", 503])
 async def test_put_is_repeated_after_a_lost_response(
-    store: S3Store, proxy: Proxy, s3: S3Server, bucket: str, tmp_path: Path, content: bytes, todo: str | int
+    store: S3Store, proxy: Proxy, tmp_path: Path, content: bytes, todo: str | int
 ) -> None:
     """The repeated request is refused by the precondition, and the object's hash tells that the first succeeded."""
-    proxy.fail = Once("PUT" if content is PDF else "POST /" + bucket + "/archive/lease.pdf?uploadId", todo)
+    proxy.fail = Once("PUT", todo)
     await put(store, "lease.pdf", content, tmp_path)
     assert proxy.fail.times == 0
     assert await content_of(store, "lease.pdf") == content
-    assert uploads(s3, bucket) == 0
 
 
 async def test_append_is_repeated_after_a_conflict_but_not_forever(store: S3Store, proxy: Proxy) -> None:
@@ -161,63 +154,15 @@ async def test_object_that_is_removed_while_it_is_stored_is_a_transient_error_of
         assert (caught.value.transient, caught.value.client_wide) == (True, False)
 
 
-@pytest.mark.parametrize(
-    "step", ["POST /{}/archive/lease.pdf?uploads", "partNumber=2", "POST /{}/archive/lease.pdf?uploadId"]
-)
-async def test_failed_upload_in_parts_leaves_nothing(
-    store: S3Store, proxy: Proxy, s3: S3Server, bucket: str, tmp_path: Path, step: str
-) -> None:
-    """Neither an object nor an unfinished upload, whose parts the bucket's owner would pay for."""
-    proxy.fail = Once(step.format(bucket), 503, times=9)
-    with pytest.raises(ArchiveError) as failed:
-        await put(store, "lease.pdf", LARGE, tmp_path)
-    assert failed.value.transient
-    assert uploads(s3, bucket) == 0
-    with pytest.raises(FileNotFoundError):
-        await content_of(store, "lease.pdf")
-    proxy.fail = Once("nothing", 503)
-    await put(store, "lease.pdf", LARGE, tmp_path)
-    assert await content_of(store, "lease.pdf") == LARGE
-
-
-async def test_cancelled_upload_in_parts_is_aborted(
-    store: S3Store, proxy: Proxy, s3: S3Server, bucket: str, tmp_path: Path
-) -> None:
-    begun = Once("partNumber=2", "forward")
-    proxy.fail = begun
-    putting = asyncio.create_task(put(store, "lease.pdf", LARGE, tmp_path))
-    await begun.happened.wait()
-    putting.cancel()
-    await asyncio.wait([putting])
-    assert putting.cancelled()
-    assert uploads(s3, bucket) == 0
-    with pytest.raises(FileNotFoundError):
-        await content_of(store, "lease.pdf")
-
-
-async def test_upload_that_cannot_be_aborted_is_logged(
-    store: S3Store, proxy: Proxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The error of the upload itself is raised."""
-    proxy.fail = lambda request: (
-        403 if "partNumber" in request.query else 503 if request.method == "DELETE" else "forward"
-    )
-    with pytest.raises(ArchiveError, match="upload_part") as failed:
-        await put(store, "lease.pdf", LARGE, tmp_path)
-    assert not failed.value.transient
-    assert "could not be aborted" in caplog.text
-
-
 @pytest.mark.parametrize("content", [PDF, LARGE], ids=["short", "long"])
 async def test_file_that_changed_before_it_was_stored_is_refused(
-    store: S3Store, s3: S3Server, bucket: str, tmp_path: Path, content: bytes
+    store: S3Store, tmp_path: Path, content: bytes
 ) -> None:
     source = tmp_path / "lease.pdf"
     source.write_bytes(content)
     with pytest.raises(ArchiveError, match=r"lease\.pdf: changed before it was stored \(sha256 mismatch") as changed:
         await store.put("lease.pdf", source, hashlib.sha256(b"checked").hexdigest())
     assert (changed.value.transient, changed.value.client_wide) == (False, False)
-    assert uploads(s3, bucket) == 0
     with pytest.raises(FileNotFoundError):
         await content_of(store, "lease.pdf")
 
@@ -253,21 +198,11 @@ async def test_object_of_another_program_is_compared_by_its_content(
 async def test_object_lock_retains_files_and_lines(s3: S3Server, proxy: Proxy, tmp_path: Path) -> None:
     """Nobody can delete them before."""
     bucket = s3.new_bucket(versioned=True)
-    asked: list[str | None] = []
-
-    def look(request: web.Request) -> str:
-        # moto ignores it for uploads in parts.
-        if request.method == "POST" and "uploads" in request.query:
-            asked.append(request.headers.get("x-amz-object-lock-mode"))
-        return "forward"
-
-    proxy.fail = look
     async with S3Store(f"s3://{bucket}", endpoint_url=proxy.url, object_lock=("COMPLIANCE", 3650)) as locked:
         await put(locked, "short.pdf", PDF, tmp_path)
         await put(locked, "long.pdf", LARGE, tmp_path)
         await locked.append("manifest.jsonl", 0, b"{}\n")
-    assert asked == ["COMPLIANCE"]
-    for key in ("short.pdf", f"manifest.jsonl/{0:020}.part"):
+    for key in ("short.pdf", "long.pdf", f"manifest.jsonl/{0:020}.part"):
         headers = s3.request("GET", f"{bucket}/{key}")[1]
         assert headers["x-amz-object-lock-mode"] == "COMPLIANCE"
         retained = datetime.fromisoformat(headers["x-amz-object-lock-retain-until-date"])
@@ -283,19 +218,6 @@ async def test_lists_of_many_pages_are_read_to_the_end(store: S3Store, proxy: Pr
         assert await content_of(other, "manifest.jsonl") == b"x\n" * 7
         assert len([name async for name in other.names()]) == 8
         await other.append("manifest.jsonl", 14, b"y\n")
-
-
-async def test_removed_part_is_an_error(store: S3Store, s3: S3Server, bucket: str) -> None:
-    """A manifest without it would look like one whose lines were removed."""
-    for number in range(3):
-        await store.append("manifest.jsonl", 2 * number, b"x\n")
-    s3.request("DELETE", f"{bucket}/archive/manifest.jsonl/{2:020}.part")
-    async with S3Store(store.url, endpoint_url=s3.url) as other:
-        with pytest.raises(ArchiveError, match="lacks the bytes from 2 on") as broken:
-            await content_of(other, "manifest.jsonl")
-        assert not broken.value.transient
-        with pytest.raises(ArchiveError, match="lacks the bytes from 2 on"):
-            await other.append("manifest.jsonl", 6, b"x\n")
 
 
 @pytest.mark.parametrize("content", [None, b"{}\n"], ids=["removed", "changed length"])
@@ -364,24 +286,6 @@ async def test_unreachable_service_is_a_transient_error(bucket: str, tmp_path: P
             await store.append("manifest.jsonl", 0, b"x\n")
         assert failed.value.transient
         assert failed.value.__cause__ is failed.value.__context__ is None
-
-
-@pytest.mark.parametrize(("status", "transient"), [(403, False), (407, False), (503, True)])
-async def test_refusal_of_a_proxy_to_connect_is_permanent(
-    s3: S3Server, monkeypatch: pytest.MonkeyPatch, status: int, transient: bool
-) -> None:
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode())
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
-        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        async with S3Store("s3://leases/archive", endpoint_url="https://s3.example.com") as store:
-            with pytest.raises(ArchiveError, match="proxy") as failed:
-                await content_of(store, "manifest.jsonl")
-    assert (failed.value.transient, failed.value.client_wide) == (transient, True)
 
 
 async def test_no_log_or_error_holds_a_secret(
