@@ -236,17 +236,20 @@ class Collector:
         self, work: _Work, entry: ArchivedDocument, unique: str, path: Path
     ) -> tuple[ArchivedDocument, bool]:
         """Place the file and append its line. If another file has the name, use the unique name."""
-        for name in dict.fromkeys((entry.path, unique)):
-            entry = attrs.evolve(entry, path=name)
-            work.pending[entry.document] = entry
-            await self.journal.write(work.claim, work.encoded())
-            try:
-                await self._store.put(name, path, entry.sha256)
-                break
-            except ArchiveConflict:
-                if name == unique:
-                    raise
+        try:
+            await self._put(work, entry, path)
+        except ArchiveConflict:
+            if entry.path == unique:
+                raise
+            entry = attrs.evolve(entry, path=unique)
+            await self._put(work, entry, path)
         return entry, await self.manifest.append(entry)
+
+    async def _put(self, work: _Work, entry: ArchivedDocument, path: Path) -> None:
+        """Place the file, after the journal has recorded its name."""
+        work.pending[entry.document] = entry
+        await self.journal.write(work.claim, work.encoded())
+        await self._store.put(entry.path, path, entry.sha256)
 
     def _make_folder(self, signing: Signing) -> Path:
         """Create a private folder for a download, on the file system of a `FolderStore`."""

@@ -132,7 +132,7 @@ class Documents:
         path = signing_path(signing_id)
         deadline = self._transport.deadline(transfer=True)
         max_bytes = self._transport.options.assumptions.max_pdf_bytes if preflight else None
-        with source.open_at_once(max_bytes) or await _open(source, max_bytes, deadline) as pdf:
+        with await _open(source, max_bytes, deadline) as pdf:
             progress = begin(pdf.size)
             document = None if existing is None else await existing.take(path, pdf, deadline)
             if document is None:

@@ -14,7 +14,6 @@ import os
 import tempfile
 import threading
 from collections.abc import AsyncIterator, Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -550,7 +549,11 @@ async def test_full_disk_is_a_transient_error_that_names_the_file_and_leaves_not
     packed = io.BytesIO(gzip.compress(bytes(LARGE)))
     source: Any = in_chunks(make_pdf(LARGE)) if kind == "stream" else gzip.GzipFile(fileobj=packed)
     before = open_files()
-    monkeypatch.setattr(tempfile, "TemporaryFile", partial(Path("/dev/full").open, "wb"))
+
+    def open_full(**_: object) -> Any:
+        return Path("/dev/full").open("wb")
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", open_full)
     with pytest.raises(InvalidRequest) as caught:
         await PdfSource(source, "lease.pdf").open(MOST)
     assert str(caught.value) == (
