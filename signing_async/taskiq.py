@@ -502,23 +502,29 @@ class _StreamBroker(RedisStreamBroker):
                     await redis.xclaim(*names, min_idle_time=0, message_ids=[entry], justid=True)
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
-        is_down = False
+        logged = logging.NOTSET  # the level of the latest message about an error that lasts
         while True:
             try:
-                if is_down:
+                if logged:
                     # Redis may have lost its data.
                     await self._declare_consumer_group()
                 found = await self._read()
             except (RedisError, OSError) as error:
                 # Without a traceback, which may show the URL with its password.
-                if not is_down:
-                    log.warning("the broker is unavailable, retrying: %s", type(error).__name__)
-                is_down = True
+                kind = type(error).__name__
+                if not logged:
+                    log.warning("the broker is unavailable, retrying: %s", kind)
+                    logged = logging.WARNING
+                # Not for the first error: Redis also refuses the first read after it lost its data.
+                elif logged < logging.ERROR and not is_transient(error):
+                    text = "the broker refuses this worker (%s): check login, permissions and certificate; retrying"
+                    log.log(logging.ERROR, text, kind)
+                    logged = logging.ERROR
                 await asyncio.sleep(_BLOCK)
                 continue
-            if is_down:
+            if logged:
                 log.info("the broker is available again")
-                is_down = False
+                logged = logging.NOTSET
             for entry, fields in found:
                 ack = self._ack_generator(entry, self.queue_name)
                 yield AckableMessage(data=self._add_entry_label(entry, fields), ack=ack)

@@ -164,3 +164,32 @@ def test_name_stays_free_if_the_move_fails(tmp_path: Path, monkeypatch: pytest.M
             place_new(tmp_path / "one", tmp_path / "target")
     place_new(tmp_path / "one", tmp_path / "target")
     assert (tmp_path / "target").read_text() == "one"
+
+
+def test_moved_file_is_kept_although_its_move_is_reported_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a network file system whose response was lost."""
+    replace = Path.replace
+
+    def unsupported(*_: object) -> None:
+        raise OSError(22, "The request is not supported")
+
+    def lose_response(source: Path, target: Path) -> None:
+        replace(source, target)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "link", unsupported)
+    monkeypatch.setattr(Path, "replace", lose_response)
+    (tmp_path / "one").write_text("one")
+    with pytest.raises(OSError, match="Input/output error"):
+        place_new(tmp_path / "one", tmp_path / "target")
+    assert (tmp_path / "target").read_text() == "one"
+
+
+def test_folder_that_cannot_be_opened_is_not_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    sync_folder(tmp_path)

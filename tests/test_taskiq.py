@@ -625,3 +625,58 @@ def test_missing_package_names_the_extra() -> None:
     code = "import sys; sys.modules['taskiq_redis'] = None; import signing_async.taskiq"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert ran.stderr.splitlines()[-1].endswith("needs taskiq_redis: pip install 'signing-async[taskiq,postgres]'")
+
+
+async def test_broker_that_cannot_be_closed_is_logged_without_its_url(
+    place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    streams = place.streams()
+    close = streams.connection_pool.disconnect
+
+    async def fail() -> None:
+        await close()
+        raise ConnectionError(place.url)
+
+    monkeypatch.setattr(streams.connection_pool, "disconnect", fail)
+    async with enqueuing(streams) as enqueue:
+        await enqueue(packages(tmp_path, 1)[0])
+    assert await place.left() == (1, 0)
+    assert "the broker could not be closed: ConnectionError" in caplog.text
+    assert place.url not in caplog.text
+
+
+async def test_worker_that_redis_refuses_logs_one_error_and_continues_when_it_is_permitted(
+    redis: RedisServer, place: Workplace, sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "signing_async")
+    tries, worker = 0, place.worker()
+    declare = worker._declare_consumer_group
+
+    async def counted() -> None:
+        nonlocal tries
+        tries += 1
+        await declare()
+
+    worker._declare_consumer_group = counted
+    (package,) = packages(tmp_path, 1)
+    async with Redis.from_url(place.url) as direct, enqueuing(place.streams()) as enqueue, working(worker):
+        await place.emptied()
+        await direct.execute_command("ACL", "SETUSER", "default", "-xreadgroup", "-xautoclaim")
+        async with asyncio.timeout(60):
+            while "the broker is unavailable" not in caplog.text:  # a read that began before is permitted
+                await asyncio.sleep(0.02)
+            enqueued = await enqueue(package)
+            before = tries
+            while tries < before + 4:
+                await asyncio.sleep(0.02)
+        await direct.execute_command("ACL", "SETUSER", "default", "+@all")
+        assert (await enqueued.wait(0.02, timeout=60)).error is None
+    logged = [(record.levelname, record.message) for record in caplog.records if "broker" in record.message]
+    assert logged == [
+        ("WARNING", "the broker is unavailable, retrying: NoPermissionError"),
+        (
+            "ERROR",
+            "the broker refuses this worker (NoPermissionError): check login, permissions and certificate; retrying",
+        ),
+        ("INFO", "the broker is available again"),
+    ]

@@ -58,8 +58,7 @@ class Unfinished:
         self._task = None
 
     async def _is_done(self) -> bool:
-        # A task of an earlier event loop ended with that loop.
-        if self._task is not None and self._task.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait([self._task], timeout=self._timeout)
-            return self._task.done()
-        return True
+        if self._task is None or self._task.done():
+            return True
+        await asyncio.wait([self._task], timeout=self._timeout)
+        return self._task.done()

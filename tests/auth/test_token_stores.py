@@ -329,3 +329,11 @@ async def test_process_killed_at_any_step_of_a_save_leaves_a_whole_token(
         os.utime(entry, (1, 1))
     await FileTokenStore(path).save(FULL)
     assert names(tmp_path) == ["token.json"]
+
+
+def test_folder_is_refused_as_path(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigurationError, match=rf"^FileTokenStore: path: must be a file, got the folder {re.escape(str(tmp_path))}$"
+    ):
+        FileTokenStore(tmp_path)
+    assert repr(FileTokenStore(tmp_path / "t.json")) == f"FileTokenStore('{tmp_path}/t.json')"

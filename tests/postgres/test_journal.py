@@ -356,3 +356,19 @@ async def test_cancelled_claim_that_fails_can_be_repeated(postgres: PostgresServ
             while one._leases._tasks:
                 await asyncio.wait(tuple(one._leases._tasks))
         await claimed(one, "a")
+
+
+@pytest.mark.parametrize("in_transaction", [False, True])
+async def test_operation_whose_connection_is_closed_is_repeated(dsn: str, in_transaction: bool) -> None:
+    attempts: list[int] = []
+
+    async def work(connection: Any) -> Any:
+        attempts.append(1)
+        async with connection.transaction() if in_transaction else contextlib.nullcontext():
+            if len(attempts) == 1:
+                connection.terminate()
+            return await connection.fetchval("SELECT 7")
+
+    async with PostgresJournal(dsn, timeout=5) as journal:
+        assert await journal._engine.perform(work) == 7
+    assert len(attempts) == 2

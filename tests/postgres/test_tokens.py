@@ -670,3 +670,17 @@ def test_missing_asyncpg_names_the_extra() -> None:
     code = "import sys; sys.modules['asyncpg'] = None; import signing_async.postgres"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert "signing_async.postgres needs asyncpg: pip install 'signing-async[postgres]'" in ran.stderr.splitlines()[-1]
+
+
+async def test_load_that_outlives_the_lock_does_not_keep_it(postgres: PostgresServer, dsn: str) -> None:
+    async with PostgresTokenStore(dsn, "anna") as store, PostgresTokenStore(dsn, "anna", grace=1e-6) as other:
+        await store.save(OLD)
+        async with contextlib.AsyncExitStack() as held, store.lock():
+            await cut_off(postgres)
+            await held.enter_async_context(other.lock())
+            loading = asyncio.create_task(store.load())
+            await asyncio.sleep(0.2)
+            assert not loading.done()
+        assert await asyncio.wait_for(loading, 30) == OLD
+        async with asyncio.timeout(30), other.lock():
+            assert await other.load() == OLD

@@ -306,3 +306,12 @@ asyncio.run(gate.aclose())
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.split() == ["True", "True", "True", "heard", "published"], done.stderr
     assert "Traceback" not in done.stderr
+
+
+async def test_request_is_rejected_at_its_deadline_while_slots_are_being_reserved(shared: RedisServer) -> None:
+    async with slow_way(shared.port) as way, RedisRateLimiter(way.url, "way", rate=50) as gate:
+        await open_for(gate, 5)
+        await asyncio.sleep(0.25)
+        way.delay = 0.3
+        passed = [await open_for(gate, 0.05) for _ in range(3)]
+        assert passed[-1] is False
