@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import InvalidSignature, MalformedEvent, TransportError
+from ..errors import ConfigurationError, InvalidSignature, MalformedEvent, TransportError
 from ..webhooks import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, WebhookVerifier, diagnose
 from .command_base import Seconds, State, command, common_options, read_bytes, shared_options, text_file
 from .output import on_one_line
@@ -98,7 +98,10 @@ def verify(state: State, body: str, source: str | None, scheme: Scheme, any_age:
         raise click.UsageError(f"no signature: use --signature VALUE, or --header '{scheme.header}: VALUE'")
     secret = _load_secret(state, source, body)
     scheme = replace(scheme, tolerance=math.inf) if any_age else scheme
-    verifier = WebhookVerifier(secret, scheme)
+    try:
+        verifier = WebhookVerifier(secret, scheme)
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from None
     content = read_bytes(body)
     try:
         verifier.verify(content, **delivery)
@@ -187,6 +190,8 @@ def check(state: State, url: str, source: str | None, **options: Any) -> None:
 
     try:
         state.run(run())
+    except ConfigurationError as error:
+        raise click.UsageError(str(error)) from None
     except TransportError as error:
         if state.json:
             state.out.result({"url": url, "ok": False, "message": str(error)})

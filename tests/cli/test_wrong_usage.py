@@ -49,6 +49,8 @@ REFUSED = {
     "download x lease.pdf --all": "use either DOCUMENTS or --all, not both",
     "download x lease.pdf --verify -o -": "--output -: cannot be used with --verify",
     "demo --folder /dev/null/x": "--folder: could not create the folder '/dev/null/x': Not a directory",
+    "doctor --output ''": "Error: --output: '.' is a folder",
+    "doctor --output text": "Error: --output: text exists: use --force to replace it",
     # Dispatch
     "dispatch none.csv": "Error: none.csv: cannot be opened: No such file or directory",
     "dispatch .": "Error: .: not a regular file",
