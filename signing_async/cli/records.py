@@ -15,21 +15,22 @@ if TYPE_CHECKING:
 def signing_facts(signing: Signing) -> dict[str, Any]:
     """Return a signing's fields, without its documents."""
     names = ("language", "signing_order", "message", "is_draft", "is_completed", "cancelled_at", "updated_at")
-    facts = {"id": signing.id, "name": signing.name, "state": signing.state.value}
-    return {**signing.extra, **facts, **{name: getattr(signing, name) for name in names}}
+    return {**_facts(signing, "id", "name", *names), "state": signing.state.value}
 
 
 def document_facts(document: Document) -> dict[str, Any]:
     """Return a document's fields."""
-    facts = {"id": document.id, "name": document.name, "completed_at": document.completed_at}
-    return {**document.extra, **facts, "signed_file_path": document.signed_file_path}
+    return _facts(document, "id", "name", "completed_at", "signed_file_path")
 
 
 def recipient_facts(state: State, recipient: Recipient) -> dict[str, Any]:
     """Return a recipient's fields, and whether they have finished."""
-    names = ("id", "email", "first_name", "last_name", "signing_method", "order")
-    facts = {name: getattr(recipient, name) for name in names}
-    return {**recipient.extra, **facts, "finished": is_done(state, recipient)}
+    facts = _facts(recipient, "id", "email", "first_name", "last_name", "signing_method", "order")
+    return {**facts, "finished": is_done(state, recipient)}
+
+
+def _facts(record: Signing | Document | Recipient, *names: str) -> dict[str, Any]:
+    return {**record.extra, **{name: getattr(record, name) for name in names}}
 
 
 def all_facts(state: State, signing: Signing, recipients: Sequence[Recipient]) -> dict[str, Any]:
