@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import multiprocessing
 import os
+import secrets
 import signal
 import sqlite3
 import subprocess
@@ -25,6 +26,7 @@ import pytest
 
 import signing_async.storage.claims
 from signing_async import Claim, ConfigurationError, InvalidRequest, JournalError, SqliteJournal
+from signing_async.storage.claims import OwnerLock
 from tests.dispatch.holders import holder, taken
 
 
@@ -123,6 +125,41 @@ async def test_opening_a_locked_file_is_retried_until_the_timeout(path: Path) ->
         async with SqliteJournal(path, timeout=0.05) as journal:
             with pytest.raises(JournalError, match="locked"):
                 await journal.claim("lease")
+
+
+async def test_lock_file_removed_before_it_was_locked_is_created_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+    token = secrets.token_hex
+
+    def locked(handle: int) -> bool:
+        if len(names) == 1:
+            next(path.parent.glob("*.lock")).unlink()
+        return True
+
+    def token_hex(size: int) -> str:
+        names.append(token(size))
+        return names[-1]
+
+    monkeypatch.setattr(signing_async.storage.claims, "try_lock", locked)
+    monkeypatch.setattr(secrets, "token_hex", token_hex)
+    async with SqliteJournal(path) as journal:
+        await taken(journal)
+        assert [lock.name for lock in path.parent.glob("*.lock")] == [f"the.journal.{names[1]}.lock"]
+
+
+async def test_claim_whose_owner_cannot_be_checked_is_held(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with SqliteJournal(path) as one, SqliteJournal(path) as other:
+        await taken(one)
+        await taken(other, "another")
+
+        def fail(self: OwnerLock, owner: str) -> bool:
+            raise OSError(24, "Too many open files")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(OwnerLock, "is_alive", fail)
+            assert await other.claim("lease") is None
 
 
 async def test_event_loop_is_not_blocked_while_the_file_is_locked(path: Path) -> None:
