@@ -187,7 +187,7 @@ async def verify(state: State, to: str) -> None:
         facts = {"finding": finding.kind, "path": finding.path, "line": finding.line, "text": finding.text}
         state.out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")
     facts = {"ok": found.ok, "documents": found.documents, "bytes": found.size, "head": found.head}
-    verdict = "the archive matches its manifest" if found.ok else f"{len(found.findings)} findings"
+    verdict = "the archive matches its manifest" if found.ok else count(len(found.findings), "finding")
     text = f"{count(found.documents, 'document')} ({found.size} bytes): {verdict}. Head: {found.head}"
     state.out.result({"summary": {**facts, "lines": found.lines, "findings": len(found.findings)}}, text)
     state.end(0 if found.ok else NOT_SOUND)

@@ -13,13 +13,14 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .._sample_pdf import sample_pdf as sample_pdf
     from .profile import Profile as Profile
     from .refused import Refused as Refused
     from .server import Sandbox as Sandbox
 
-__all__ = ["Profile", "Refused", "Sandbox"]
+__all__ = ["Profile", "Refused", "Sandbox", "sample_pdf"]
 
-_MODULES = {"Profile": "profile", "Refused": "refused", "Sandbox": "server"}
+_MODULES = {"Profile": "profile", "Refused": "refused", "Sandbox": "server", "sample_pdf": "._sample_pdf"}
 _REQUIRED = {
     "cryptography": "cryptography",
     "fontTools": "fonttools",
