@@ -429,3 +429,8 @@ def test_without_home_folder_only_a_token_file_is_an_error(monkeypatch: pytest.M
     assert Settings.load() == Settings()
     with pytest.raises(ConfigurationError, match="there is no home folder for a token file"):
         _ = Settings(base_url="https://a.example.com").store
+
+
+def test_config_path_with_null_byte_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read: embedded null byte"):
+        Settings.load("config\0.toml")
