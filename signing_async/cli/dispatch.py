@@ -128,6 +128,7 @@ async def dispatch(
         state.out.result({"dry_run": facts}, f"{manifest}: {counts}: all valid. Nothing was sent.")
         return
     run = _Run(state, opened, checked, report, place, by_workers=url is not None, enqueues=url is not None and not wait)
+    state.on_attempt = run.note_attempt
     async with open_journal(place) as opened_journal, _sender(state, url, place, seconds, wait) as sender:
         await run.send(sender, opened_journal, concurrency)
     run.end()
@@ -245,6 +246,7 @@ class _Run:
     """How often Ctrl-C was pressed. The first finishes the packages under way, the second cancels them."""
     errors: dict[int, BaseException] = attrs.field(factory=dict)
     """One error for each exit code."""
+    display: ProgressDisplay | None = None
 
     async def send(self, sender: Any, journal: Journal, concurrency: int) -> None:
         """Send all packages and print their results. After Ctrl-C, begin no other package."""
@@ -259,18 +261,13 @@ class _Run:
             else:
                 cancel()
 
-        def note_attempt(attempt: Attempt) -> None:
-            # A draft that was perhaps created is not looked for.
-            if attempt.ambiguous and attempt.operation != "signings.create":
-                display.note("settling an unknown outcome")
-
-        self.state.on_attempt = note_attempt
         out.say(f"Journal: {without_password(self.journal)}", journal=without_password(self.journal))
         with (
             on_signal(signal.SIGINT, interrupt),
             without_log_of("package %s was not sent", "package %s: draft %s was abandoned"),
             ProgressDisplay(out, "Sending", len(self.checked.lines)) as display,
         ):
+            self.display = display
             try:
                 async with sender.dispatch_many(self._packages(), journal, concurrency) as results:
                     async for result in results:
@@ -279,6 +276,11 @@ class _Run:
             except asyncio.CancelledError:
                 if self.interrupts < 2:
                     raise
+
+    def note_attempt(self, attempt: Attempt) -> None:
+        # A draft that was perhaps created is not looked for.
+        if self.display is not None and attempt.ambiguous and attempt.operation != "signings.create":
+            self.display.note("settling an unknown outcome")
 
     def _packages(self) -> Iterator[SigningPackage]:
         for entry, key in zip(self.manifest.entries(), self.checked.lines, strict=True):

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -23,6 +24,8 @@ def test_commands_run_on_uvloop_if_it_is_installed(monkeypatch: pytest.MonkeyPat
     assert running.run(loop()).startswith("uvloop")
     monkeypatch.setitem(sys.modules, "uvloop", None)
     assert running.run(loop()).startswith("asyncio")
+    with ThreadPoolExecutor(1) as threads:  # where signals have no handlers
+        assert threads.submit(lambda: running.run(loop())).result().startswith("asyncio")
 
 
 def test_ctrl_c_before_a_coroutine_starts_closes_it(monkeypatch: pytest.MonkeyPatch) -> None:
