@@ -15,8 +15,16 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from .._files import BINARY, check_locks, is_transient, locked, sync_folder
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError, InvalidRequest
 
-__all__ = ["ArchiveStore", "FolderStore", "ListedStore", "MissingBytes", "as_store", "check_lines", "check_name"]
-__all__ += ["make_folders"]
+__all__ = [
+    "ArchiveStore",
+    "FolderStore",
+    "ListedStore",
+    "MissingBytes",
+    "as_store",
+    "check_lines",
+    "check_name",
+    "make_folders",
+]
 
 T = TypeVar("T")
 

@@ -354,32 +354,6 @@ def test_missing_extra_is_named() -> None:
     assert "needs aiobotocore: pip install 'signing-async[s3]'" in done.stderr
 
 
-async def test_archive_in_a_bucket_is_swept_resumed_and_verified(s3: S3Server, bucket: str, tmp_path: Path) -> None:
-    """By two archives at once: each document once, the manifest whole. A changed object shows."""
-    async with Sandbox(seed=7) as sandbox, S3Store(f"s3://{bucket}/archive", endpoint_url=s3.url) as store:
-        async with SigningClient(sandbox.base_url, sandbox.access_token()) as client:
-            for number in range(6):
-                await completed(sandbox, client, f"Lease {number}", ("lease.pdf", "plan.pdf"))
-
-            async def sweep() -> int:
-                async with (
-                    S3Store(store.url, endpoint_url=s3.url) as own,
-                    Archive(client, own, journal=tmp_path / "journal") as archive,
-                ):
-                    results = [result async for result in archive.sweep()]
-                assert [result.error for result in results if result.error] == []
-                return len(results)
-
-            assert sum(await asyncio.gather(sweep(), sweep())) == 12
-            assert await sweep() == 0
-        report = await verify_archive(store)
-        assert (report.ok, report.documents, report.lines) == (True, 12, 12)
-        name = next(name for name in [name async for name in store.names()] if name.endswith("lease.pdf"))
-        s3.request("DELETE", f"{bucket}/archive/{name.replace(' ', '%20')}")
-        s3.request("PUT", f"{bucket}/archive/extra.pdf", PDF)
-        assert [finding.kind for finding in (await verify_archive(store)).findings] == ["missing_file", "extra_file"]
-
-
 @pytest.mark.parametrize(
     ("error", "transient"),
     [
