@@ -126,7 +126,7 @@ class Request:
     accept: str = JSON
     headers: Mapping[str, str] = {}
     response: Response | None = attrs.field(default=None, init=False)
-    """The response, as far as it has arrived; also after an error."""
+    """The response, or the part of it that has arrived; also after an error."""
 
     @property
     def url(self) -> URL:
