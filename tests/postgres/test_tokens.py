@@ -684,3 +684,21 @@ async def test_load_that_outlives_the_lock_does_not_keep_it(postgres: PostgresSe
         assert await asyncio.wait_for(loading, 30) == OLD
         async with asyncio.timeout(30), other.lock():
             assert await other.load() == OLD
+
+
+async def test_waiting_worker_queues_again_when_the_server_ends_its_wait(dsn: str) -> None:
+    async with PostgresTokenStore(dsn, "anna", timeout=4) as one, PostgresTokenStore(dsn, "anna", timeout=4) as two:
+        async with one.lock():
+            waiting = asyncio.create_task(locked_save(two, NEW))
+            await asyncio.sleep(2.5)  # the server ends a wait after half of the timeout
+            assert not waiting.done()
+        await asyncio.wait_for(waiting, 30)
+        assert await one.load() == NEW
+
+
+async def test_table_of_an_earlier_version_is_refused_with_advice(postgres: PostgresServer, dsn: str) -> None:
+    async with PostgresTokenStore(dsn, "anna") as store:
+        await store.create_table()
+        await postgres.execute(f"ALTER TABLE {dsn.rpartition('=')[2]}.signing_tokens RENAME COLUMN token TO gone")
+        with pytest.raises(AuthError, match=r"an earlier version made .*: finish its work there, then rename it$"):
+            await store.load()
