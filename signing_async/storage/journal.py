@@ -9,7 +9,6 @@ import re
 import secrets
 import socket
 import sqlite3
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
@@ -148,12 +147,8 @@ class SqliteJournal(_TableJournal):
         return f"SqliteJournal({str(self.path)!r})"
 
     def __del__(self) -> None:
-        engine = getattr(self, "_engine", None)  # the constructor may have raised
-        if engine is not None and engine.lock.is_held:
-            engine.lock.release()
-            warnings.warn(
-                f"{self!r} was not closed: use `async with`, or await aclose()", ResourceWarning, stacklevel=2
-            )
+        if hasattr(self, "_engine"):  # the constructor may have raised
+            self._engine.warn_if_open(self)
 
     async def claim(self, key: str) -> Claim | None:
         check_key(key)

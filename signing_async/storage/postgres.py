@@ -56,6 +56,8 @@ TRANSIENT = (
     asyncpg.TransactionTimeoutError,
     asyncpg.TransactionRollbackError,
     asyncpg.InvalidCachedStatementError,
+    # Two workers have claimed events of one signing at once: the next snapshot shows it.
+    asyncpg.UniqueViolationError,
     # The server closed the connection as the operation began.
     asyncpg.InternalClientError,
 )
@@ -108,6 +110,7 @@ class PostgresEngine:
             raise ConfigurationError(f"postgres: must be a DSN or an asyncpg.Pool, got {source!r}")
         self._failure = failure
         self._closed = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         if not isinstance(table, str) or not _TABLE_NAME.fullmatch(table):
             raise ConfigurationError(f"table: must be a lower-case identifier, name or schema.name, got {table!r}")
         self.table: str = ".".join(f'"{part}"' for part in table.split("."))
@@ -139,12 +142,18 @@ class PostgresEngine:
         """Return the statement with the table's name and the given parts filled in."""
         return statement.format(table=self.table, name=self.name, **parts)
 
-    async def run(self, statement: str, *parameters: object) -> Sequence[Any]:
+    async def run(self, statement: str, *parameters: object, durable: bool = True) -> Sequence[Any]:
         """Run a statement, which must be repeatable: it is run again if its response is lost."""
         return await self.perform(lambda connection: connection.fetch(statement, *parameters))
 
     async def perform(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None = None) -> T:
-        """Return the result of ``work`` on any connection, which ``kept`` releases when it is closed."""
+        """Return the result of ``work`` on any connection, which ``kept`` releases when it is closed.
+
+        Without ``kept`` the work is done in the event loop that has opened the connections, while that runs.
+        """
+        loop = self._loop
+        if kept is None and loop is not None and loop is not asyncio.get_running_loop() and loop.is_running():
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.perform(work), loop))
         problem, is_table_missing, final = "no response", False, None
         pool = await self._open()
         with contextlib.suppress(TimeoutError):
@@ -236,6 +245,10 @@ class PostgresEngine:
     async def _open(self) -> Any:
         if self._closed:
             raise self._make_error("the connection is closed")
+        loop = asyncio.get_running_loop()
+        if self._dsn is not None and self._loop is not loop:
+            self._pool = None
+        self._loop = loop
         if self._pool is None:
             assert self._dsn is not None
             dsn = self._dsn
@@ -254,6 +267,10 @@ class PostgresEngine:
 
     async def aclose(self) -> None:
         """Close the connections opened here."""
+        loop = self._loop
+        if loop is not None and loop is not asyncio.get_running_loop() and loop.is_running():
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.aclose(), loop))
+            return
         self._closed = True
         if self._dsn is None or self._pool is None:
             return

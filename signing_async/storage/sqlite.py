@@ -13,6 +13,7 @@ import sqlite3
 import stat
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -80,6 +81,7 @@ class SqliteEngine:
         statement: str,
         *parameters: object,
         undo: Callable[[list[Any]], tuple[Any, ...] | None] | None = None,
+        durable: bool = True,
     ) -> list[Any]:
         """Run a statement in a transaction, and return its rows once they are durable.
 
@@ -91,7 +93,9 @@ class SqliteEngine:
             undoing = None if undo is None else undo(rows)
             return None if undoing is None else partial(_execute, statement=undoing[0], parameters=undoing[1:])
 
-        return await self.perform(partial(_execute, statement=statement, parameters=parameters), undo_rows)
+        return await self.perform(
+            partial(_execute, statement=statement, parameters=parameters), undo_rows, durable=durable
+        )
 
     async def perform(
         self, work: Work[T], undo: Callable[[T], Work[object] | None] | None = None, *, durable: bool = True
@@ -112,11 +116,13 @@ class SqliteEngine:
                 self._undo(operation)
             raise
 
-    def perform_blocking(self, work: Work[T]) -> T:
-        """Run work and return its result like `perform`, but block: for threads without an event loop."""
-        waiter: Future[T] = Future()
-        self._submit(_Operation(work, waiter))
-        return waiter.result()
+    def warn_if_open(self, owner: object) -> None:
+        """Warn that ``owner`` was not closed; for its ``__del__``."""
+        if self.lock.is_held:
+            self.lock.release()
+            warnings.warn(
+                f"{owner!r} was not closed: use `async with`, or await aclose()", ResourceWarning, stacklevel=3
+            )
 
     async def aclose(self) -> None:
         """Finish the submitted work, close the file and release the lock."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Protocol
 
 from .. import _checks
 from ..errors import InboxError, InvalidRequest
@@ -79,14 +79,6 @@ class InboxStats:
     oldest_pending: datetime | None
 
 
-class Backlog(NamedTuple):
-    """The events that need attention."""
-
-    pending: int
-    dead: int
-    oldest_pending: datetime | None
-
-
 @dataclass(frozen=True, slots=True)
 class EventFilter:
     """Selects stored events. The empty filter selects all."""
@@ -129,9 +121,6 @@ class EventStore(Protocol):
 
     async def add(self, event: Event, body: bytes) -> bool:
         """Store an event durably; return False if its id is known, even if the event was purged."""
-
-    def add_blocking(self, event: Event, body: bytes) -> bool:
-        """Store an event from a thread without an event loop, like `add`."""
 
     async def claim(self, limit: int) -> list[EventClaim]:
         """Claim up to ``limit`` due events, the longest due first; count an attempt for each.
@@ -176,11 +165,3 @@ class EventStore(Protocol):
 
     async def aclose(self) -> None:
         """Release all claims and close the store."""
-
-
-@runtime_checkable
-class MeasuredStore(Protocol):
-    """A store that can count the events that need attention without reading all others."""
-
-    async def backlog(self) -> Backlog:
-        """Count the pending and the dead events."""

@@ -8,23 +8,30 @@ import contextvars
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from inspect import isawaitable, iscoroutinefunction
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 from .. import _checks
 from .._encryption import Keys, Sealer, hide_keys
 from .._tasks import finish
 from ..errors import ConfigurationError, InboxError
-from ..telemetry import is_enabled
+from ..storage.events import SqliteEventStore
+from ..telemetry import Telemetry, active, is_enabled, names
 from .event import Event
-from .event_store import EventFilter, EventStatus, EventStore, InboxStats, StoredEvent, check_pattern, event_error
-from .inbox_worker import MAX_TEXT, Outcome, Worker
-from .sqlite_inbox import SqliteEventStore
+from .event_store import (
+    EventClaim,
+    EventFilter,
+    EventStatus,
+    EventStore,
+    InboxStats,
+    StoredEvent,
+    check_pattern,
+    event_error,
+)
 from .wakeups import Wakeups
 
 __all__ = ["Drop", "EventHandler", "HandlerRetryPolicy", "Inbox", "RetryLater"]
@@ -36,10 +43,15 @@ H = TypeVar("H", bound=EventHandler)
 
 _DAY = 86_400.0
 _PURGE_EVERY = 3600.0
+_REPORT_EVERY = 10.0
+_IDLE = 1.0
+_PAUSE = 1.0
+"""Seconds to wait while the store fails."""
 _UNCOUNTED_PAUSE = 5.0
 """Seconds, at least, after which an event whose attempt did not count is due again: behind the other due events."""
 _LONGEST = 1e9
 """Seconds, about 30 years: a longer span leads to dates that cannot be represented."""
+_MAX_TEXT = 1000
 
 
 class Drop(Exception):
@@ -79,6 +91,25 @@ class HandlerRetryPolicy:
         """Return the seconds to wait after this number of attempts."""
         longest = min(self.base_delay * 2.0 ** min(attempts - 1, 64), self.max_delay)
         return random.uniform(longest / 2, longest)
+
+
+class Outcome(NamedTuple):
+    """The end of an attempt: a final status, or a retry in some seconds."""
+
+    status: EventStatus = EventStatus.HANDLED
+    error: str | None = None
+    retry_in: float | None = None
+    counts: bool = True
+    """Whether a retried attempt counts."""
+    error_type: str | None = None
+    """The name of the exception's class."""
+
+    @property
+    def name(self) -> str:
+        """The status, ``retry`` or ``not_counted``."""
+        if self.retry_in is None:
+            return self.status
+        return "retry" if self.counts else "not_counted"
 
 
 class Inbox:
@@ -127,7 +158,7 @@ class Inbox:
         self.handler_timeout: float = _checks.number("handler_timeout", handler_timeout, above=0)
         if isinstance(store, str | os.PathLike):
             store = SqliteEventStore(store)
-        elif not hasattr(store, "add_blocking"):
+        elif not hasattr(store, "claim"):
             raise ConfigurationError(f"inbox: must be a path or an EventStore, got {store!r}")
         self.store: EventStore = store
         if wakeups is not None and not hasattr(wakeups, "publish"):
@@ -154,10 +185,6 @@ class Inbox:
     async def add(self, event: Event, body: bytes) -> bool:
         """Store an event durably; return False if its id is known. Raises `InboxError` if it could not be stored."""
         return await self.store.add(_storable(event), self._sealer.seal(body, _place(event.key)))
-
-    def add_blocking(self, event: Event, body: bytes) -> bool:
-        """Store an event from a thread without an event loop, like `add`."""
-        return self.store.add_blocking(_storable(event), self._sealer.seal(body, _place(event.key)))
 
     # Handling
 
@@ -192,20 +219,23 @@ class Inbox:
         _checks.number("drain_timeout", drain_timeout, at_least=0)
         await self.store.claim(0)
         threads = ThreadPoolExecutor(concurrency, thread_name_prefix="signing-handler")
-        attempt = partial(self._attempt, threads=threads)
-        purging = asyncio.create_task(self._purge_regularly(), name="signing_async purge")
-        worker = Worker(
-            self.store,
-            attempt,
-            concurrency=concurrency,
-            drain_timeout=drain_timeout,
-            pattern_of=self._pattern_of,
-            telemetry=self._telemetry,
-        )
+        helpers = [asyncio.create_task(work) for work in (self._purge_regularly(), self._report_backlog())]
+        attempts: set[asyncio.Task[None]] = set()
         try:
-            await worker.run()
+            while True:
+                claims = await self._claim(concurrency - len(attempts))
+                for claim in claims:
+                    attempt = asyncio.create_task(self._handle(claim, threads))
+                    attempts.add(attempt)
+                    attempt.add_done_callback(attempts.discard)
+                if len(attempts) == concurrency:
+                    await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
+                elif not claims:
+                    await self._wait()
         finally:
-            purging.cancel()
+            for helper in helpers:
+                helper.cancel()
+            await finish(_drain(attempts, drain_timeout))
             threads.shutdown(wait=False)
 
     @contextlib.asynccontextmanager
@@ -234,7 +264,14 @@ class Inbox:
 
     def decrypt(self, stored: StoredEvent) -> StoredEvent:
         """Return an event of the store with its body decrypted; raise a transient `InboxError` if no key opens it."""
-        return _unsealed(stored, self._sealer)
+        if not stored.body:
+            return stored
+        try:
+            return replace(stored, body=self._sealer.unseal(stored.body, _place(stored.id)))
+        except ValueError as error:
+            # Another worker may have the key.
+            message = f"the body of event {stored.id} cannot be decrypted: {error}"
+            raise event_error(message, transient=True) from None
 
     async def retry(self, selection: EventFilter) -> int:
         """Handle the selected events again, now and as if for the first time; return how many.
@@ -254,6 +291,79 @@ class Inbox:
         return await self.store.stats()
 
     # Attempts
+
+    async def _claim(self, limit: int) -> list[EventClaim]:
+        try:
+            return await self.store.claim(limit)
+        except InboxError as error:
+            if not error.transient:
+                log.error("no more events are handled: %s", error)  # noqa: TRY400  # it is raised
+                raise
+            log.warning("cannot claim events now: %s", error)
+        await asyncio.sleep(_PAUSE)
+        return []
+
+    async def _wait(self) -> None:
+        try:
+            await self.store.wait(_IDLE)
+        except InboxError as error:
+            if not error.transient:
+                raise
+            await asyncio.sleep(_PAUSE)
+
+    async def _handle(self, claim: EventClaim, threads: ThreadPoolExecutor) -> None:
+        """Run an attempt, and record how it ended. A claim whose attempt is cancelled is released."""
+        outcome = None
+        with contextlib.suppress(asyncio.CancelledError):
+            outcome = await self._observe(claim.stored, threads)
+        if not await finish(self._record(claim, outcome)):
+            log.warning("the claim on event %s was lost: another worker handles it again", claim.stored.id)
+
+    async def _record(self, claim: EventClaim, outcome: Outcome | None) -> bool:
+        """Record the end of an attempt; return False if the claim was lost. While the store fails, try again."""
+        while True:
+            try:
+                if outcome is None:
+                    await self.store.release(claim)
+                    return True
+                if outcome.retry_in is not None:
+                    return await self.store.postpone(claim, outcome.retry_in, outcome.error, counts=outcome.counts)
+                return await self.store.settle(claim, outcome.status, outcome.error)
+            except InboxError as error:
+                event_id, problem = claim.stored.id, error
+            if outcome is None:
+                log.warning("cannot record the end of event %s: %s", event_id, problem)
+                return True
+            if not problem.transient:
+                if outcome.error is None or outcome.error.isascii():
+                    log.error(
+                        "cannot record the end of event %s: %s; it is handled again when its claim has ended",
+                        event_id,
+                        problem,
+                    )
+                    return True
+                # The store may refuse the text.
+                outcome = outcome._replace(error=_clean(outcome.error.encode("ascii", "backslashreplace").decode()))
+            log.warning("cannot record the end of event %s: %s", event_id, problem)
+            await asyncio.sleep(_PAUSE)
+
+    async def _observe(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> Outcome:
+        recorder, handler = active(self._telemetry), self._pattern_of(stored.type)
+        about = {
+            names.EVENT_ID: stored.id,
+            names.SIGNING_ID: stored.signing_id,
+            names.HANDLER: handler,
+            names.ATTEMPT_NUMBER: stored.attempts,
+        }
+        with recorder.span(names.HANDLER_SPAN, about, links=[stored.trace_context]) as span:
+            outcome = await self._attempt(stored, threads)
+            span.set({names.HANDLER_OUTCOME: outcome.name})
+            if outcome.error_type is not None:
+                span.fail(outcome.error_type)
+            if outcome.retry_in is None:
+                attributes = {names.HANDLER: handler, names.HANDLER_OUTCOME: outcome.name}
+                recorder.record(names.HANDLER_ATTEMPTS, stored.attempts, attributes)
+            return outcome
 
     async def _attempt(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> Outcome:
         """Call the handler and return how it ended."""
@@ -321,6 +431,32 @@ class Inbox:
         )
         return Outcome(error=text, retry_in=delay, error_type=kind)
 
+    async def _report_backlog(self) -> None:
+        recorder = Telemetry()
+        try:
+            while True:
+                recorder = active(self._telemetry)
+                await recorder.measure(id(self.store), self._measure)
+                await asyncio.sleep(_REPORT_EVERY)
+        finally:
+            recorder.forget(id(self.store))
+
+    async def _measure(self) -> Mapping[names.Metric, float]:
+        """Count the events that need attention; return nothing if that fails: an old value would hide the failure."""
+        try:
+            stats = await self.store.stats()
+        except Exception as error:  # also a bug in the store
+            log.warning("cannot count the pending events now: %s", error)
+            return {}
+        oldest = stats.oldest_pending
+        age = 0.0 if oldest is None else (datetime.now(UTC) - oldest).total_seconds()
+        counts = stats.counts
+        return {
+            names.PENDING_EVENTS: counts[EventStatus.PENDING],
+            names.DEAD_LETTERS: counts[EventStatus.DEAD],
+            names.OLDEST_PENDING: max(age, 0.0),
+        }
+
     async def _purge_regularly(self) -> None:
         while self.retention is not None:
             try:
@@ -330,14 +466,12 @@ class Inbox:
             await asyncio.sleep(_PURGE_EVERY)
 
 
-def _unsealed(stored: StoredEvent, sealer: Sealer) -> StoredEvent:
-    if not stored.body:
-        return stored
-    try:
-        return replace(stored, body=sealer.unseal(stored.body, _place(stored.id)))
-    except ValueError as error:
-        # Another worker may have the key.
-        raise event_error(f"the body of event {stored.id} cannot be decrypted: {error}", transient=True) from None
+async def _drain(attempts: set[asyncio.Task[None]], timeout: float) -> None:
+    if attempts:
+        await asyncio.wait(attempts, timeout=timeout)
+    for attempt in list(attempts):
+        attempt.cancel()
+    await asyncio.gather(*attempts, return_exceptions=True)
 
 
 async def _end_of(task: asyncio.Task[None]) -> None:
@@ -409,4 +543,4 @@ def _text(error: BaseException) -> str:
 
 
 def _clean(text: str) -> str:
-    return text[:MAX_TEXT].encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")[:MAX_TEXT]
+    return text[:_MAX_TEXT].encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")[:_MAX_TEXT]

@@ -10,9 +10,8 @@ import queue
 import re
 import threading
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass, replace
-from functools import partial
 from inspect import isawaitable
 from typing import Any, Protocol
 
@@ -110,8 +109,10 @@ class EventQueue(Protocol):
         ...
 
 
+Steps = Generator[Any, Any, Decision]
+"""Yields what a handler or a store returned, to be awaited if it is awaitable, and gets the result; ends with the
+decision. So event loops and threads share the steps."""
 Handler = Callable[[Event], Awaitable[object] | object] | EventQueue
-Resolve = Callable[[object], Awaitable[Any]]
 
 
 class Receiver:
@@ -171,89 +172,63 @@ class Receiver:
 
     async def handle(self, method: str, headers: Headers, chunks: AsyncIterable[bytes]) -> Decision:
         """Handle a request: read the body within the limits of size and time, then `receive` it."""
-        with self._span() as span:
-            refusal = check_head(method, headers, self.verifier.max_body)
-            return await self._receive(headers, refusal or await self._read(chunks), span)
+        body = check_head(method, headers, self.verifier.max_body) or await self._read(chunks)
+        return self.refuse(body) if isinstance(body, Decision) else await self.receive(headers, body)
 
     async def receive(self, headers: Headers, body: bytes) -> Decision:
         """Decide on a delivery whose body was read, and deliver its event to the handler."""
-        with self._span() as span:
-            return await self._receive(headers, body, span)
+        self._active += 1
+        self._idle.clear()
+        try:
+            with self._span() as span:
+                steps = self._process(headers, body, span)
+                try:
+                    value = next(steps)
+                    while True:
+                        try:
+                            result = await self._resolve(value)
+                        except BaseException as error:
+                            value = steps.throw(error)
+                        else:
+                            value = steps.send(result)
+                except StopIteration as end:
+                    return _record(span, end.value)
+        finally:
+            self._active -= 1
+            if not self._active:
+                self._idle.set()
 
     def handle_blocking(self, method: str, headers: Headers, chunks: Iterable[bytes]) -> Decision:
         """Handle a request in a threaded server, like `handle`.
 
         A plain handler runs in the calling thread, an ``async`` one in an event loop that all threads share.
         """
-        with self._span() as span:
-            refusal = check_head(method, headers, self.verifier.max_body)
-            return self._receive_blocking(headers, refusal or self._read_blocking(chunks), span)
+        body = check_head(method, headers, self.verifier.max_body) or self._read_blocking(chunks)
+        return self.refuse(body) if isinstance(body, Decision) else self.receive_blocking(headers, body)
 
     def receive_blocking(self, headers: Headers, body: bytes) -> Decision:
         """Receive in a threaded server, like `receive`."""
-        with self._span() as span:
-            return self._receive_blocking(headers, body, span)
-
-    async def _read(self, chunks: AsyncIterable[bytes]) -> bytes | Decision:
-        body = bytearray()
-        try:
-            async with asyncio.timeout(self.body_timeout):
-                async for chunk in chunks:
-                    body += chunk
-                    if len(body) > self.verifier.max_body:
-                        return TOO_LARGE
-        except TimeoutError:
-            return TOO_SLOW
-        except ConnectionError:
-            return INCOMPLETE
-        return bytes(body)
-
-    def _read_blocking(self, chunks: Iterable[bytes]) -> bytes | Decision:
-        deadline = time.monotonic() + self.body_timeout
-        body = bytearray()
-        try:
-            for chunk in chunks:
-                body += chunk
-                if len(body) > self.verifier.max_body:
-                    return TOO_LARGE
-                if time.monotonic() > deadline:
-                    return TOO_SLOW
-        except OSError:
-            return TOO_SLOW if time.monotonic() > deadline else INCOMPLETE
-        return TOO_SLOW if time.monotonic() > deadline else bytes(body)
-
-    async def _receive(self, headers: Headers, body: bytes | Decision, span: Span) -> Decision:
-        if isinstance(body, Decision):
-            return _record(span, body)
-        self._active += 1
-        self._idle.clear()
-        try:
-            decision = _record_event(span, decide(self.verifier, headers, body), self.namespace)
-            add = partial(self._inbox.add, body=body) if self._inbox else None
-            return _record(span, await self._process(decision, self._resolve, add))
-        finally:
-            self._active -= 1
-            if not self._active:
-                self._idle.set()
-
-    def _receive_blocking(self, headers: Headers, body: bytes | Decision, span: Span) -> Decision:
         if self._queue is not None:
             raise ConfigurationError(
                 "hand_off: an asyncio.Queue cannot be filled from threads, use a queue.Queue or a function"
             )
-        if isinstance(body, Decision):
-            return _record(span, body)
-        decision = _record_event(span, decide(self.verifier, headers, body), self.namespace)
-        add = partial(self._inbox.add_blocking, body=body) if self._inbox else None
-        processing = self._process(decision, self._resolve_blocking, add)
-        try:
-            while True:  # _resolve_blocking never suspends, so the first send() ends the coroutine
-                processing.send(None)
-        except StopIteration as end:
-            return _record(span, end.value)
+        with self._span() as span:
+            steps = self._process(headers, body, span)
+            try:
+                value = next(steps)
+                while True:
+                    try:
+                        if isawaitable(value):
+                            value = asyncio.run_coroutine_threadsafe(self._resolve(value), thread_loop()).result()
+                    except BaseException as error:
+                        value = steps.throw(error)
+                    else:
+                        value = steps.send(value)
+            except StopIteration as end:
+                return _record(span, end.value)
 
     def refuse(self, decision: Decision) -> Decision:
-        """Record and return a decision that the adapter made before it read the body."""
+        """Record and return a decision that was made before the body was read."""
         with self._span() as span:
             return _record(span, decision)
 
@@ -274,73 +249,91 @@ class Receiver:
             return False
         return True
 
-    async def _process(self, decision: Decision, resolve: Resolve, add: Callable[[Event], object] | None) -> Decision:
-        event = decision.event
-        if event is None:
+    async def _read(self, chunks: AsyncIterable[bytes]) -> bytes | Decision:
+        body = bytearray()
+        try:
+            async with asyncio.timeout(self.body_timeout):
+                async for chunk in chunks:
+                    body += chunk
+                    if len(body) > self.verifier.max_body:
+                        return TOO_LARGE
+        except TimeoutError:
+            return TOO_SLOW
+        except ConnectionError:
+            return INCOMPLETE
+        return bytes(body)
+
+    def _read_blocking(self, chunks: Iterable[bytes]) -> bytes | Decision:
+        deadline = time.monotonic() + self.body_timeout
+        body = bytearray()
+        problem = None
+        try:
+            for chunk in chunks:
+                body += chunk
+                if len(body) > self.verifier.max_body:
+                    return TOO_LARGE
+                if time.monotonic() > deadline:
+                    break
+        except OSError:
+            problem = INCOMPLETE
+        return TOO_SLOW if time.monotonic() > deadline else problem or bytes(body)
+
+    def _process(self, headers: Headers, body: bytes, span: Span) -> Steps:
+        decision = decide(self.verifier, headers, body)
+        if decision.event is None:
             return decision
+        span.set({EVENT_ID: decision.event.id, SIGNING_ID: decision.event.signing_id})
+        event = replace(decision.event, trace_context=span.context, namespace=self.namespace)
         if self._draining:
             return self._unavailable("shutting down", "shutting_down")
-        if add is not None:
-            return await self._store(event, resolve, add)
+        if self._inbox is None:
+            return (yield from self._deliver(event))
+        try:
+            is_new = yield self._inbox.add(event, body)
+        except Exception:
+            log.exception("could not store event %s: it must be delivered again", event.id)
+            return self._unavailable("cannot store events now", "not_stored")
+        return ACCEPTED if is_new else _duplicate(event)
+
+    def _deliver(self, event: Event) -> Steps:
         lease_end = time.monotonic() + self.seen.lease
         try:
-            claim = await resolve(self.seen.claim(event.key))
+            claim = yield self.seen.claim(event.key)
         except Exception:
             log.exception("could not claim event %s", event.id)
             return self._unavailable("cannot deduplicate events now", "not_deduplicated")
         if claim is Claim.CONFIRMED:
-            return self._duplicate(event)
+            return _duplicate(event)
         if claim is not Claim.NEW:
             return self._unavailable("the event is being handled", "in_progress")
-        return await self._deliver(event, lease_end, resolve)
-
-    async def _store(self, event: Event, resolve: Resolve, add: Callable[[Event], object]) -> Decision:
         try:
-            is_new = await resolve(add(event))
-        except Exception:
-            log.exception("could not store event %s: it must be delivered again", event.id)
-            return self._unavailable("cannot store events now", "not_stored")
-        return ACCEPTED if is_new else self._duplicate(event)
-
-    async def _deliver(self, event: Event, lease_end: float, resolve: Resolve) -> Decision:
-        try:
-            await resolve(self._handler(event))
+            yield self._handler(event)
         except (asyncio.QueueFull, queue.Full):
             log.warning("the queue is full: event %s must be delivered again", event.id)
-            await self._release(event, lease_end, resolve)
+            yield from self._release(event, lease_end)
             return self._unavailable("the queue is full", "queue_full")
         except Exception:
             log.exception("the handler failed for event %s: it must be delivered again", event.id)
-            await self._release(event, lease_end, resolve)
+            yield from self._release(event, lease_end)
             return self._unavailable("the handler failed", "handler_failed")
         except BaseException:
-            await self._release(event, lease_end, resolve)
+            yield from self._release(event, lease_end)
             raise
         try:
-            await resolve(self.seen.confirm(event.key))
+            yield self.seen.confirm(event.key)
         except Exception:
             # The claim stays pending. If the sender delivers again after the lease, the event is handled again.
             log.exception("event %s was handled but could not be confirmed", event.id)
             return self._unavailable("cannot deduplicate events now", "not_deduplicated")
         return ACCEPTED
 
-    async def _release(self, event: Event, lease_end: float, resolve: Resolve) -> None:
+    def _release(self, event: Event, lease_end: float) -> Generator[Any, Any, None]:
         if time.monotonic() >= lease_end:
             return  # another receiver may hold the claim by now
         try:
-            await resolve(self.seen.release(event.key))
+            yield self.seen.release(event.key)
         except Exception:
             log.exception("could not release event %s: it stays claimed until its lease expires", event.id)
-
-    def _span(self) -> Span:
-        return active(self._telemetry).span(DELIVERY_SPAN)
-
-    def _duplicate(self, event: Event) -> Decision:
-        log.info("dropped a duplicate of event %s (type %.100r)", event.id, event.type)
-        return DUPLICATE
-
-    def _unavailable(self, reason: str, verdict: str) -> Decision:
-        return Decision(503, reason, None, self._retry_after, verdict)
 
     async def _resolve(self, value: object) -> object:
         if not isawaitable(value):
@@ -348,10 +341,16 @@ class Receiver:
         async with asyncio.timeout(self.hand_off_timeout):
             return await value
 
-    async def _resolve_blocking(self, value: object) -> object:
-        if not isawaitable(value):
-            return value
-        return asyncio.run_coroutine_threadsafe(self._resolve(value), thread_loop()).result()
+    def _span(self) -> Span:
+        return active(self._telemetry).span(DELIVERY_SPAN)
+
+    def _unavailable(self, reason: str, verdict: str) -> Decision:
+        return Decision(503, reason, None, self._retry_after, verdict)
+
+
+def _duplicate(event: Event) -> Decision:
+    log.info("dropped a duplicate of event %s (type %.100r)", event.id, event.type)
+    return DUPLICATE
 
 
 def thread_loop() -> asyncio.AbstractEventLoop:
@@ -364,17 +363,6 @@ def thread_loop() -> asyncio.AbstractEventLoop:
             _loops[os.getpid()] = loop = asyncio.new_event_loop()
             threading.Thread(target=loop.run_forever, name="signing_async webhooks", daemon=True).start()
         return _loops[os.getpid()]
-
-
-def _record_event(span: Span, decision: Decision, namespace: str | None) -> Decision:
-    """Record the ids of the verified event; add the namespace and the trace context of the delivery to the event."""
-    event, context = decision.event, span.context
-    if event is None:
-        return decision
-    span.set({EVENT_ID: event.id, SIGNING_ID: event.signing_id})
-    if context is None and namespace is None:
-        return decision
-    return replace(decision, event=replace(event, trace_context=context, namespace=namespace))
 
 
 def _record(span: Span, decision: Decision) -> Decision:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from signing_async.postgres.event_store import PostgresEventStore
+from signing_async.postgres.inbox import PostgresEventStore
 from signing_async.webhooks.event_store import EventStore
 from tests.postgres.server import PostgresServer
 
@@ -38,7 +38,7 @@ async def open_store(dsn: str) -> AsyncIterator[Callable[[], EventStore]]:
     """Open stores with short leases and timeouts, in which no table need be created; close them in the end."""
     async with contextlib.AsyncExitStack() as opened:
         async with contextlib.aclosing(PostgresEventStore(dsn, timeout=10)) as creating:
-            await creating.create_table()
+            await creating.engine.create_table()
 
         def open_store(**settings: float) -> EventStore:
             store = PostgresEventStore(dsn, **{"lease": 6, "timeout": 2, **settings})

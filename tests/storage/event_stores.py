@@ -181,13 +181,6 @@ class _AddingConformance:
         assert sum(added) == 10
         assert sorted(await ids(stores[0])) == sorted(f"e{number}" for number in range(10))
 
-    async def test_event_is_added_from_a_thread_without_an_event_loop(self, open_store: OpenStore) -> None:
-        store = open_store()
-        event, body = delivery("a")
-        assert await asyncio.to_thread(store.add_blocking, event, body)
-        assert not await asyncio.to_thread(open_store().add_blocking, event, body)
-        assert [claim.stored.body for claim in await open_store().claim(1)] == [body]
-
     async def test_event_that_the_store_refuses_does_not_fail_those_added_with_it(self, open_store: OpenStore) -> None:
         """The store may also accept such an event, or change its type."""
         store = open_store()

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from signing_async.errors import InboxError
+from signing_async.storage.events import SqliteEventStore
 from signing_async.webhooks import (
     Event,
     EventClaim,
@@ -25,7 +26,6 @@ from signing_async.webhooks import (
     InboxStats,
     StoredEvent,
 )
-from signing_async.webhooks.sqlite_inbox import SqliteEventStore
 from tests.storage import event_stores
 from tests.storage.event_stores import EventStoreConformance, FencedEventStoreConformance
 
@@ -67,9 +67,6 @@ class MemoryEventStore:
         self._closed = False
 
     async def add(self, event: Event, body: bytes) -> bool:
-        return self.add_blocking(event, body)
-
-    def add_blocking(self, event: Event, body: bytes) -> bool:
         if self._closed and self._fault != "never closed":
             raise InboxError("closed")
         if any(row["id"] == event.id for row in self._rows) and self._fault != "no deduplication":

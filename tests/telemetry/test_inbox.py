@@ -13,6 +13,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from signing_async.errors import InboxError
+from signing_async.storage.events import SqliteEventStore
 from signing_async.telemetry import names
 from signing_async.webhooks import (
     Drop,
@@ -23,11 +24,10 @@ from signing_async.webhooks import (
     Receiver,
     RetryLater,
     WebhookVerifier,
-    inbox_worker,
 )
+from signing_async.webhooks import inbox as inbox_worker
 from signing_async.webhooks.event import parse_event
 from signing_async.webhooks.event_store import EventStore
-from signing_async.webhooks.sqlite_inbox import SqliteEventStore
 from tests.telemetry.recorded import Recorded, attributes
 from tests.webhooks.deliveries import SECRET, event_body, signed
 from tests.webhooks.inboxes import AT_ONCE, add, settled
@@ -215,6 +215,6 @@ async def test_nothing_is_reported_while_the_store_fails(
             raise error
 
         with monkeypatch.context() as patched:
-            patched.setattr(store, "backlog", fail)
+            patched.setattr(store, "stats", fail)
             await _until(lambda: _gauges(recorded) == [[], [], []])
         await _until(lambda: _gauges(recorded)[0] == [0])

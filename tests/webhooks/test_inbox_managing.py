@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from signing_async.errors import ConfigurationError, InboxError, InvalidRequest
+from signing_async.storage.events import SqliteEventStore
 from signing_async.webhooks import (
     Event,
     EventFilter,
@@ -19,7 +20,6 @@ from signing_async.webhooks import (
 )
 from signing_async.webhooks import inbox as inbox_module
 from signing_async.webhooks.event import parse_event
-from signing_async.webhooks.sqlite_inbox import SqliteEventStore
 from tests.webhooks.inboxes import AT_ONCE, add, settled, stored
 
 LOGGER = "signing_async.webhooks"

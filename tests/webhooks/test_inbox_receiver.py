@@ -18,6 +18,7 @@ from aiohttp import web
 from signing_async import SigningClient
 from signing_async.errors import ConfigurationError
 from signing_async.sandbox import Sandbox
+from signing_async.storage.events import SqliteEventStore
 from signing_async.webhooks import (
     Event,
     EventStatus,
@@ -27,7 +28,6 @@ from signing_async.webhooks import (
     WebhookVerifier,
     aiohttp_handler,
 )
-from signing_async.webhooks.sqlite_inbox import SqliteEventStore
 from tests.pdfs import make_pdf
 from tests.webhooks.deliveries import SECRET, event_body, signed
 from tests.webhooks.inboxes import locked, settled

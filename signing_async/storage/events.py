@@ -1,0 +1,411 @@
+"""The events of an inbox, in SQLite or PostgreSQL: each statement is written once, and the dialects are two dicts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from .._tasks import finish
+from ..errors import InboxError
+from ..webhooks.event import Event
+from ..webhooks.event_store import EventClaim, EventFilter, EventStatus, InboxStats, StoredEvent
+from ..webhooks.wakeups import Subscription
+from .engine import Engine
+from .sqlite import FileFormat, SqliteEngine
+
+__all__ = ["ADD", "TABLES", "SqlEventStore", "SqliteEventStore", "columns", "for_postgres"]
+
+log: logging.Logger = logging.getLogger("signing_async")
+
+SQLITE = {
+    "table": "events",
+    "name": "events",
+    "serial": "INTEGER PRIMARY KEY",
+    "time": "REAL",
+    "moment": "0",
+    "bytes": "BLOB",
+    "now": "now()",
+    "at": "",
+    "seconds": "",
+    "age": "now() - alone.due_at",
+    "each": "json_each",
+    "skip_locked": "",
+    "owner": "owner()",
+    "dead": "CASE owner WHEN owner() THEN 0 ELSE NOT owner_is_alive(owner) END",
+}
+# An owner is dead when the last of its leases has expired. Its own expired claims are those whose end or whose claiming
+# failed. The planner takes a range of times for rare, and reads an index.
+POSTGRES = {
+    "table": "{table}",
+    "name": "{name}",
+    "serial": "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "time": "timestamptz",
+    "moment": "now()",
+    "bytes": "bytea",
+    "now": "statement_timestamp()",
+    "at": "to_timestamp",
+    "seconds": "* interval '1 second'",
+    "age": "extract(epoch FROM statement_timestamp() - alone.due_at)",
+    "each": "jsonb_array_elements_text",
+    "skip_locked": "FOR UPDATE SKIP LOCKED",
+    "owner": "{owner}",
+    "dead": "leased_until BETWEEN '-infinity' AND statement_timestamp() AND (owner = {owner} OR owner <> ALL(ARRAY("
+    "SELECT owner FROM {table} WHERE owner IS NOT NULL AND leased_until > statement_timestamp())))",
+}
+
+# The planners take `status = 'pending'` for rare, and would sort all pending events: `pending` makes them read an index
+# in order. The unique index lets one event of a signing be claimed at a time, whatever concurrent workers see.
+TABLES = (
+    """\
+CREATE TABLE IF NOT EXISTS {table} (
+    seq {serial},
+    id text NOT NULL UNIQUE,
+    type text NOT NULL,
+    signing_id text,
+    received_at {time} NOT NULL,
+    status text NOT NULL DEFAULT 'pending',
+    attempts integer NOT NULL DEFAULT 0,
+    due_at {time} NOT NULL DEFAULT {moment},
+    error text,
+    settled_at {time},
+    owner text,
+    fence bigint NOT NULL DEFAULT 0,
+    leased_until {time},
+    crashes integer NOT NULL DEFAULT 0,
+    trace_context text,
+    pending boolean NOT NULL GENERATED ALWAYS AS (status = 'pending') STORED,
+    body {bytes}
+)""",
+    "CREATE UNIQUE INDEX IF NOT EXISTS {name}_claimed ON {table} (signing_id) WHERE owner IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS {name}_leased ON {table} (owner, leased_until) WHERE owner IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS {name}_due ON {table} (due_at, seq) WHERE pending",
+    "CREATE INDEX IF NOT EXISTS {name}_pending ON {table} (signing_id, seq) WHERE pending",
+    "CREATE INDEX IF NOT EXISTS {name}_crashed ON {table} (due_at) WHERE crashes >= 2",
+    "CREATE INDEX IF NOT EXISTS {name}_status ON {table} (status, seq, received_at)",
+    "CREATE INDEX IF NOT EXISTS {name}_settled ON {table} (settled_at) WHERE settled_at IS NOT NULL"
+    " AND body IS NOT NULL",
+)
+COLUMNS = (
+    "seq, id, type, signing_id, body, received_at, status, attempts, due_at, error, settled_at, owner, fence,"
+    " trace_context, crashes"
+)
+ADD = """\
+INSERT INTO {table} (id, type, signing_id, received_at, due_at, trace_context, body)
+VALUES ($1, $2, $3, {at}($4), {now}, $5, $6) ON CONFLICT (id) DO NOTHING RETURNING id"""
+# One of the events that were being handled may have killed its process. Only an attempt that ran alone counts.
+FREE = """\
+WITH crashed AS (
+    SELECT seq, count(*) OVER (PARTITION BY owner) AS together FROM (
+        SELECT seq, owner FROM {table}
+        WHERE owner IS NOT NULL AND {dead} AND id NOT IN (SELECT value FROM {each}($1)) {skip_locked}
+    ) AS claimed
+)
+UPDATE {table} AS event
+SET owner = NULL, leased_until = NULL, due_at = {now}, error = 'the process ended during the attempt',
+    crashes = crashes + 1, attempts = attempts - CASE WHEN crashes < 2 AND together > 1 THEN 1 ELSE 0 END
+FROM crashed WHERE event.seq = crashed.seq"""
+# Inside an OR, a subquery is executed for each event that is read, and the planner does not join whole tables. No fence
+# is negative: without that condition the planner takes free events for rare, and prepares for a long search.
+CLAIM = """\
+WITH due AS MATERIALIZED (
+    SELECT seq FROM {table} AS event
+    WHERE pending AND (owner IS NULL OR fence < 0) AND {kind} AND (signing_id IS NULL OR (
+        NOT EXISTS (
+            SELECT 1 FROM {table} AS other
+            WHERE other.signing_id = event.signing_id AND other.pending AND other.seq < event.seq
+        ) AND NOT EXISTS (
+            SELECT 1 FROM {table} AS other WHERE other.signing_id = event.signing_id AND other.owner IS NOT NULL
+        )
+    ))
+    ORDER BY due_at, seq LIMIT $1 {skip_locked}
+)
+UPDATE {table} SET owner = {owner}, fence = fence + 1, attempts = attempts + 1, leased_until = {now} + $2 {seconds}
+WHERE seq IN (SELECT seq FROM due) RETURNING {columns}"""
+# After two crashes of its process an event is claimed alone. Every other minute the events that are due after it wait
+# for it. In the minutes between they are claimed: a handler that hangs does not stop all others.
+TOGETHER = """\
+crashes < 2 AND due_at <= coalesce((
+    SELECT min(alone.due_at) FROM {table} AS alone
+    WHERE alone.crashes >= 2 AND alone.pending AND alone.owner IS NULL AND alone.due_at <= {now}
+        AND CAST({age} AS integer) / 60 % 2 = 0
+), {now})"""
+ALONE = "crashes >= 2 AND due_at <= {now}"
+RENEW = """\
+UPDATE {table} SET leased_until = {now} + $2 {seconds}
+WHERE owner = {owner} AND id IN (SELECT value FROM {each}($1))"""
+SETTLE = """\
+UPDATE {table} SET status = $3, error = $4, settled_at = {now}, owner = NULL, leased_until = NULL, crashes = 0
+WHERE id = $1 AND fence = $2 AND owner = {owner} RETURNING id"""
+POSTPONE = """\
+UPDATE {table} SET due_at = {now} + $3 {seconds}, error = $4, attempts = attempts - $5, owner = NULL,
+    leased_until = NULL, crashes = 0
+WHERE id = $1 AND fence = $2 AND owner = {owner} RETURNING id"""
+RELEASE = """\
+UPDATE {table} SET attempts = attempts - 1, owner = NULL, leased_until = NULL
+WHERE id = $1 AND fence = $2 AND owner = {owner} RETURNING id"""
+# The later events of a postponed one wait as long, or claims would read them in vain. They are due again
+# before it is settled.
+DELAY = """\
+UPDATE {table} SET due_at = {now} + $2 {seconds}
+WHERE signing_id = $1 AND pending AND owner IS NULL AND attempts = 0 AND due_at < {now} + $2 {seconds}"""
+HURRY = "UPDATE {table} SET due_at = {now} WHERE signing_id = $1 AND pending AND attempts = 0 AND due_at > {now}"
+# A first attempt is due when its event arrives: a later time was set before the clock was set back.
+MAKE_DUE = "UPDATE {table} SET due_at = {now} WHERE pending AND fence = 0 AND due_at > {now} + 1 {seconds}"
+SELECT = "SELECT {columns} FROM {table} WHERE {selected} ORDER BY seq LIMIT 100"
+REQUEUE = """\
+WITH chosen AS MATERIALIZED (
+    SELECT seq FROM {table} WHERE owner IS NULL AND body IS NOT NULL AND {selected}
+    ORDER BY seq LIMIT 500 {skip_locked}
+)
+UPDATE {table} SET status = 'pending', attempts = 0, crashes = 0, due_at = {now}, error = NULL, settled_at = NULL
+WHERE seq IN (SELECT seq FROM chosen) RETURNING seq"""
+PURGE = """\
+UPDATE {table} SET body = NULL WHERE seq IN (
+    SELECT seq FROM {table}
+    WHERE settled_at < {at}($1) AND body IS NOT NULL AND status IN ('handled', 'dropped') LIMIT 500 {skip_locked}
+) RETURNING seq"""
+STATS = "SELECT status, count(*), min(received_at) FROM {table} GROUP BY status"
+
+_PAUSE = 0.01
+"""Seconds between two pages of changes, in which other processes can write."""
+
+
+class SqlEventStore:
+    """An `EventStore` in a table, which any number of receivers and workers share. ``address`` names it in messages.
+
+    ``render`` translates a statement into the engine's dialect.
+    Workers look for events every ``poll`` seconds. With a ``lease`` a claim ends after so many seconds, by the server's
+    clock, unless it is renewed; all held claims are. Without a lease the claims of an owner end with its process.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        render: Callable[[str], str],
+        address: str,
+        *,
+        poll: float,
+        lease: float | None = None,
+    ) -> None:
+        self._engine = engine
+        self._render = render
+        self.address: str = address
+        self._poll = poll
+        self._lease = lease
+        self._held: dict[str, tuple[int, bool]] = {}
+        """The fence of each event that is claimed here, and whether it must be handled alone."""
+        self._renewing: asyncio.Task[None] | None = None
+        self._waiting: set[Subscription] = set()
+        self._clock_ahead = math.inf
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.address!r})"
+
+    def __del__(self) -> None:
+        if hasattr(self, "_engine"):
+            self._engine.warn_if_open(self)
+
+    async def add(self, event: Event, body: bytes) -> bool:
+        added = await self._run(ADD, *columns(event, body), durable=True)
+        self._wake()
+        return bool(added)
+
+    async def claim(self, limit: int) -> list[EventClaim]:
+        claiming = asyncio.create_task(self._claim(limit), name="signing_async claim")
+        try:
+            return await asyncio.shield(claiming)
+        except asyncio.CancelledError:
+            await finish(self._give_up(claiming))
+            raise
+
+    async def _claim(self, limit: int) -> list[EventClaim]:
+        clock_ahead = time.time() - time.monotonic()
+        if clock_ahead < self._clock_ahead - 1:
+            await self._run(MAKE_DUE)
+        self._clock_ahead = clock_ahead
+        await self._run(FREE, json.dumps(list(self._held)))
+        if any(alone for _, alone in self._held.values()):
+            return []
+        lease = self._lease or 0.0
+        rows = await self._run(CLAIM.replace("{kind}", TOGETHER), limit, lease)
+        if not rows and not self._held:
+            rows = await self._run(CLAIM.replace("{kind}", ALONE), min(limit, 1), lease)
+        claims = [EventClaim(_decode(row), row[12]) for row in sorted(rows, key=lambda row: (row[8], row[0]))]
+        self._held.update((row[1], (row[12], row[14] >= 2)) for row in rows)
+        if self._lease is not None and self._held and (self._renewing is None or self._renewing.done()):
+            self._renewing = asyncio.create_task(self._renew(self._lease), name="signing_async leases")
+        return claims
+
+    async def _give_up(self, claiming: asyncio.Task[list[EventClaim]]) -> None:
+        """Release the claims of a caller that was cancelled."""
+        with contextlib.suppress(InboxError):
+            for claim in await claiming:
+                await self.release(claim)
+
+    async def _renew(self, lease: float) -> None:
+        while self._held:
+            await asyncio.sleep(lease / 3)
+            try:
+                await self._run(RENEW, json.dumps(list(self._held)), lease)
+            except InboxError as error:
+                log.warning("%r: the leases of %d events could not be renewed: %s", self, len(self._held), error)
+
+    async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
+        if claim.fence > 1:
+            await self._run(HURRY, claim.stored.signing_id)
+        return await self._end(claim, SETTLE, status.value, error)
+
+    async def postpone(self, claim: EventClaim, seconds: float, error: str | None, *, counts: bool = True) -> bool:
+        await self._run(DELAY, claim.stored.signing_id, seconds)
+        return await self._end(claim, POSTPONE, seconds, error, int(not counts))
+
+    async def release(self, claim: EventClaim) -> None:
+        await self._end(claim, RELEASE)
+
+    async def _end(self, claim: EventClaim, statement: str, *values: object) -> bool:
+        try:
+            ended = await self._run(statement, claim.stored.id, claim.fence, *values)
+        finally:
+            # If this failed, the lease is no longer renewed.
+            if self._held.get(claim.stored.id, (None,))[0] == claim.fence:
+                del self._held[claim.stored.id]
+        self._wake()
+        return bool(ended)
+
+    async def wait(self, timeout: float) -> None:
+        arrival = Subscription(None, asyncio.get_running_loop())
+        self._waiting.add(arrival)
+        try:
+            await arrival.wait(min(timeout, self._poll))
+        finally:
+            self._waiting.discard(arrival)
+
+    def _wake(self) -> None:
+        for arrival in list(self._waiting):
+            arrival.wake()
+
+    async def select(self, selection: EventFilter) -> AsyncIterator[StoredEvent]:
+        seq = 0
+        while rows := await self._run(*_selecting(SELECT, seq, selection)):
+            for row in rows:
+                yield _decode(row)
+            seq = rows[-1][0]
+
+    async def requeue(self, selection: EventFilter) -> int:
+        seq = count = 0
+        while rows := await self._run(*_selecting(REQUEUE, seq, selection), durable=True):
+            seq, count = max(row[0] for row in rows), count + len(rows)
+            await asyncio.sleep(_PAUSE)
+        self._wake()
+        return count
+
+    async def purge(self, settled_before: datetime) -> int:
+        count = 0
+        while rows := await self._run(PURGE, settled_before.timestamp(), durable=True):
+            count += len(rows)
+            await asyncio.sleep(_PAUSE)
+        return count
+
+    async def stats(self) -> InboxStats:
+        rows = await self._run(STATS)
+        counts = dict.fromkeys(EventStatus, 0) | {EventStatus(status): count for status, count, _ in rows}
+        oldest = next((received for status, _, received in rows if status == EventStatus.PENDING), None)
+        return InboxStats(counts, _moment(oldest))
+
+    async def aclose(self) -> None:
+        if self._renewing is not None:
+            self._renewing.cancel()
+            await asyncio.wait([self._renewing])
+        try:
+            for event_id, (fence, _) in list(self._held.items()):
+                await self._run(RELEASE, event_id, fence)
+        except InboxError as error:
+            log.warning("%r: the remaining claims end when their lease expires: %s", self, error)
+        finally:
+            self._held.clear()
+            await self._engine.aclose()
+
+    async def _run(self, statement: str, *parameters: object, durable: bool = False) -> Sequence[Any]:
+        return await self._engine.run(self._render(statement), *parameters, durable=durable)
+
+
+@lru_cache
+def _for_sqlite(statement: str) -> str:
+    return statement.format(**SQLITE, columns=COLUMNS)
+
+
+@lru_cache
+def for_postgres(statement: str) -> str:
+    """Return a statement in the dialect of PostgreSQL, for `PostgresEngine.render`."""
+    return statement.format(**POSTGRES, columns=COLUMNS)
+
+
+class SqliteEventStore(SqlEventStore):
+    """Keeps events in a SQLite file on a local disk, for one machine.
+
+    An event is on disk when ``add`` returns. The end of an attempt survives the death of the process, and is written to
+    disk with the next event: after a power cut a handler may run again. ``timeout`` is how many seconds to wait while
+    another program locks the file.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, timeout: float = 5.0) -> None:
+        tables = tuple(map(_for_sqlite, TABLES))
+        engine = SqliteEngine(path, FileFormat("inbox", "Inbox", 0x5369676F, 3, tables, InboxError), timeout=timeout)
+        super().__init__(engine, _for_sqlite, str(engine.path), poll=0.05)
+
+
+def columns(event: Event, body: bytes) -> tuple[object, ...]:
+    """Return the parameters of `ADD`."""
+    return event.key, event.type, event.signing_key, event.received_at.timestamp(), event.trace_context, body
+
+
+def _selecting(statement: str, after: int, selection: EventFilter) -> tuple[Any, ...]:
+    """Return the statement with the conditions of a filter, and its parameters."""
+    conditions: list[str] = ["seq > $1"]
+    values: list[object] = [after]
+    kind, since, until = selection.type, selection.since, selection.until
+    prefix = kind[:-1] if kind is not None and kind.endswith("*") else None
+    for condition, value in (
+        ("id IN (SELECT value FROM {{each}}({}))", None if selection.ids is None else json.dumps(list(selection.ids))),
+        ("status = {}", selection.status),
+        ("substr(type, 1, length({0})) = {0}", prefix),
+        ("type = {}", kind if prefix is None else None),
+        ("received_at >= {{at}}({})", since and since.timestamp()),
+        ("received_at < {{at}}({})", until and until.timestamp()),
+    ):
+        if value is not None:
+            values.append(value)
+            conditions.append(condition.format(f"${len(values)}"))
+    return statement.replace("{selected}", " AND ".join(conditions)), *values
+
+
+def _decode(row: Any) -> StoredEvent:
+    _, key, kind, signing_id, body, received, status, attempts, due, error, settled, owner, fence, context, _ = row
+    waits = status == EventStatus.PENDING and owner is None and attempts > 0
+    return StoredEvent(
+        id=key,
+        type=kind,
+        signing_id=signing_id,
+        body=body or b"",
+        received_at=_moment(received),
+        status=EventStatus(status),
+        attempts=attempts,
+        due_at=_moment(due) if waits else None,
+        error=error,
+        settled_at=_moment(settled),
+        fence=None if owner is None else fence,
+        trace_context=context,
+    )
+
+
+def _moment(value: Any) -> Any:
+    return datetime.fromtimestamp(value, UTC) if isinstance(value, int | float) else value
