@@ -260,20 +260,22 @@ class SqlEventStore:
                 log.warning("%r: the leases of %d events could not be renewed: %s", self, len(self._held), error)
 
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
-        if claim.fence > 1:
-            await self._run(HURRY, claim.stored.signing_id)
-        return await self._end(claim, SETTLE, status.value, error)
+        hurry = [(HURRY, claim.stored.signing_id)] if claim.fence > 1 else []
+        return await self._end(claim, *hurry, (SETTLE, claim.stored.id, claim.fence, status.value, error))
 
     async def postpone(self, claim: EventClaim, seconds: float, error: str | None, *, counts: bool = True) -> bool:
-        await self._run(DELAY, claim.stored.signing_id, seconds)
-        return await self._end(claim, POSTPONE, seconds, error, int(not counts))
+        delay = DELAY, claim.stored.signing_id, seconds
+        return await self._end(claim, delay, (POSTPONE, claim.stored.id, claim.fence, seconds, error, int(not counts)))
 
     async def release(self, claim: EventClaim) -> None:
-        await self._end(claim, RELEASE)
+        await self._end(claim, (RELEASE, claim.stored.id, claim.fence))
 
-    async def _end(self, claim: EventClaim, statement: str, *values: object) -> bool:
+    async def _end(self, claim: EventClaim, *statements: tuple[Any, ...]) -> bool:
+        """Run the statements; return whether the last one found the claim."""
+        ended: Sequence[Any] = ()
         try:
-            ended = await self._run(statement, claim.stored.id, claim.fence, *values)
+            for statement in statements:
+                ended = await self._run(*statement)
         finally:
             # If this failed, the lease is no longer renewed.
             if self._held.get(claim.stored.id, (None,))[0] == claim.fence:
