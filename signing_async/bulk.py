@@ -351,7 +351,9 @@ class _Pool:
         try:
             result = await self._work(item)
             self._outbox.put_nowait(result if self._flat else (result,))
-        except (Exception, asyncio.CancelledError) as error:
+        except GeneratorExit:
+            raise  # the loop was closed before the work had ended
+        except BaseException as error:
             self._failure = self._failure or error
             self._stopped = True
             assert self._puller is not None
