@@ -147,24 +147,13 @@ class SigningClient(AnyEndpoint):
         ``SIGNING_CLIENT_SECRET``, ``SIGNING_REDIRECT_URI`` and ``SIGNING_TOKEN_FILE``. After ``signing-async login``,
         ``SIGNING_TOKEN_FILE`` is optional. `signing_async.settings` lists the others. Arguments override both.
         """
+        given = {name: value for name, value in locals().items() if name != "cls" and value is not None}
         from .settings import Settings  # most clients are made without it
 
-        given: dict[str, Any] = {
-            "session": session,
-            "proxy": proxy,
-            "retry": retry,
-            "timeout": timeout,
-            "assumptions": assumptions,
-            "on_attempt": on_attempt,
-            "on_response": on_response,
-            "rate_limiter": rate_limiter,
-            "telemetry": telemetry,
-        }
         settings = Settings.load()
         if assumptions is not None:
             settings = attrs.evolve(settings, assumptions=assumptions)
-        options = settings.client_options() | {name: value for name, value in given.items() if value is not None}
-        return cls(settings.origin, settings.auth(), **options)
+        return cls(settings.origin, settings.auth(), **{**settings.client_options(), **given})
 
     def with_options(
         self,
@@ -181,16 +170,10 @@ class SigningClient(AnyEndpoint):
 
             await client.with_options(timeout=5, retry=RetryPolicy.none()).me()
         """
-        timeouts = None if timeout is None else as_timeouts(timeout)
-        given = {
-            "retry": retry,
-            "timeouts": timeouts,
-            "assumptions": assumptions,
-            "on_attempt": on_attempt,
-            "on_response": on_response,
-        }
-        changes: Any = {name: value for name, value in given.items() if value is not None}
-        options = _check_options(attrs.evolve(self._transport.options, **changes))
+        given: Any = {name: value for name, value in locals().items() if name != "self" and value is not None}
+        if timeout is not None:
+            given["timeouts"] = as_timeouts(given.pop("timeout"))
+        options = _check_options(attrs.evolve(self._transport.options, **given))
         view = copy.copy(self)
         view._owns = False
         view._set_up(Transport(self._shared, options), self._ledger)

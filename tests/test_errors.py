@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
 import copy
 import inspect
 import pickle
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import signing_async
 from signing_async import APIError, InvalidRequest, OutcomeUnknown, Signing, SigningError, errors
 
 _VALUES: dict[str, Any] = {
@@ -167,25 +164,3 @@ def test_amended_error_is_a_copy_with_cause_and_notes() -> None:
     assert amended.__cause__ is error.__cause__
     amended.add_note("package B")
     assert error.__notes__ == ["while testing"]
-
-
-def test_errors_are_complete_when_they_are_made() -> None:
-    """No code of the package assigns to a flag of an error: `errors.amended` returns a copy."""
-    flags = {*errors.Flags.__annotations__, "may_clear", "after_transient"}
-    written = [
-        f"{path.name}:{target.lineno}: {ast.unparse(target)}"
-        for path in sorted(Path(signing_async.__file__).parent.rglob("*.py"))
-        if path.name != "errors.py"
-        for target in _written(ast.parse(path.read_text("utf-8")))
-        if target.attr in flags
-        # Attributes of other objects: a constructor's own, and the effect of an operation.
-        and ast.unparse(target.value) not in ("self", "operation")
-    ]
-    assert not written
-
-
-def _written(tree: ast.AST) -> Iterator[ast.Attribute]:
-    """The attributes that any code of the tree assigns."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            yield node

@@ -153,7 +153,8 @@ class _Call(Generic[T]):
         self._retry_at += decision.delay
         if outcome.kind is Kind.REJECTED_TOKEN:
             context.may_refresh = False
-        elif outcome.error is not None:
+        else:
+            assert outcome.error is not None
             self._span.retry(decision.delay, outcome.error)
         # An ambiguous call spends the delay on readings.
         raise RetryRequested(0.0 if decision.step is Step.RECONCILE else decision.delay)
@@ -188,7 +189,9 @@ class _Call(Generic[T]):
                     return self._succeed(found.value)
             may_show_late = effect.may_show_late
         if not isinstance(error, errors.SigningError):
-            raise (self._failed(error) if may_show_late else error) from (error if may_show_late else error.__cause__)
+            if may_show_late:
+                raise self._failed(error) from error
+            raise error
         if may_show_late or kind not in (Kind.REFUSED, Kind.RAISED):
             flags: errors.Flags = {"effect": "unknown"} if may_show_late else {}
             raise errors.amended(error, reason=decision.reason, attempts=self._context.number, **flags)

@@ -21,7 +21,6 @@ from signing_async import (
     RetryPolicy,
     ServerError,
     SigningClient,
-    Timeouts,
     TransportError,
     Unauthorized,
 )
@@ -31,16 +30,6 @@ QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 
 
 # Retries of reads
-
-
-@pytest.mark.parametrize(
-    "kind", ["500", "503", "502-html", "drop-before-commit", "drop-after-commit", "truncate", "429"]
-)
-async def test_read_is_repeated_after_every_transient_failure(
-    sandbox: Sandbox, client: SigningClient, kind: str
-) -> None:
-    sandbox.faults.add("me", kind, times=2, **({"retry_after": 0} if kind == "429" else {}))
-    assert (await client.me()).email == "user@sandbox.example"
 
 
 @pytest.mark.parametrize(("kind", "error"), [("503", ServerError), ("truncate", TransportError), ("429", RateLimited)])
@@ -107,13 +96,6 @@ async def test_retry_after_past_the_deadline_is_raised_at_once(sandbox: Sandbox,
     with pytest.raises(RateLimited, match="deadline leaves no time") as caught:
         await client.with_options(timeout=1000, retry=RetryPolicy(max_retry_after=3000)).me()
     assert caught.value.retry_after == 2000
-
-
-async def test_invalid_timeouts_are_refused_by_name() -> None:
-    for settings in ({"call": 0}, {"transfer": -1}, {"connect": float("inf")}, {"call": "5"}, {"connect": True}):
-        name = next(iter(settings))
-        with pytest.raises(ConfigurationError, match=rf"timeout\.{name}: must be a number above 0"):
-            Timeouts(**settings)  # type: ignore[arg-type]  # that is the point
 
 
 # The rate limiter

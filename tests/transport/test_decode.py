@@ -509,8 +509,16 @@ async def test_decode_error_names_operation_place_status_and_request_id(body: by
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("timestamps", ["iso_z", "iso_micros", "iso_offset", "epoch_seconds", "epoch_millis"])
-@pytest.mark.parametrize("ids", ["uuid", "ulid", "integer"])
+@pytest.mark.parametrize(
+    ("timestamps", "ids"),
+    [
+        ("iso_z", "uuid"),
+        ("iso_micros", "ulid"),
+        ("iso_offset", "integer"),
+        ("epoch_seconds", "uuid"),
+        ("epoch_millis", "integer"),
+    ],
+)
 async def test_records_are_the_same_in_every_timestamp_and_id_format(timestamps: Any, ids: Any) -> None:
     async with (
         Sandbox(seed=1, profile=Profile(timestamps=timestamps, ids=ids, documents_in_list=True)) as sandbox,

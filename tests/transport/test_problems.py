@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import tracemalloc
 from collections.abc import Mapping
 from typing import Any
 
@@ -268,8 +267,9 @@ def test_echoed_secret_is_redacted_in_every_text_attribute_and_pickle(body: obje
 # Over real sockets
 
 
-@pytest.mark.parametrize("error_shape", ["flat", "nested", "rfc9457", "list"])
-@pytest.mark.parametrize("request_ids", ["both", "header", "body", "none"])
+@pytest.mark.parametrize(
+    ("error_shape", "request_ids"), [("flat", "both"), ("nested", "header"), ("rfc9457", "body"), ("list", "none")]
+)
 async def test_error_shapes_of_the_sandbox_are_read_with_default_assumptions(
     error_shape: Any, request_ids: Any
 ) -> None:
@@ -323,33 +323,6 @@ async def test_replaced_assumptions_say_where_an_error_holds_its_parts() -> None
     error = caught.value
     assert (error.code, error.message, error.request_id) == ("E17", "No way.", "t-1")
     assert error.messages == {"name": ["too short"], "documents.2": ["too long"]}
-
-
-async def test_only_the_start_of_a_huge_error_is_read() -> None:
-    """100 MB, in bounded memory."""
-    sent = 0
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        nonlocal sent
-        response = web.StreamResponse(status=400, headers={"X-Request-Id": "req-9"})
-        await response.prepare(request)
-        block = b'{"message": "' + b"x" * 2**20
-        for _ in range(100):
-            await response.write(block)
-            sent += len(block)
-        return response
-
-    async with serving(handler) as server, SigningClient(server.origin, TOKEN) as client:
-        tracemalloc.start()
-        with pytest.raises(BadRequest) as caught:
-            await client.signings.create(name="Lease", language="EN")
-        peak = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-    assert peak < 24 * 2**20
-    assert sent < 50 * 2**20
-    assert len(caught.value.body) <= 64 * 1024
-    assert caught.value.request_id == "req-9"
-    assert len(str(caught.value)) < 700
 
 
 async def test_error_keeps_status_and_start_of_a_body_that_is_cut_off() -> None:
