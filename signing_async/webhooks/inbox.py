@@ -223,15 +223,12 @@ class Inbox:
         attempts: set[asyncio.Task[None]] = set()
         try:
             while True:
-                claims = await self._claim(concurrency - len(attempts))
-                for claim in claims:
+                for claim in await self._claim(concurrency - len(attempts)):
                     attempt = asyncio.create_task(self._handle(claim, threads))
                     attempts.add(attempt)
                     attempt.add_done_callback(attempts.discard)
                 if len(attempts) == concurrency:
                     await asyncio.wait(attempts, return_when=asyncio.FIRST_COMPLETED)
-                elif not claims:
-                    await self._wait()
         finally:
             for helper in helpers:
                 helper.cancel()
@@ -293,8 +290,12 @@ class Inbox:
     # Attempts
 
     async def _claim(self, limit: int) -> list[EventClaim]:
+        """Return the claimed events. Without any, wait until one may be due."""
         try:
-            return await self.store.claim(limit)
+            claims = await self.store.claim(limit)
+            if not claims:
+                await self.store.wait(_IDLE)
+            return claims
         except InboxError as error:
             if not error.transient:
                 log.error("no more events are handled: %s", error)  # noqa: TRY400  # it is raised
@@ -302,14 +303,6 @@ class Inbox:
             log.warning("cannot claim events now: %s", error)
         await asyncio.sleep(_PAUSE)
         return []
-
-    async def _wait(self) -> None:
-        try:
-            await self.store.wait(_IDLE)
-        except InboxError as error:
-            if not error.transient:
-                raise
-            await asyncio.sleep(_PAUSE)
 
     async def _handle(self, claim: EventClaim, threads: ThreadPoolExecutor) -> None:
         """Run an attempt, and record how it ended. A claim whose attempt is cancelled is released."""
