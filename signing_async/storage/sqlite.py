@@ -182,10 +182,8 @@ class SqliteEngine:
             # One call for each loop: waking an event loop costs more than a statement.
             loops: dict[asyncio.AbstractEventLoop, list[_Operation]] = {}
             for operation in operations:
-                if isinstance(operation.waiter, asyncio.Future):
+                if operation.waiter is not None:
                     loops.setdefault(operation.waiter.get_loop(), []).append(operation)
-                elif operation.waiter is not None:
-                    operation.wake()
             for loop, same_loop in loops.items():
                 try:
                     loop.call_soon_threadsafe(self._deliver, same_loop)
@@ -246,7 +244,7 @@ class _Operation:
 
     work: Work[Any]
     waiter: Any
-    """The caller's future, from asyncio or from a thread; None if no caller waits for the outcome."""
+    """The caller's future; None if no caller waits for the outcome."""
     undo: Callable[[Any], Work[object] | None] | None = None
     durable: bool = True
     outcome: object = None

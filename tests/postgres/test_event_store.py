@@ -257,11 +257,14 @@ async def test_threads_add_events_in_their_own_event_loop(dsn: str, open_store: 
     def add_from_thread(event: Event, body: bytes) -> bool:
         return asyncio.run_coroutine_threadsafe(store.add(event, body), thread_loop()).result()
 
+    assert await asyncio.to_thread(add_from_thread, *delivery("first"))
+    assert await ids(store) == ["first"]
+    assert not await store.add(*delivery("first"))
     events = [delivery(f"e{number}") for number in range(40)]
     added = await asyncio.gather(*(asyncio.to_thread(add_from_thread, *each) for each in events + events))
     assert sum(added) == 40
     await store.aclose()
-    assert len(await ids(open_store())) == 40
+    assert len(await ids(open_store())) == 41
     with pytest.raises(InboxError, match="is closed") as caught:
         await asyncio.to_thread(add_from_thread, *delivery("late"))
     assert not caught.value.transient
