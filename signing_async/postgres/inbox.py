@@ -89,8 +89,11 @@ class PostgresEventStore(SqlEventStore):
     async def _insert(self, batch: list[_Addition]) -> None:
         statement = self._render(ADD)
         rows = [row for row, _, _ in batch]
+        failure: Exception | None = None
+        new: set[object] = set()
         try:
             found = await self.engine.perform(lambda connection: connection.fetchmany(statement, rows))
+            new = {row[0] for row in found}
         except Exception as error:
             if isinstance(error, InboxError) and not error.transient and len(batch) > 1:
                 # The server may refuse only one of the events.
@@ -100,15 +103,16 @@ class PostgresEventStore(SqlEventStore):
             if isinstance(error, InboxError) and error.transient:
                 # In an outage senders time out and deliver again.
                 self._adding = [each for each in self._adding if not each[2].done()]
-            for _, _, added in batch:
-                if not added.done():
-                    added.set_exception(copy.copy(error))
-            return
-        new = {row[0] for row in found}
+            failure = error
         for row, _, added in batch:
-            if not added.done():
-                added.set_result(row[0] in new)
-            new.discard(row[0])
+            is_new = row[0] in new
+            new.discard(row[0])  # the same event again is a duplicate
+            if added.done():  # the sender has gone
+                continue
+            if failure is not None:
+                added.set_exception(copy.copy(failure))
+            else:
+                added.set_result(is_new)
 
 
 class PostgresInbox(Inbox):

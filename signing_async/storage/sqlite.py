@@ -150,9 +150,8 @@ class SqliteEngine:
 
     def _undo(self, operation: _Operation) -> None:
         """Undo work whose waiter is gone."""
-        if operation.undo is None or isinstance(operation.outcome, Exception):
-            return
-        work = operation.undo(operation.outcome)
+        failed = isinstance(operation.outcome, Exception)
+        work = None if operation.undo is None or failed else operation.undo(operation.outcome)
         if work is not None:
             # If the file is closed, nothing is left to undo: its claims ended with the lock.
             with contextlib.suppress(self._failure):

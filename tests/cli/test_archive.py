@@ -306,3 +306,42 @@ def test_missing_extra_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.delitem(vars(archive), "S3Store", raising=False)
     ran = run("archive", "verify", "s3://bucket")
     assert (ran.code, "pip install 'signing-async[s3]'" in ran.err) == (2, True)
+
+
+def test_failed_document_is_reported_and_the_others_are_archived(
+    run: Run, complete: Complete, service: Service
+) -> None:
+    """A later run archives it."""
+    complete(2)
+    service.do(service.sandbox.faults.add, "documents.download_signed", "not-json", times=1)
+    ran = run("archive", "contracts", "--json")
+    assert (ran.code, ran.lines[-1]["summary"]["archived"], ran.lines[-1]["summary"]["failed"]) == (1, 3, 1)
+    (failed,) = [line for line in ran.lines if "error" in line]
+    assert failed["document"]
+    ran = run("archive", "contracts")
+    assert (ran.code, ran.out.startswith("1 document was archived")) == (0, True)
+
+
+def test_journal_that_fails_ends_the_command_with_a_sentence(run: Run, complete: Complete, tmp_path: Path) -> None:
+    complete(1)
+    (tmp_path / "journal").write_text("not a journal")
+    ran = run("archive", "contracts", "--journal", "journal")
+    assert (ran.code, "Traceback" not in ran.err) == (1, True)
+    assert "journal: file is not a database" in ran.err
+
+
+def test_reminders_that_fail_end_a_single_run_with_the_error(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIGNING_MAX_ATTEMPTS", "1")
+    service.draft("a.pdf", to=("anna@example.com",), sent=True)
+    service.do(service.sandbox.faults.add, "recipients.list", "500", times=None)
+    ran = run("archive", "contracts", "--remind-after", "0d")
+    assert (ran.code, "HTTP 500" in ran.err) == (1, True)
+
+
+def test_verify_of_an_empty_folder_is_wrong_usage(run: Run, tmp_path: Path) -> None:
+    """A misspelt name must not look like a sound archive."""
+    (tmp_path / "empty").mkdir()
+    ran = run("archive", "verify", "empty")
+    assert (ran.code, "empty is not an archive: it has no manifest.jsonl" in ran.err) == (2, True)

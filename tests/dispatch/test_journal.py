@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,29 @@ async def test_cancelled_write_is_made_before_later_operations(path: Path) -> No
             writing.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await writing
+        await journal.release(claim)
+        assert (await taken(journal)).state == "one"
+
+
+async def cancelled_when_done(path: Path, operation: Coroutine[Any, Any, Any]) -> None:
+    """Cancel an operation of a journal at the moment when it is done, before its caller has the result."""
+    task = asyncio.create_task(operation)
+    await asyncio.sleep(0)
+    before, began = path.with_name(path.name + "-wal").stat().st_size, time.monotonic()
+    while path.with_name(path.name + "-wal").stat().st_size == before and time.monotonic() - began < 5:
+        time.sleep(0.01)
+    time.sleep(0.2)  # the writer passes the result to the event loop, which is blocked
+    asyncio.get_running_loop().call_soon(task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_operation_cancelled_when_it_is_done_leaves_no_claim_and_keeps_what_it_wrote(path: Path) -> None:
+    async with SqliteJournal(path) as journal:
+        await journal.release(await taken(journal, "other"))
+        await cancelled_when_done(path, journal.claim("lease"))
+        claim = await taken(journal)
+        await cancelled_when_done(path, journal.write(claim, "one"))
         await journal.release(claim)
         assert (await taken(journal)).state == "one"
 

@@ -358,6 +358,20 @@ async def test_cancelled_claim_that_fails_can_be_repeated(postgres: PostgresServ
         await claimed(one, "a")
 
 
+async def test_cancelled_claim_of_a_package_that_another_run_holds_leaves_it_alone(dsn: str) -> None:
+    async with journals(dsn) as (one, two):
+        claim = await claimed(one, "a")
+        asking = asyncio.create_task(two.claim("a"))
+        await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait([asking])
+        while two._leases._tasks:
+            await asyncio.wait(tuple(two._leases._tasks))
+        await one.write(claim, "one")
+        await one.release(claim)
+        assert (await claimed(two, "a")).state == "one"
+
+
 @pytest.mark.parametrize("in_transaction", [False, True])
 async def test_operation_whose_connection_is_closed_is_repeated(dsn: str, in_transaction: bool) -> None:
     attempts: list[int] = []
