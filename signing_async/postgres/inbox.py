@@ -54,16 +54,17 @@ class PostgresEventStore(SqlEventStore):
 
         super().__init__(engine, render, engine.address, poll=0.25, lease=lease)
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._process = 0
         self._adding: list[_Addition] = []
         self._writer: asyncio.Task[None] | None = None
 
     async def add(self, event: Event, body: bytes) -> bool:
         """Add an event; concurrent ones are committed together, in order. Threads share the event loop that is used."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop and self._loop is not None and self._loop.is_running():
-            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.add(event, body), self._loop))
-        if self._loop is not loop:
-            self._loop, self._adding, self._writer = loop, [], None
+        loop, process = asyncio.get_running_loop(), os.getpid()
+        if (self._loop, self._process) != (loop, process):
+            if self._process == process and self._loop is not None and self._loop.is_running():
+                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.add(event, body), self._loop))
+            self._loop, self._process, self._adding, self._writer = loop, process, [], None
         added: asyncio.Future[bool] = loop.create_future()
         self._adding.append((columns(event, body), len(body), added))
         if self._writer is None or self._writer.done():

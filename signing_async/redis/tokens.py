@@ -46,8 +46,9 @@ if ARGV[1] ~= '' then
     end
     -- After a restart the last writes may be lost, also with an append-only file: the lock of a refresh, for example.
     local info = redis.call('INFO', 'server')
-    local left = ARGV[2] - string.match(info, 'uptime_in_seconds:(%d+)') * 1000
-    if stored[4] and stored[4] ~= string.match(info, 'run_id:(%x+)') and left > 0 then
+    local uptime = tonumber(string.match(info, 'uptime_in_seconds:(%-?%d+)'))  -- negative: the clock was set back
+    local left = ARGV[2] - uptime * 1000
+    if stored[4] and stored[4] ~= string.match(info, 'run_id:(%x+)') and uptime >= 0 and left > 0 then
         return {'wait', left}
     end
     redis.call('PEXPIRE', KEYS[2], ARGV[2])  -- from here on, the refresh token may be used

@@ -38,6 +38,7 @@ SQLITE = {
     "seconds": "",
     "age": "now() - alone.due_at",
     "each": "json_each",
+    "json": "",
     "skip_locked": "",
     "owner": "owner()",
     "dead": "CASE owner WHEN owner() THEN 0 ELSE NOT owner_is_alive(owner) END",
@@ -56,6 +57,7 @@ POSTGRES = {
     "seconds": "* interval '1 second'",
     "age": "extract(epoch FROM statement_timestamp() - alone.due_at)",
     "each": "jsonb_array_elements_text",
+    "json": "::text::jsonb",  # a pool of the application may have a codec of its own for parameters of type jsonb
     "skip_locked": "FOR UPDATE SKIP LOCKED",
     "owner": "{owner}",
     "dead": "leased_until BETWEEN '-infinity' AND statement_timestamp() AND (owner = {owner} OR owner <> ALL(ARRAY("
@@ -106,7 +108,7 @@ FREE = """\
 WITH crashed AS (
     SELECT seq, count(*) OVER (PARTITION BY owner) AS together FROM (
         SELECT seq, owner FROM {table}
-        WHERE owner IS NOT NULL AND {dead} AND id NOT IN (SELECT value FROM {each}($1)) {skip_locked}
+        WHERE owner IS NOT NULL AND {dead} AND id NOT IN (SELECT value FROM {each}($1{json})) {skip_locked}
     ) AS claimed
 )
 UPDATE {table} AS event
@@ -141,7 +143,7 @@ crashes < 2 AND due_at <= coalesce((
 ALONE = "crashes >= 2 AND due_at <= {now}"
 RENEW = """\
 UPDATE {table} SET leased_until = {now} + $2 {seconds}
-WHERE owner = {owner} AND id IN (SELECT value FROM {each}($1))"""
+WHERE owner = {owner} AND id IN (SELECT value FROM {each}($1{json}))"""
 SETTLE = """\
 UPDATE {table} SET status = $3, error = $4, settled_at = {now}, owner = NULL, leased_until = NULL, crashes = 0
 WHERE id = $1 AND fence = $2 AND owner = {owner} RETURNING id"""
@@ -156,7 +158,8 @@ WHERE id = $1 AND fence = $2 AND owner = {owner} RETURNING id"""
 # before it is settled.
 DELAY = """\
 UPDATE {table} SET due_at = {now} + $2 {seconds}
-WHERE signing_id = $1 AND pending AND owner IS NULL AND attempts = 0 AND due_at < {now} + $2 {seconds}"""
+WHERE signing_id = $1 AND pending AND owner IS NULL AND attempts = 0 AND due_at < {now} + $2 {seconds}
+    AND seq > (SELECT seq FROM {table} WHERE id = $3 AND fence = $4 AND owner = {owner})"""
 HURRY = "UPDATE {table} SET due_at = {now} WHERE signing_id = $1 AND pending AND attempts = 0 AND due_at > {now}"
 # A first attempt is due when its event arrives: a later time was set before the clock was set back.
 MAKE_DUE = "UPDATE {table} SET due_at = {now} WHERE pending AND fence = 0 AND due_at > {now} + 1 {seconds}"
@@ -264,7 +267,7 @@ class SqlEventStore:
         return await self._end(claim, *hurry, (SETTLE, claim.stored.id, claim.fence, status.value, error))
 
     async def postpone(self, claim: EventClaim, seconds: float, error: str | None, *, counts: bool = True) -> bool:
-        delay = DELAY, claim.stored.signing_id, seconds
+        delay = DELAY, claim.stored.signing_id, seconds, claim.stored.id, claim.fence
         return await self._end(claim, delay, (POSTPONE, claim.stored.id, claim.fence, seconds, error, int(not counts)))
 
     async def release(self, claim: EventClaim) -> None:
@@ -377,7 +380,10 @@ def _selecting(statement: str, after: int, selection: EventFilter) -> tuple[Any,
     kind, since, until = selection.type, selection.since, selection.until
     prefix = kind[:-1] if kind is not None and kind.endswith("*") else None
     for condition, value in (
-        ("id IN (SELECT value FROM {{each}}({}))", None if selection.ids is None else json.dumps(list(selection.ids))),
+        (
+            "id IN (SELECT value FROM {{each}}({}{{json}}))",
+            None if selection.ids is None else json.dumps(list(selection.ids)),
+        ),
         ("status = {}", selection.status),
         ("substr(type, 1, length({0})) = {0}", prefix),
         ("type = {}", kind if prefix is None else None),

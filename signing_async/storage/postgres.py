@@ -111,6 +111,7 @@ class PostgresEngine:
         self._failure = failure
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._process = 0
         if not isinstance(table, str) or not _TABLE_NAME.fullmatch(table):
             raise ConfigurationError(f"table: must be a lower-case identifier, name or schema.name, got {table!r}")
         self.table: str = ".".join(f'"{part}"' for part in table.split("."))
@@ -151,7 +152,7 @@ class PostgresEngine:
 
         Without ``kept`` the work is done in the event loop that has opened the connections, while that runs.
         """
-        loop = self._loop
+        loop = self._loop if self._process == os.getpid() else None
         if kept is None and loop is not None and loop is not asyncio.get_running_loop() and loop.is_running():
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.perform(work), loop))
         problem, is_table_missing, final = "no response", False, None
@@ -191,8 +192,8 @@ class PostgresEngine:
             try:
                 # In a separate task, so that the timeout cancels only this attempt.
                 return await asyncio.create_task(self.perform(work, kept))
-            except (AuthError, StorageError):
-                if not self._is_exhausted:
+            except (AuthError, StorageError) as error:
+                if not (error.transient and self._is_exhausted):
                     raise
 
     @property
@@ -248,7 +249,7 @@ class PostgresEngine:
         loop = asyncio.get_running_loop()
         if self._dsn is not None and self._loop is not loop:
             self._pool = None
-        self._loop = loop
+        self._loop, self._process = loop, os.getpid()
         if self._pool is None:
             assert self._dsn is not None
             dsn = self._dsn
@@ -267,12 +268,13 @@ class PostgresEngine:
 
     async def aclose(self) -> None:
         """Close the connections opened here."""
-        loop = self._loop
+        is_own = self._process == os.getpid()
+        loop = self._loop if is_own else None
         if loop is not None and loop is not asyncio.get_running_loop() and loop.is_running():
             await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.aclose(), loop))
             return
         self._closed = True
-        if self._dsn is None or self._pool is None:
+        if self._dsn is None or self._pool is None or not is_own:  # a parent process closes what it opened
             return
         pool, self._pool = self._pool, None
         try:

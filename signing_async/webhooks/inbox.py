@@ -309,11 +309,14 @@ class Inbox:
         outcome = None
         with contextlib.suppress(asyncio.CancelledError):
             outcome = await self._observe(claim.stored, threads)
-        if not await finish(self._record(claim, outcome)):
-            log.warning("the claim on event %s was lost: another worker handles it again", claim.stored.id)
+        if not await finish(self._record(claim, outcome, asyncio.current_task())):
+            log.warning("the claim on event %s was lost: the event may be handled again", claim.stored.id)
 
-    async def _record(self, claim: EventClaim, outcome: Outcome | None) -> bool:
-        """Record the end of an attempt; return False if the claim was lost. While the store fails, try again."""
+    async def _record(self, claim: EventClaim, outcome: Outcome | None, attempt: asyncio.Task[Any] | None) -> bool:
+        """Record the end of an attempt; return False if the claim was lost.
+
+        While the store fails, try again until the attempt is cancelled.
+        """
         while True:
             try:
                 if outcome is None:
@@ -324,7 +327,7 @@ class Inbox:
                 return await self.store.settle(claim, outcome.status, outcome.error)
             except InboxError as error:
                 event_id, problem = claim.stored.id, error
-            if outcome is None:
+            if outcome is None or (attempt is not None and attempt.cancelling()):
                 log.warning("cannot record the end of event %s: %s", event_id, problem)
                 return True
             if not problem.transient:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import signal
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -225,3 +227,50 @@ def test_invalid_settings_are_rejected_without_showing_the_password(settings: di
     with pytest.raises(ConfigurationError, match=f"^{words}") as caught:
         PostgresInbox(**{"postgres": "postgresql://db/app", **settings})
     assert PASSWORD not in str(caught.value)
+
+
+async def test_inbox_works_on_a_pool_with_a_json_codec(dsn: str) -> None:
+    async def init(connection: Any) -> None:
+        await connection.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+
+    async with asyncpg.create_pool(dsn, min_size=0, init=init) as pool, PostgresInbox(pool, timeout=10) as inbox:
+        await inbox.add(*delivery("a"))
+        async with inbox.running():
+            await until(inbox, 1)
+        assert await status(inbox, "a") == (EventStatus.HANDLED, 1)
+
+
+FORKING = """
+import asyncio, os, sys, threading
+from signing_async.postgres import PostgresInbox
+from tests.storage.event_stores import delivery
+
+inbox, loop = PostgresInbox(sys.argv[1], timeout=10), asyncio.new_event_loop()
+threading.Thread(target=loop.run_forever, daemon=True).start()
+asyncio.run_coroutine_threadsafe(inbox.add(*delivery("a")), loop).result(60)
+child = os.fork()
+if child == 0:
+
+    async def use():
+        async with asyncio.timeout(60):
+            await inbox.add(*delivery("b"))
+            await inbox.aclose()
+
+    code = 1
+    try:
+        asyncio.run(use())
+        code = 0
+    finally:
+        os._exit(code)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+asyncio.run(inbox.aclose())
+sys.exit(code)
+"""
+
+
+async def test_inbox_that_was_used_before_a_fork_works_in_the_child(dsn: str) -> None:
+    child = await asyncio.create_subprocess_exec(sys.executable, "-c", FORKING, dsn, stderr=subprocess.PIPE)
+    _, errors = await child.communicate()
+    assert child.returncode == 0, errors.decode()
+    async with opened(dsn) as inbox:
+        assert {stored.id async for stored in inbox.events()} == {"a", "b"}

@@ -96,6 +96,16 @@ class _ManagementConformance:
             assert claim.stored.id == name
             await store.settle(claim, EventStatus.HANDLED)
 
+    async def test_refused_postponement_delays_no_other_event(self, open_store: OpenStore) -> None:
+        store = open_store()
+        await add(store, "a1", "a")
+        await add(store, "a2", "a")
+        (first,) = await store.claim(1)
+        await store.settle(first, EventStatus.HANDLED)
+        assert await store.postpone(first, 3600, None) is False
+        (claim,) = await store.claim(5)
+        assert claim.stored.id == "a2"
+
     async def test_postponed_event_waits_for_an_earlier_one_that_was_requeued(self, open_store: OpenStore) -> None:
         store = open_store()
         await add(store, "a1", "a")
@@ -104,7 +114,7 @@ class _ManagementConformance:
         await store.settle(first, EventStatus.DEAD)
         (second,) = await store.claim(1)
         await store.requeue(EventFilter(ids=["a1"]))
-        await store.postpone(second, 0, None)
+        await store.postpone(second, 3600, None)
         (claim,) = await store.claim(5)
         assert claim.stored.id == "a1"
 

@@ -210,7 +210,7 @@ async def test_lost_claim_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFix
 
         await add(inbox, "e1")
         async with inbox.running(), asyncio.timeout(30):
-            while "the claim on event e1 was lost: another worker handles it again" not in caplog.text:
+            while "the claim on event e1 was lost: the event may be handled again" not in caplog.text:
                 await asyncio.sleep(0.005)
         assert (await stored(inbox, "e1")).status is EventStatus.PENDING
 
@@ -382,3 +382,24 @@ async def test_error_that_is_not_an_inbox_error_ends_the_run_and_is_raised(tmp_p
 
     with pytest.raises(LookupError, match="a mistake"):
         await work()
+
+
+async def test_run_ends_while_the_end_of_an_attempt_cannot_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, failing = SqliteEventStore(tmp_path / "inbox.db"), asyncio.Event()
+
+    async def settle(*_: object) -> bool:
+        failing.set()
+        raise InboxError("the disk is full", transient=True)
+
+    monkeypatch.setattr(store, "settle", settle)
+    async with Inbox(store) as inbox:
+        inbox.on("*")(lambda _: None)
+        await add(inbox, "a1", "a")
+        running = asyncio.create_task(inbox.run(drain_timeout=0.1))
+        await failing.wait()
+        running.cancel()
+        async with asyncio.timeout(60):
+            await asyncio.wait([running])
+        assert running.cancelled()
