@@ -23,7 +23,7 @@ from .records import recipient_facts, signing_facts
 from .signings import NAME_HELP, duration, duration_or_moment, moment, name_pattern
 
 if TYPE_CHECKING:
-    from ..archive import Archive, ArchiveResult, ArchiveStore
+    from ..archive import Archive, ArchiveReport, ArchiveResult, ArchiveStore
     from ..client import SigningClient
     from ..dispatch.journal import Journal
 
@@ -181,8 +181,7 @@ async def verify(state: State, to: str) -> None:
     async with _store(to) as store:
         with state.out.progress("Verifying") as on_progress:
             found = await verify_archive(store, on_progress)
-        if not found.lines and not found.findings:
-            raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")
+        _check_manifest(to, found)
     for finding in found.findings:
         facts = {"finding": finding.kind, "path": finding.path, "line": finding.line, "text": finding.text}
         state.out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")
@@ -365,3 +364,8 @@ class _Run:
 
 for _command in (verify, status):
     archive.add_command(_command)
+
+
+def _check_manifest(to: str, found: ArchiveReport) -> None:
+    if not found.lines and not found.findings:
+        raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")

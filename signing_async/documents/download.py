@@ -171,10 +171,13 @@ async def save(
     def write(*, sync: bool = False) -> None:
         nonlocal mode, size
         try:
-            with part.open(mode) as file:
-                if mode == "xb" and overwrite and place.exists():
-                    part.chmod(stat.S_IMODE(place.stat().st_mode))
-                # Append mode would create the file again if it had been removed.
+            if mode == "xb":
+                replaced = place.stat() if overwrite and place.exists() else None
+                part.touch(0o666 if replaced is None else 0o600, exist_ok=False)
+                if replaced is not None:
+                    part.chmod(stat.S_IMODE(replaced.st_mode))
+            # Append mode would create the file again if it had been removed.
+            with part.open("r+b") as file:
                 mode = "r+b"
                 file.seek(0, os.SEEK_END)
                 for chunk in pending:
