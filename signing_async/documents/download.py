@@ -171,13 +171,12 @@ async def save(
     def write(*, sync: bool = False) -> None:
         nonlocal mode, size
         try:
-            if mode == "xb":
-                replaced = place.stat() if overwrite and place.exists() else None
-                part.touch(0o666 if replaced is None else 0o600, exist_ok=False)
-                if replaced is not None:
-                    part.chmod(stat.S_IMODE(replaced.st_mode))
+            replaced = place.stat() if mode == "xb" and overwrite and place.exists() else None
+            if replaced is not None:  # nobody else can read it before it has the mode of the replaced file
+                part.touch(0o600, exist_ok=False)
+                part.chmod(stat.S_IMODE(replaced.st_mode))
             # Append mode would create the file again if it had been removed.
-            with part.open("r+b") as file:
+            with part.open(mode if replaced is None else "r+b") as file:
                 mode = "r+b"
                 file.seek(0, os.SEEK_END)
                 for chunk in pending:

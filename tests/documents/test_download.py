@@ -464,6 +464,7 @@ async def test_error_of_an_unwritable_folder_names_the_target_and_not_the_tempor
         return real(path, mode, *more, **options)
 
     monkeypatch.setattr(Path, "open", refuse)
+    monkeypatch.setattr(Path, "touch", lambda self, *_, **__: refuse(self, "xb"))
     async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
         with pytest.raises(InvalidRequest) as caught:
             await client.documents.download_signed("s1", "d1", target)
