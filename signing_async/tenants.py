@@ -162,7 +162,7 @@ class Tenants:
                 self._trim()
 
     def _trim(self) -> None:
-        """Close the least recently used clients that nobody uses, while there are more than ``max_clients``."""
+        """Close idle clients, the least recently used first, until ``max_clients`` are left."""
         while len(self._tenants) > self._max_clients:
             idle = next((tenant_id for tenant_id, tenant in self._tenants.items() if not tenant.users), None)
             if idle is None:

@@ -7,11 +7,14 @@ import fnmatch
 import json
 import os
 import re
+from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 from weakref import WeakSet
+
+import attrs
 
 from .. import _checks, telemetry
 from .._api import Client
@@ -235,6 +238,15 @@ async def archive_one(
         return tuple([entry async for entry in archive.entries() if (entry.service, entry.signing) == wanted])
 
 
+@attrs.define(eq=False)
+class _Page:
+    """A page of the list. ``unfinished`` counts its signings in work, and one more until the page was read."""
+
+    next_cursor: str | None
+    unfinished: int = 1
+    has_jobs: bool = False
+
+
 class _Sweep:
     """One sweep. It first resumes an interrupted sweep, then covers the rest of the list, from its start.
 
@@ -250,9 +262,10 @@ class _Sweep:
         self._saved: str | None = None
         self._context: str | None = None
         """The context of this sweep's span."""
-        self._unfinished = 0
-        self._finished = asyncio.Event()
-        self.jobs: AsyncGenerator[Signing, None] = self._pull()
+        self._pages: deque[_Page] = deque()
+        """The pages that are not finished, in the order of the list."""
+        self._is_whole = False
+        self.jobs: AsyncGenerator[tuple[Signing, _Page], None] = self._pull()
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
@@ -272,20 +285,23 @@ class _Sweep:
         finally:
             await self.jobs.aclose()
             if self._claim is not None:
-                await journal.release(self._claim)
+                try:
+                    if self._is_whole and not self._pages:
+                        await self._save(None)
+                finally:
+                    await journal.release(self._claim)
 
-    async def work(self, signing: Signing) -> list[ArchiveResult]:
+    async def work(self, job: tuple[Signing, _Page]) -> list[ArchiveResult]:
         """Archive the missing documents of a signing. If another run is working on it, wait for that run."""
+        signing, page = job
         results = await _wait_for(signing, lambda: self._collector.collect(signing))
         for result in results:
             if result.entry is not None:
                 self._reporter.add(1, result.entry.size)
-        self._unfinished -= 1
-        if not self._unfinished:
-            self._finished.set()
+        await self._leave(page)
         return results
 
-    async def _pull(self) -> AsyncGenerator[Signing, None]:
+    async def _pull(self) -> AsyncGenerator[tuple[Signing, _Page], None]:
         await self._collector.manifest.refresh()
         start = self._saved
         if start is not None:
@@ -302,24 +318,31 @@ class _Sweep:
         async with aclosing(self._list(None, until=start)) as jobs:
             async for job in jobs:
                 yield job
-        await self._save(None)
+        self._is_whole = True
 
-    async def _list(self, start: str | None, until: str | None = None) -> AsyncGenerator[Signing, None]:
+    async def _list(self, start: str | None, until: str | None = None) -> AsyncGenerator[tuple[Signing, _Page], None]:
         async with aclosing(self._collector.api.signings.list(cursor=start).pages()) as pages:
-            async for page in pages:
-                telemetry.active(self._collector.api.telemetry).record(ARCHIVE_SIGNINGS, len(page.items))
-                due = [signing for signing in page.items if self._is_due(signing)]
-                self._unfinished = len(due)
-                self._finished.clear()
-                for signing in due:
-                    yield signing
-                if due:
-                    await self._finished.wait()
-                    # A page without jobs need not be saved: a resumed sweep reads it again quickly.
-                    if page.next_cursor is not None:
-                        await self._save(page.next_cursor)
-                if page.next_cursor == until:
+            async for found in pages:
+                telemetry.active(self._collector.api.telemetry).record(ARCHIVE_SIGNINGS, len(found.items))
+                page = _Page(found.next_cursor)
+                self._pages.append(page)
+                for signing in filter(self._is_due, found.items):
+                    page.unfinished += 1
+                    page.has_jobs = True
+                    yield signing, page
+                await self._leave(page)
+                if found.next_cursor == until:
                     return
+
+    async def _leave(self, page: _Page) -> None:
+        """Note that the page was read, or that one of its signings is finished; save how far the sweep has come."""
+        page.unfinished -= 1
+        finished = []
+        while self._pages and not self._pages[0].unfinished:
+            finished.append(self._pages.popleft())
+        # A page without jobs need not be saved: a resumed sweep reads it again quickly.
+        if any(one.has_jobs for one in finished) and finished[-1].next_cursor is not None:
+            await self._save(finished[-1].next_cursor)
 
     def _is_due(self, signing: Signing) -> bool:
         """Return whether the signing may have documents that are not archived."""

@@ -172,7 +172,7 @@ class Collector:
                 if entry is None:
                     entry, is_new = await self._fetch(work, document, name)
                 else:
-                    is_new = await self.manifest.append(entry)
+                    is_new = await finish(self.manifest.append(entry))
             except Exception as error:
                 raise_if_client_wide(error)
                 is_early = isinstance(error, NotYetSigned)

@@ -18,7 +18,7 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 from .. import _checks
-from .._connections import is_untrusted, roots_problem
+from .._connections import is_refused_by_proxy, is_untrusted, roots_problem
 from .._files import is_transient
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
 from .stores import MissingBytes, check_lines, check_name
@@ -336,6 +336,8 @@ def _is_transient(error: Exception) -> bool:
         return _code(error) in _TRANSIENT_CODES or status == 429 or (status >= 500 and status not in _NOT_SUPPORTED)
     if isinstance(error, aws.SSLError):
         return not is_untrusted(error.kwargs["error"])
+    if isinstance(error, aws.ProxyConnectionError):
+        return not is_refused_by_proxy(getattr(error.kwargs["error"], "status", 0))
     return isinstance(error, _TRANSIENT) or (isinstance(error, OSError) and is_transient(error))
 
 

@@ -285,8 +285,10 @@ class _Run:
         self._follow = follow
         self.display = ProgressDisplay(state.out, "Archiving", None)
         self.archived = self.present = self._size = self._reminded = 0
-        self._open: dict[tuple[str, str | None], Exception] = {}
-        """The last error of each document, by the ids of signing and document (None: the signing was not read)."""
+        self._failed: set[tuple[str, str | None]] = set()
+        """The documents that failed last, by the ids of signing and document (None: the signing was not read)."""
+        self._unsealed: set[tuple[str, str | None]] = set()
+        """The documents that were not sealed yet."""
         self.errors: dict[int, BaseException] = {}
         """One error for each exit code."""
 
@@ -301,27 +303,20 @@ class _Run:
         signing, document = result.signing, None if result.document is None else result.document.id
         facts: dict[str, Any] = {"signing": signing.id, "name": signing.name, "document": document}
         # With --follow, each sweep tries again.
-        self._open.pop((signing.id, None), None)
-        earlier = self._open.pop((signing.id, document), None)
+        had_failed = (signing.id, document) in self._failed
+        for documents in (self._failed, self._unsealed):
+            documents.difference_update({(signing.id, None), (signing.id, document)})
         if result.error is not None:
-            self._open[signing.id, document] = result.error
+            documents = self._unsealed if isinstance(result.error, NotYetSigned) else self._failed
+            documents.add((signing.id, document))
         if result.entry is not None:
             self.archived, self._size = self.archived + 1, self._size + result.entry.size
             self._out.result({**facts, **result.entry.as_dict(), "signing": signing.id})
         elif result.error is not None and not isinstance(result.error, NotYetSigned):
             self.errors.setdefault(code_of(result.error), result.error)
-            is_new = earlier is None or isinstance(earlier, NotYetSigned)
-            if self._out.json or (is_new and self._failed <= MAX_SHOWN):
+            if self._out.json or (not had_failed and len(self._failed) <= MAX_SHOWN):
                 self._out.failed(signing.name or signing.id, result.error, facts)
         self.display.advance(failed=result.error is not None)
-
-    @property
-    def _unsealed(self) -> int:
-        return sum(isinstance(error, NotYetSigned) for error in self._open.values())
-
-    @property
-    def _failed(self) -> int:
-        return len(self._open) - self._unsealed
 
     async def remind(self, client: SigningClient, journal: Journal, after: timedelta) -> None:
         while True:
@@ -351,14 +346,15 @@ class _Run:
                     self.errors.setdefault(code_of(error), error)
 
     def summarize(self) -> None:
-        facts = {"archived": self.archived, "bytes": self._size, "failed": self._failed}
-        facts |= {"already_there": self.present, "not_yet_sealed": self._unsealed, "reminded": self._reminded}
+        failed, unsealed = len(self._failed), len(self._unsealed)
+        facts = {"archived": self.archived, "bytes": self._size, "failed": failed}
+        facts |= {"already_there": self.present, "not_yet_sealed": unsealed, "reminded": self._reminded}
         archived = f"{count(self.archived, 'document')} {'was' if self.archived == 1 else 'were'} archived"
-        text = f"{archived} ({self._size} bytes), {self._failed} failed."
+        text = f"{archived} ({self._size} bytes), {failed} failed."
         if self.present:
             text += f" {self.present} {'was' if self.present == 1 else 'were'} there already."
-        if self._unsealed:
-            text += f" {self._unsealed} not yet sealed: a later run fetches them."
+        if unsealed:
+            text += f" {unsealed} not yet sealed: a later run fetches them."
         self._out.result({"summary": facts}, text)
 
 

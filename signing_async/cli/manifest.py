@@ -11,6 +11,7 @@ lists.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import csv
 import io
 import json
@@ -377,7 +378,8 @@ class FailureReport:
                 file.flush()
                 os.fsync(descriptor)
             # The report names the same people as the manifest, so it gets the same permissions.
-            part.chmod(stat.S_IMODE(self._manifest.mode) & 0o666)
+            with contextlib.suppress(OSError):  # not every file system has modes
+                part.chmod(stat.S_IMODE(self._manifest.mode) & 0o666)
             part.replace(self.path)
         finally:
             part.unlink(missing_ok=True)

@@ -16,7 +16,6 @@ import attrs
 
 from .. import telemetry
 from .._files import is_transient, place_new, sync_folder, unusable
-from .._tasks import finish
 from ..errors import DecodeError, InvalidRequest, NotSound, TransportError
 from ..telemetry.names import DIRECTION, TRANSFERRED
 from ..transport import wire
@@ -160,19 +159,20 @@ async def save(
     """Write the chunks to a temporary file beside ``target``, verify it, and move it there.
 
     If the target is an argument of the user, and its folder permanently refuses the file, `InvalidRequest` is raised.
-    Every other failure of the disk is an `OSError`.
+    Every other failure of the disk is an `OSError`. A disk may stall: a thread that outlives the call removes its file.
     """
     # The file that a link leads to is replaced, not the link.
     place = Path(os.path.realpath(target)) if overwrite else target
     part = place.with_name(f".{secrets.token_hex(8)}.part")
     mode, size, digest = "xb", 0, hashlib.sha256()
     pending: list[bytes] = []
+    is_over = False
 
     def write(*, sync: bool = False) -> None:
         nonlocal mode, size
         try:
             replaced = place.stat() if mode == "xb" and overwrite and place.exists() else None
-            if replaced is not None:  # nobody else can read it before it has the mode of the replaced file
+            if replaced is not None:  # private until it has the mode of the file that it replaces
                 part.touch(0o600, exist_ok=False)
                 part.chmod(stat.S_IMODE(replaced.st_mode))
             # Append mode would create the file again if it had been removed.
@@ -189,9 +189,17 @@ async def save(
             if is_argument and mode == "xb" and not is_transient(error):
                 raise InvalidRequest(f"path: cannot write {str(target)!r}: {error.strerror}") from None
             raise OSError(error.errno, error.strerror, str(target)) from None
+        finally:
+            if is_over:
+                part.unlink(missing_ok=True)
         pending.clear()
 
-    def publish() -> None:
+    def complete() -> None:
+        write(sync=True)
+        if verify is not None:
+            verify(part)
+        if is_over:
+            return
         if overwrite:
             part.replace(place)
         else:
@@ -208,12 +216,10 @@ async def save(
             received += len(chunk)
             if received >= _WRITE_SIZE:
                 received = 0
-                await finish(asyncio.to_thread(write))
-        await finish(asyncio.to_thread(write, sync=True))
-        if verify is not None:
-            await asyncio.to_thread(verify, part)
-        await finish(asyncio.to_thread(publish))
+                await asyncio.to_thread(write)
+        await asyncio.to_thread(complete)
     except BaseException:
+        is_over = True
         part.unlink(missing_ok=True)
         raise
     return SealedFile(target, size, digest.hexdigest())

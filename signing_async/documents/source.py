@@ -49,9 +49,11 @@ class PdfSource:
 
     def __init__(self, source: Source | PdfSource, filename: str | None = None, *, sha256: str | None = None) -> None:
         self._is_checked = False
+        self._content: OpenPdf | None = None
+        """The content of a source that could be read only once."""
         if isinstance(source, PdfSource):
             filename = filename or source.filename
-            self._is_checked = source._is_checked
+            self._is_checked, self._content = source._is_checked, source._content
             sha256 = sha256 or source.sha256
             source = source.source
         _check_kind(source)
@@ -71,8 +73,7 @@ class PdfSource:
         """Return this source with the sha256 of its content; with ``content`` if the source can be read only once."""
         source = PdfSource(self, sha256=sha256)
         source._is_checked = True
-        if content is not None:
-            source.source = content  # type: ignore[assignment]  # never a caller's: not in the public type
+        source._content = content or source._content
         return source
 
     async def open(self, max_bytes: float | None = None) -> OpenPdf:
@@ -84,15 +85,15 @@ class PdfSource:
         if (at_once := _read_at_once(self.source)) is not None:
             return OpenPdf(self, at_once).checked(max_bytes)
         source = self.source
-        if not isinstance(source, AsyncIterable):
+        if self._content is not None or not isinstance(source, AsyncIterable):
             # If the call is cancelled, a file that the thread opens later is closed when its result is dropped.
             return await asyncio.to_thread(lambda: self._open(max_bytes).checked(max_bytes))
         with contextlib.closing(_Spool(self.filename)) as spool:
             async for chunk in source:
-                if spool.size <= BLOCK:
-                    spool.add(chunk)
-                else:
+                if isinstance(chunk, bytes) and spool.size + len(chunk) > BLOCK:
                     await finish(asyncio.to_thread(spool.add, chunk))
+                else:
+                    spool.add(chunk)
                 if max_bytes is not None and spool.size > max_bytes:
                     raise _too_large(self.filename, max_bytes, None)
             content = await finish(asyncio.to_thread(spool.content))
@@ -100,8 +101,8 @@ class PdfSource:
 
     def _open(self, max_bytes: float | None) -> OpenPdf:
         source: Any = self.source
-        if isinstance(source, OpenPdf):
-            return OpenPdf(self, source.share())
+        if self._content is not None:
+            return OpenPdf(self, self._content.share())
         if isinstance(source, str | os.PathLike):
             return OpenPdf(self, _open_path(source, self.filename))
         if isinstance(source, bytes | bytearray | memoryview):
@@ -346,17 +347,14 @@ def _copy(source: IO[bytes], spool: _Spool, max_bytes: float | None) -> int:
                 if not chunk:
                     return position
                 if max_bytes is not None and spool.size > max_bytes:
+                    # Of other objects, such as a `GzipFile`, the size is known only at their end.
+                    is_plain = isinstance(source, io.BytesIO | io.BufferedReader | io.FileIO)
                     with _source_errors(f"cannot read {spool.filename}"):
-                        size = _end(source) - position if has_position else None
+                        size = source.seek(0, os.SEEK_END) - position if has_position and is_plain else None
                     raise _too_large(spool.filename, max_bytes, size)
         finally:
             if has_position:
                 source.seek(position)
-
-
-def _end(source: IO[bytes]) -> int:
-    source.seek(0, os.SEEK_END)
-    return source.tell()
 
 
 class _Spool:
@@ -419,7 +417,7 @@ def _too_large(filename: str, max_bytes: float, size: int | None) -> PdfRejected
 
 
 def _check_kind(source: Any) -> None:
-    if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | AsyncIterable | OpenPdf):
+    if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | AsyncIterable):
         return
     if not hasattr(source, "read"):
         kind = type(source).__name__

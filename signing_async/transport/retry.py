@@ -21,8 +21,9 @@ import sys
 import warnings
 from collections.abc import Awaitable, Callable
 from enum import Enum
+from functools import cache
 from operator import attrgetter
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import attrs
 
@@ -350,13 +351,22 @@ class RetryRequested(Exception):  # not an error: it asks `run` for another atte
 
 async def run(attempt: Callable[[], Awaitable[T]]) -> T:
     """Make attempts until one returns, or raises anything but `RetryRequested`."""
+    result: T = await _runner()(attempt)
+    return result
+
+
+@cache  # changing the filters of warnings affects the whole process
+def _runner() -> Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]:
     import backoff  # a client that never retries does not need it
+
+    async def call(attempt: Callable[[], Awaitable[Any]]) -> Any:
+        return await attempt()
 
     with warnings.catch_warnings():
         # backoff 2 calls this function while it decorates; Python 3.14 deprecates it.
         warnings.filterwarnings("ignore", "'asyncio.iscoroutinefunction' is deprecated", DeprecationWarning)
         # Without jitter, which would shorten the delay; without logger, which would log the exception.
-        again: Callable[[], Awaitable[T]] = backoff.on_exception(
+        on_request = backoff.on_exception(
             backoff.runtime, RetryRequested, value=attrgetter("delay"), jitter=None, logger=None
-        )(attempt)
-    return await again()
+        )
+        return on_request(call)

@@ -322,6 +322,7 @@ async def exchange(
             response.refusal = "a redirect to another origin is not followed"
             return response
         response.close()
+        request.response = None
         request.path, request.params = path, {}
     else:
         response.refusal = f"more than {_MAX_REDIRECTS} redirects"

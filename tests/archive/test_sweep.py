@@ -173,3 +173,17 @@ async def test_cancelled_sweep_closes_the_list(
         with pytest.raises(asyncio.CancelledError):
             await taking
         assert {task.get_name() for task in asyncio.all_tasks() if "signing_async" in task.get_name()} == set()
+
+
+async def test_signing_that_takes_long_delays_no_signing_of_later_pages(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    await fill(sandbox, client, 6)
+    sandbox.faults.add(DOWNLOAD, "hang", times=1)
+    async with Archive(client, folder, journal=journal, concurrency=2) as archive:
+        async with asyncio.timeout(60), archive.sweep() as results:
+            assert [(await anext(results)).error for _ in range(5)] == [None] * 5
+        # The page that was not finished is the first one: a sweep begins there again.
+        async for result in archive.sweep():
+            assert result.error is None
+    assert (await judge(sandbox, folder)).documents == 6

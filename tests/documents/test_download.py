@@ -543,6 +543,25 @@ async def test_disk_is_not_accessed_on_the_event_loop(target: Path, monkeypatch:
     assert not any(is_on_loop for _, is_on_loop in calls)
 
 
+async def test_stalled_disk_does_not_hold_a_download_past_its_deadline(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    released, waits = threading.Event(), list[bool]()
+    monkeypatch.setattr(os, "fsync", lambda _: waits.append(released.wait(20)))
+    timeouts = Timeouts(transfer=0.5)
+    async with (
+        serving(sending(make_pdf())) as server,
+        SigningClient(server.origin, "token", timeout=timeouts) as client,
+    ):
+        with pytest.raises(RequestTimeout):
+            await client.documents.download_signed("s1", "d1", target)
+        assert waits == []
+        released.set()
+        async with asyncio.timeout(60):
+            while not untouched(target):  # the thread is not awaited any more
+                await asyncio.sleep(0.01)
+
+
 # Leaving early
 
 
@@ -583,6 +602,10 @@ async def test_cancellation_at_any_moment_leaves_the_old_or_the_new_file_and_not
             outcomes.add(task.cancelled())
             assert session.connector is not None
             assert not session.connector._acquired
+            for _ in range(200):  # a thread of the cancelled download
+                if list(target.parent.iterdir()) == [target]:
+                    break
+                await asyncio.sleep(0.005)
             assert list(target.parent.iterdir()) == [target]
             assert target.read_bytes() in (OLD, data)
         assert True in outcomes

@@ -533,6 +533,25 @@ async def test_error_of_the_connection_is_no_failure_of_the_source(tmp_path: Pat
         assert body.failure is None
 
 
+async def test_large_chunk_is_not_written_to_disk_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[int] = []
+    rollover = tempfile.SpooledTemporaryFile.rollover
+
+    def recorded(spooled: Any) -> None:
+        threads.append(threading.get_ident())
+        rollover(spooled)
+
+    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", recorded)
+    pdf = make_pdf(LARGE)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield pdf
+
+    assert await content(PdfSource(chunks(), "lease.pdf")) == pdf
+    assert threads
+    assert threading.get_ident() not in threads
+
+
 async def test_large_streams_are_spooled_to_an_unnamed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = open_files()

@@ -7,6 +7,7 @@ import email.utils
 import math
 import subprocess
 import sys
+import warnings
 
 import pytest
 from hypothesis import given
@@ -238,3 +239,20 @@ asyncio.run(retry.run(attempt))
 def test_runner_raises_no_warning_where_python_deprecates_a_function_that_backoff_calls() -> None:
     done = subprocess.run([sys.executable, "-W", "error", "-c", PYTHON_3_14], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+async def test_repeated_call_leaves_the_filters_of_warnings_alone() -> None:
+    async def once() -> None:
+        if not attempts:
+            attempts.append(1)
+            raise RetryRequested(0)
+
+    attempts: list[int] = []
+    await run(once)  # the first call may change them, while it imports
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            warnings.warn("shown once", UserWarning, stacklevel=1)
+            attempts.clear()
+            await run(once)
+    assert len(shown) == 1
