@@ -60,7 +60,8 @@ def verify_sealed(
     if len(files) > 1 and not state.json:
         sound = sum(code in (0, UNTRUSTED) for code in codes)
         state.out.text(state.out.styled(f"{sound} of {len(files)} sound", "green" if sound == len(files) else "red"))
-    state.out.say(note)
+    if not {0, NOT_SOUND, UNTRUSTED}.isdisjoint(codes):
+        state.out.say(note)
     state.end(next((code for code in (NOT_SOUND, UNTRUSTED, USAGE, FAILED) if code in codes), 0))
 
 

@@ -11,6 +11,7 @@ import pytest
 from signing_async._verify import process
 from signing_async.cli import app as cli
 from tests import pdfs
+from tests.cli.conftest import Run
 from tests.cli.terminal import screen
 from tests.sealed.cases import edited, fill_form
 from tests.sealed.pdfs import sandbox_authority, sealed_by_sandbox
@@ -129,3 +130,9 @@ def test_json_prints_one_object_per_file(folder: Path, capsys: pytest.CaptureFix
     assert "not a legal opinion" in sound["note"]
     assert (changed["sound"], changed["trusted"], changed["revisions"]) == (False, False, 3)
     assert (letter["sound"], letter["error"]["reason"]) == (None, "not_pdf")
+
+
+def test_missing_file_is_named_without_the_legend_of_a_verdict(run: Run) -> None:
+    ran = run("verify-sealed", "nothing.pdf")
+    assert (ran.code, ran.out) == (2, "")
+    assert ran.err == "Error: cannot open 'nothing.pdf': No such file or directory\n"
