@@ -6,12 +6,12 @@ import asyncio
 import fnmatch
 import json
 import os
-import re
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, cast
 from weakref import WeakSet
 
 import attrs
@@ -29,7 +29,7 @@ from ..storage.journal import SqliteJournal
 from ..telemetry.names import ARCHIVE_SIGNINGS, SWEEP_SPAN
 from ..transport.problems import one_line
 from .collector import ArchiveResult, Collector
-from .manifest import MANIFEST, ArchivedDocument, decode_line, split_lines
+from .manifest import ArchivedDocument, decode_line, read_lines
 from .names import DEFAULT_TEMPLATE, Template
 from .stores import ArchiveStore, FolderStore, as_store, make_folders
 
@@ -78,7 +78,8 @@ class Archive:
         named, opened = Template(template), open_journal(journal)
         self._own_journal = opened if opened is not journal else None
         self._collector = Collector(client._api, self.store, opened, named, verify, trust)
-        _check_place(opened, self.store)
+        if isinstance(opened, SqliteJournal) and isinstance(self.store, FolderStore):
+            _check_place(opened.path, self.store.path.resolve())
         self._sweeps: WeakSet[Results[ArchiveResult]] = WeakSet()
         self._sweeping: set[asyncio.Task[Any]] = set()
         """The tasks of sweeps. The task of a dropped `Results` may still be running."""
@@ -96,7 +97,7 @@ class Archive:
         not known.
         """
         sweep = _Sweep(self._collector, self._matches, ProgressReporter(on_progress))
-        around = self._tracked(sweep)
+        around = sweep.opened(self._sweeping)
         results: Results[ArchiveResult] = Results(sweep.jobs, sweep.work, self._concurrency, around=around, flat=True)
         self._sweeps.add(results)
         return results
@@ -147,10 +148,9 @@ class Archive:
 
     async def entries(self) -> AsyncIterator[ArchivedDocument]:
         """Iterate over the archived documents, in the order of the manifest; changed lines are skipped."""
-        with suppress(FileNotFoundError):
-            async for line in split_lines(self.store.read(MANIFEST)):
-                with suppress(ValueError):
-                    yield decode_line(line)[0]
+        async for line in read_lines(self.store):
+            with suppress(ValueError):
+                yield decode_line(line)[0]
 
     async def aclose(self) -> None:
         """Stop all sweeps, finish the manifest, and remove incomplete downloads.
@@ -172,15 +172,6 @@ class Archive:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
-
-    @asynccontextmanager
-    async def _tracked(self, sweep: _Sweep) -> AsyncIterator[None]:
-        task = asyncio.current_task()
-        assert task is not None
-        self._sweeping.add(task)
-        task.add_done_callback(self._sweeping.discard)
-        async with sweep.opened():
-            yield
 
     async def _sweep_repeatedly(
         self, every: float, requested: asyncio.Event, report: Callable[[ArchiveResult], None]
@@ -244,7 +235,6 @@ class _Page:
 
     next_cursor: str | None
     unfinished: int = 1
-    has_jobs: bool = False
 
 
 class _Sweep:
@@ -264,32 +254,29 @@ class _Sweep:
         """The context of this sweep's span."""
         self._pages: deque[_Page] = deque()
         """The pages that are not finished, in the order of the list."""
-        self._is_whole = False
         self.jobs: AsyncGenerator[tuple[Signing, _Page], None] = self._pull()
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[None]:
-        """Hold the claim of the saved position."""
-        journal = self._collector.journal
+    async def opened(self, running: set[asyncio.Task[Any]]) -> AsyncIterator[None]:
+        """Hold the claim of the saved position. The task of the sweep is in ``running`` until it ends."""
+        task, collector = cast("asyncio.Task[Any]", asyncio.current_task()), self._collector
+        running.add(task)
+        task.add_done_callback(running.discard)
         try:
-            self._claim = await journal.claim(f"archive-sweep:{self._collector.service}")
-            state = None if self._claim is None else self._claim.state
-            with suppress(ValueError, KeyError, TypeError):
-                cursor = json.loads(state or "{}")["cursor"]
-                self._saved = cursor if isinstance(cursor, str) else None
-            earlier = None if self._saved is None else find_context(state)
-            # The tasks of the workers inherit the current span.
-            with telemetry.active(self._collector.api.telemetry).span(SWEEP_SPAN, links=[earlier]) as span:
-                self._context = span.context
-                yield
+            async with aclosing(self.jobs):
+                self._claim = await collector.journal.claim(f"archive-sweep:{collector.service}")
+                state = None if self._claim is None else self._claim.state
+                with suppress(ValueError, KeyError, TypeError):
+                    self._saved = json.loads(state or "{}")["cursor"]
+                earlier = None if self._saved is None else find_context(state)
+                # The tasks of the workers inherit the current span.
+                with telemetry.active(collector.api.telemetry).span(SWEEP_SPAN, links=[earlier]) as span:
+                    self._context = span.context
+                    yield
+                await self._save(None)
         finally:
-            await self.jobs.aclose()
             if self._claim is not None:
-                try:
-                    if self._is_whole and not self._pages:
-                        await self._save(None)
-                finally:
-                    await journal.release(self._claim)
+                await collector.journal.release(self._claim)
 
     async def work(self, job: tuple[Signing, _Page]) -> list[ArchiveResult]:
         """Archive the missing documents of a signing. If another run is working on it, wait for that run."""
@@ -298,7 +285,12 @@ class _Sweep:
         for result in results:
             if result.entry is not None:
                 self._reporter.add(1, result.entry.size)
-        await self._leave(page)
+        page.unfinished -= 1
+        cursor = None
+        while self._pages and not self._pages[0].unfinished:
+            cursor = self._pages.popleft().next_cursor
+        if cursor is not None:
+            await self._save(cursor)
         return results
 
     async def _pull(self) -> AsyncGenerator[tuple[Signing, _Page], None]:
@@ -318,37 +310,23 @@ class _Sweep:
         async with aclosing(self._list(None, until=start)) as jobs:
             async for job in jobs:
                 yield job
-        self._is_whole = True
 
     async def _list(self, start: str | None, until: str | None = None) -> AsyncGenerator[tuple[Signing, _Page], None]:
+        manifest, service = self._collector.manifest, self._collector.service
         async with aclosing(self._collector.api.signings.list(cursor=start).pages()) as pages:
             async for found in pages:
                 telemetry.active(self._collector.api.telemetry).record(ARCHIVE_SIGNINGS, len(found.items))
                 page = _Page(found.next_cursor)
                 self._pages.append(page)
-                for signing in filter(self._is_due, found.items):
-                    page.unfinished += 1
-                    page.has_jobs = True
-                    yield signing, page
-                await self._leave(page)
+                for signing in found.items:
+                    if signing.state not in (SigningState.COMPLETED, SigningState.UNKNOWN):
+                        continue
+                    if not manifest.is_complete(service, signing.id) and self._matches(signing):
+                        page.unfinished += 1
+                        yield signing, page
+                page.unfinished -= 1
                 if found.next_cursor == until:
                     return
-
-    async def _leave(self, page: _Page) -> None:
-        """Note that the page was read, or that one of its signings is finished; save how far the sweep has come."""
-        page.unfinished -= 1
-        finished = []
-        while self._pages and not self._pages[0].unfinished:
-            finished.append(self._pages.popleft())
-        # A page without jobs need not be saved: a resumed sweep reads it again quickly.
-        if any(one.has_jobs for one in finished) and finished[-1].next_cursor is not None:
-            await self._save(finished[-1].next_cursor)
-
-    def _is_due(self, signing: Signing) -> bool:
-        """Return whether the signing may have documents that are not archived."""
-        if signing.state not in (SigningState.COMPLETED, SigningState.UNKNOWN):
-            return False
-        return not self._collector.manifest.is_complete(self._collector.service, signing.id) and self._matches(signing)
 
     async def _save(self, cursor: str | None) -> None:
         if self._claim is not None and cursor != self._saved:
@@ -379,34 +357,28 @@ def _filter(
         raise ConfigurationError(f"since: must be a datetime with a time zone, or a timedelta, got {since!r}")
     if where is not None and not callable(where):
         raise ConfigurationError(f"where: must be callable, got {where!r}")
-    pattern = None if name is None else re.compile(fnmatch.translate(name))
 
     def matches(signing: Signing) -> bool:
-        if pattern is not None and pattern.match(signing.name) is None:
-            return False
         earliest = datetime.now(UTC) - since if isinstance(since, timedelta) else since
         # A signing whose date is unknown is archived rather than missed.
-        if earliest is not None and signing.updated_at is not None and signing.updated_at < earliest:
-            return False
-        return where is None or bool(where(signing))
+        is_recent = earliest is None or signing.updated_at is None or signing.updated_at >= earliest
+        is_named = name is None or fnmatch.fnmatchcase(signing.name, name)
+        return is_recent and is_named and (where is None or bool(where(signing)))
 
     return matches
 
 
-def _check_place(journal: Journal, store: ArchiveStore) -> None:
+def _check_place(journal: Path, root: Path) -> None:
     """Create the folder of a journal inside the archive; refuse a journal that would count as an archived file."""
-    if not isinstance(journal, SqliteJournal) or not isinstance(store, FolderStore):
+    if not journal.is_relative_to(root):
         return
-    path, root = journal.path, store.path.resolve()
-    if not path.is_relative_to(root):
-        return
-    if not any(part.startswith(".") for part in path.relative_to(root).parts):
+    if not any(part.startswith(".") for part in journal.relative_to(root).parts):
         problem = "is in the archive: choose another folder, or a name that begins with a dot"
-        raise ConfigurationError(f"journal: {path} {problem}")
+        raise ConfigurationError(f"journal: {journal} {problem}")
     try:
-        make_folders(path.parent, root)
+        make_folders(journal.parent, root)
     except OSError as error:
-        raise ArchiveError(f"journal: {error.strerror}: {path.parent}", transient=is_transient(error)) from None
+        raise ArchiveError(f"journal: {error.strerror}: {journal.parent}", transient=is_transient(error)) from None
 
 
 @contextmanager

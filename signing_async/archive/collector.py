@@ -117,7 +117,7 @@ class Collector:
         try:
             claim = await self.journal.claim(f"archive:{self.service}:{signing.id}")
         except Exception as error:
-            return [_failed(signing, error)]
+            return [_failed(signing, None, error)]
         if claim is None:
             return None
         try:
@@ -130,7 +130,7 @@ class Collector:
 
     def remove_leftovers(self, signing: Signing | None = None) -> None:
         """Remove downloads that killed runs left: those of a day ago, and of a signing whose claim is held."""
-        for leftover in self._downloads.glob(f"{_PREFIX if signing is None else self._prefix(signing)}*"):
+        for leftover in self._downloads.glob(f"{self._prefix(signing)}*"):
             with suppress(FileNotFoundError):
                 is_old = time.time() - leftover.stat().st_mtime > _DAY
                 if is_old or (signing is not None and self._has_journal):
@@ -145,110 +145,98 @@ class Collector:
             await self.manifest.refresh()
             if self.manifest.is_complete(self.service, signing.id):
                 return []
-        # A listed signing may lack its documents.
-        if signing.state is not SigningState.COMPLETED or not signing.documents:
-            try:
+        try:
+            if signing.state is not SigningState.COMPLETED or not signing.documents:  # a list may lack the documents
                 signing = await self.api.signings.get(signing.id)
-            except Exception as error:
-                return [_failed(signing, error)]
+        except Exception as error:
+            return [_failed(signing, None, error)]
         if signing.state is not SigningState.COMPLETED or (matches is not None and not matches(signing)):
             return []
         await asyncio.to_thread(self.remove_leftovers, signing)
-        names = self._template.names(self.service, signing)
-        work, results = _Work(signing, claim, pending), []
+        names, results = self._template.names(self.service, signing), []
         for document in signing.documents:
             if (self.service, signing.id, document.id) not in self.manifest:
-                results.append(await self._collect_document(work, document, names[document.id]))
+                collecting = _Collecting(signing, document, names[document.id], claim, pending)
+                results.append(await self._collect_document(collecting))
         return [result for result in results if result is not None]
 
-    async def _collect_document(self, work: _Work, document: Document, name: str) -> ArchiveResult | None:
+    async def _collect_document(self, one: _Collecting) -> ArchiveResult | None:
         """Return the result of a document; None if another run archived it."""
-        signing, recorder = work.signing, telemetry.active(self.api.telemetry)
-        earlier = find_context(work.claim.state) if document.id in work.pending else None
-        with recorder.span(DOCUMENT_SPAN, {SIGNING_ID: signing.id, DOCUMENT_ID: document.id}, links=[earlier]) as span:
-            work.context = span.context
+        placed, recorder = one.pending.get(one.document.id), telemetry.active(self.api.telemetry)
+        attributes = {SIGNING_ID: one.signing.id, DOCUMENT_ID: one.document.id}
+        earlier = None if placed is None else find_context(one.claim.state)
+        with recorder.span(DOCUMENT_SPAN, attributes, links=[earlier]) as span:
+            one.context = span.context
             try:
-                entry = await self._find_placed(work.pending.get(document.id))
-                if entry is None:
-                    entry, is_new = await self._fetch(work, document, name)
+                if placed is not None and await self._is_intact(placed):
+                    entry, is_new = placed, await finish(self.manifest.append(placed))
                 else:
-                    is_new = await finish(self.manifest.append(entry))
+                    entry, is_new = await self._fetch(one)
             except Exception as error:
-                raise_if_client_wide(error)
-                is_early = isinstance(error, NotYetSigned)
-                span.set({OUTCOME: "not_yet_signed"}) if is_early else span.fail(error)
-                ids = one_line(document.id), one_line(signing.id)
-                level = logging.INFO if is_early else logging.WARNING
-                log.log(level, "document %s of signing %s was not archived: %s", *ids, error)
-                return ArchiveFailure(signing, document, error)
+                failed = _failed(one.signing, one.document, error)
+                span.set({OUTCOME: "not_yet_signed"}) if isinstance(error, NotYetSigned) else span.fail(error)
+                return failed
             if not is_new:
                 span.set({OUTCOME: "present"})
                 return None
             recorder.record(ARCHIVE_SIZE, entry.size)
-            return ArchiveSuccess(signing, document, entry)
+            return ArchiveSuccess(one.signing, one.document, entry)
 
-    async def _find_placed(self, entry: ArchivedDocument | None) -> ArchivedDocument | None:
-        """Return the entry if its file, placed by an earlier run, is intact and was verified as this run requires."""
-        if entry is None or entry.verdict != self._verdict:
-            return None
+    async def _is_intact(self, placed: ArchivedDocument) -> bool:
+        """Return whether a file that an earlier run placed is unchanged, and was verified as this run requires."""
         found = hashlib.sha256()
-        try:
-            async for chunk in self._store.read(entry.path):
+        with suppress(FileNotFoundError):
+            async for chunk in self._store.read(placed.path):
                 found.update(chunk)
-        except FileNotFoundError:
-            return None
-        return entry if found.hexdigest() == entry.sha256 else None
+        return found.hexdigest() == placed.sha256 and placed.verdict == self._verdict
 
-    async def _fetch(self, work: _Work, document: Document, name: str) -> tuple[ArchivedDocument, bool]:
+    async def _fetch(self, one: _Collecting) -> tuple[ArchivedDocument, bool]:
         """Download a document, place its file and append its line; return whether the line is new."""
-        path: Path | None = None
+        signing, document = one.signing, one.document
+        folder: Path | None = None
         try:
-            path = await asyncio.to_thread(self._make_folder, work.signing) / "sealed.pdf"
-            sealed = await self.api.documents._save_signed(work.signing, document, path, self._check_seal)
+            folder = await asyncio.to_thread(self._make_folder, signing)
+            sealed = await self.api.documents._save_signed(signing, document, folder / "sealed.pdf", self._check_seal)
             entry = ArchivedDocument(
                 service=self.service,
-                signing=work.signing.id,
+                signing=signing.id,
                 document=document.id,
-                documents=len(work.signing.documents),
-                path=name,
+                documents=len(signing.documents),
+                path=one.name,
                 size=sealed.size,
                 sha256=sealed.sha256,
                 completed_at=document.completed_at,
                 fetched_at=datetime.now(UTC).replace(microsecond=0),
                 verdict=self._verdict,
             )
-            unique = self._template.unique_name(self.service, work.signing, document)
             # Finish even if cancelled: a file that is placed needs its line.
-            return await finish(self._keep(work, entry, unique, path))
+            return await finish(self._keep(one, entry, sealed.path))
+        except SigningError:
+            raise
         except OSError as error:
-            if isinstance(error, SigningError):
-                raise
-            message = f"cannot keep a download: {error.strerror}: {error.filename or path}"
-            # A download that was removed, as by a cleaner of temporary files, is not a failure of the archive.
-            is_removed = isinstance(error, FileNotFoundError) and path is not None and not path.exists()
-            transient = is_removed or is_transient(error)
-            raise ArchiveError(message, transient=transient, client_wide=not is_removed) from None
+            message = f"cannot keep a download: {error.strerror}: {error.filename}"
+            raise ArchiveError(message, transient=is_transient(error)) from None
         finally:
-            if path is not None:
-                shutil.rmtree(path.parent, ignore_errors=True)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
 
-    async def _keep(
-        self, work: _Work, entry: ArchivedDocument, unique: str, path: Path
-    ) -> tuple[ArchivedDocument, bool]:
+    async def _keep(self, one: _Collecting, entry: ArchivedDocument, path: Path) -> tuple[ArchivedDocument, bool]:
         """Place the file and append its line. If another file has the name, use the unique name."""
         try:
-            await self._put(work, entry, path)
+            await self._put(one, entry, path)
         except ArchiveConflict:
+            unique = self._template.unique_name(self.service, one.signing, one.document)
             if entry.path == unique:
                 raise
             entry = attrs.evolve(entry, path=unique)
-            await self._put(work, entry, path)
+            await self._put(one, entry, path)
         return entry, await self.manifest.append(entry)
 
-    async def _put(self, work: _Work, entry: ArchivedDocument, path: Path) -> None:
+    async def _put(self, one: _Collecting, entry: ArchivedDocument, path: Path) -> None:
         """Place the file, after the journal has recorded its name."""
-        work.pending[entry.document] = entry
-        await self.journal.write(work.claim, work.encoded())
+        one.pending[entry.document] = entry
+        pending = {id_: each.as_dict() for id_, each in one.pending.items()}
+        await self.journal.write(one.claim, json.dumps({"pending": pending, "trace_context": one.context}))
         await self._store.put(entry.path, path, entry.sha256)
 
     def _make_folder(self, signing: Signing) -> Path:
@@ -257,38 +245,40 @@ class Collector:
             self._downloads.mkdir(mode=0o700, parents=True, exist_ok=True)
         return Path(tempfile.mkdtemp(prefix=self._prefix(signing), dir=self._downloads))
 
-    def _prefix(self, signing: Signing) -> str:
-        return f"{_PREFIX}{digest(self.service, signing.id).hex()}-"
+    def _prefix(self, signing: Signing | None) -> str:
+        return _PREFIX if signing is None else f"{_PREFIX}{digest(self.service, signing.id).hex()}-"
 
 
 @attrs.define
-class _Work:
-    """A claimed signing, and what its journal entry holds."""
+class _Collecting:
+    """A document of a claimed signing, and what the signing's journal entry holds."""
 
     signing: Signing
+    document: Document
+    name: str
     claim: Claim
     pending: dict[str, ArchivedDocument]
     """The manifest lines of files that are about to be placed, by document id."""
     context: str | None = None
-    """The trace context of the current document."""
-
-    def encoded(self) -> str:
-        pending = {id_: entry.as_dict() for id_, entry in self.pending.items()}
-        return json.dumps({"pending": pending, "trace_context": self.context})
+    """The trace context."""
 
 
 def _decode_pending(claim: Claim) -> dict[str, ArchivedDocument]:
-    with suppress(KeyError, TypeError, ValueError, RecursionError, AttributeError):
+    with suppress(KeyError, TypeError, ValueError, AttributeError):
         pending = json.loads(claim.state or "{}")["pending"].items()
         return {id_: ArchivedDocument.from_dict(fields) for id_, fields in pending}
     return {}  # if the entry cannot be decoded, its files are downloaded again
 
 
-def _failed(signing: Signing, error: Exception) -> ArchiveResult:
-    """Log an error of the signing itself and return it as a result; raise it if other signings would fail too."""
+def _failed(signing: Signing, document: Document | None, error: Exception) -> ArchiveResult:
+    """Log an error and return it as a result; raise it if other signings would fail too."""
     raise_if_client_wide(error)
-    log.warning("signing %s was not archived: %s", one_line(signing.id), error)
-    return ArchiveFailure(signing, None, error)
+    level = logging.INFO if isinstance(error, NotYetSigned) else logging.WARNING
+    name = f"signing {one_line(signing.id)}"
+    if document is not None:
+        name = f"document {one_line(document.id)} of {name}"
+    log.log(level, "%s was not archived: %s", name, error)
+    return ArchiveFailure(signing, document, error)
 
 
 def raise_if_client_wide(error: Exception) -> None:

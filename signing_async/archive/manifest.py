@@ -10,12 +10,13 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal
 
 import attrs
+from attrs import validators
 
 from ..bulk import log
 from ..errors import ArchiveConflict, ArchiveError
@@ -30,7 +31,7 @@ __all__ = [
     "decode_line",
     "digest",
     "hash_of",
-    "split_lines",
+    "read_lines",
 ]
 
 MANIFEST = "manifest.jsonl"
@@ -40,56 +41,43 @@ FIRST = "0" * 64
 Verdict = Literal["complete", "sound", "trusted"]
 
 _HASH = re.compile(rb',"hash":"([0-9a-f]{64})"\}\n\Z')
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_text, _count = validators.instance_of(str), validators.instance_of(int)
 
 
 @attrs.frozen(kw_only=True)
 class ArchivedDocument:
     """A sealed document in an archive, as described by its line in the manifest."""
 
-    service: str
+    service: str = attrs.field(validator=_text)
     """The origin of the tenant."""
-    signing: str
+    signing: str = attrs.field(validator=_text)
     """The id of the signing."""
-    document: str
+    document: str = attrs.field(validator=_text)
     """The id of the document."""
-    documents: int
+    documents: int = attrs.field(validator=_count)
     """The number of documents in the signing."""
-    path: str
+    path: str = attrs.field(validator=_text)
     """The file's name in the archive, with parts separated by ``/``."""
-    size: int
-    sha256: str
+    size: int = attrs.field(validator=_count)
+    sha256: str = attrs.field(validator=validators.matches_re(r"[0-9a-f]{64}"))
     completed_at: datetime | None
     """When the document was fully signed, if the service says so."""
     fetched_at: datetime
-    verdict: Verdict
+    verdict: Verdict = attrs.field(validator=validators.in_(("complete", "sound", "trusted")))
     """``"trusted"`` with ``trust``, ``"sound"`` with only ``verify``, else ``"complete"``: whole, but not verified."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as JSON-compatible values."""
-        return attrs.asdict(self, value_serializer=lambda _, __, value: _plain(value))
+        completed = None if self.completed_at is None else self.completed_at.isoformat()
+        return {**attrs.asdict(self), "completed_at": completed, "fetched_at": self.fetched_at.isoformat()}
 
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> ArchivedDocument:
         """Return the document with these fields. Raise KeyError, TypeError or ValueError if one is invalid."""
-        completed, fetched = fields["completed_at"], fields["fetched_at"]
-        dates = {
-            "completed_at": None if completed is None else datetime.fromisoformat(completed),
-            "fetched_at": datetime.fromisoformat(fetched),
-        }
         known = {field.name: fields[field.name] for field in attrs.fields(cls)}
-        found = cls(**{**known, **dates})
-        texts = (found.service, found.signing, found.document, found.path, found.sha256)
-        counts = (found.documents, found.size)
-        if not all(isinstance(text, str) for text in texts) or not all(type(count) is int for count in counts):
-            raise TypeError("a field has the wrong type")
-        if not _SHA256.fullmatch(found.sha256) or found.verdict not in ("complete", "sound", "trusted"):
-            raise ValueError("a field has a value that was never written")
-        return found
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, datetime) else value
+        completed, fetched = known["completed_at"], known["fetched_at"]
+        known["completed_at"] = None if completed is None else datetime.fromisoformat(completed)
+        return cls(**{**known, "fetched_at": datetime.fromisoformat(fetched)})
 
 
 def encode_line(document: ArchivedDocument, previous: str) -> bytes:
@@ -117,13 +105,14 @@ def hash_of(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest() if found is None else found[1].decode()
 
 
-async def split_lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yield the lines of a file with their newlines; a last line without a newline is yielded too."""
+async def read_lines(store: ArchiveStore, offset: int = 0) -> AsyncIterator[bytes]:
+    """Yield the lines of the manifest with their newlines, from ``offset`` on; the last one may lack its newline."""
     rest = b""
-    async for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line + b"\n"
+    with suppress(FileNotFoundError):
+        async for chunk in store.read(MANIFEST, offset):
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                yield line + b"\n"
     if rest:
         yield rest
 
@@ -142,6 +131,7 @@ class Manifest:
         self._missing: dict[tuple[str, str], int] = {}
         """For each signing of which some documents have a line: how many have none yet."""
         self._queue: dict[bytes, ArchivedDocument] = {}
+        """The documents to append, by the digests of their ids."""
         self._lock = asyncio.Lock()
 
     def __contains__(self, document: tuple[str, str, str]) -> bool:
@@ -158,46 +148,50 @@ class Manifest:
             await self._read_new()
 
     async def append(self, document: ArchivedDocument) -> bool:
-        """Append the line of a document, durably; return False if it has one. Concurrent appends share a write."""
+        """Append the line of a document, durably; return False if it has one. Concurrent calls share a write."""
         key = _key(document)
+        if key in self._known:
+            return False
         self._queue[key] = document
         try:
             async with self._lock:
-                while key in self._queue:  # otherwise, an earlier holder of the lock has written this line too
-                    if key in self._known:
-                        return False
+                while key not in self._known:  # an earlier holder of the lock may have written this line too
                     await self._write_queue()
-            return True
+            return key not in self._queue
         finally:
             self._queue.pop(key, None)
 
-    async def _read_new(self) -> None:
-        with suppress(FileNotFoundError):
-            async for line in split_lines(self._store.read(MANIFEST, self._end)):
-                if not line.endswith(b"\n"):
-                    return  # the line's writer has not finished, or was interrupted
-                self._end += len(line)
-                self._head = hash_of(line)
-                try:
-                    self._note(decode_line(line)[0])
-                except ValueError as error:
-                    log.error("%s, before byte %d: %s; verify the archive", MANIFEST, self._end, error)
+    async def _read_new(self, attempted: Collection[ArchivedDocument] = ()) -> None:
+        """Read the lines that were appended since the last read. Those of ``attempted`` are this writer's."""
+        async for line in read_lines(self._store, self._end):
+            if not line.endswith(b"\n"):
+                return  # the line's writer has not finished, or was interrupted
+            self._end += len(line)
+            self._head = hash_of(line)
+            try:
+                document = decode_line(line)[0]
+            except ValueError as error:
+                log.error("%s, before byte %d: %s; verify the archive", MANIFEST, self._end, error)
+            else:
+                self._note(document, is_own=document in attempted)
 
-    def _note(self, document: ArchivedDocument) -> None:
-        if (key := _key(document)) in self._known:
-            return
-        self._known.add(key)
-        signing = document.service, document.signing
-        self._missing[signing] = self._missing.get(signing, document.documents) - 1
-        if self._missing[signing] <= 0:
-            del self._missing[signing]
-            self._known.add(digest(*signing))
+    def _note(self, document: ArchivedDocument, *, is_own: bool) -> None:
+        key = _key(document)
+        if is_own:
+            self._queue.pop(key, None)
+        if key not in self._known:
+            self._known.add(key)
+            signing = document.service, document.signing
+            self._missing[signing] = self._missing.get(signing, document.documents) - 1
+            if self._missing[signing] <= 0:
+                del self._missing[signing]
+                self._known.add(digest(*signing))
 
     async def _write_queue(self) -> None:
-        """Append the queued documents that have no line. If other lines were appended meanwhile, read them instead."""
-        new = {key: document for key, document in self._queue.items() if key not in self._known}
+        """Append the queued documents that have no line. If that fails, read what was appended meanwhile."""
+        new = [document for key, document in self._queue.items() if key not in self._known]
         data, head, end = b"", self._head, self._end
-        for document in new.values():
+        for document in new:
             line = encode_line(document, head)
             data, head = data + line, hash_of(line)
         try:
@@ -207,11 +201,14 @@ class Manifest:
             if self._end == end:
                 message = f"{MANIFEST} was replaced or truncated after it was read; verify the archive"
                 raise ArchiveError(message, transient=False) from None
-            return
-        self._end, self._head = end + len(data), head
-        for key, document in new.items():
-            self._note(document)
-            self._queue.pop(key, None)
+        except ArchiveError:
+            await self._read_new(attempted=new)  # perhaps only the response was lost
+            if self._end == end:
+                raise
+        else:
+            self._end, self._head = end + len(data), head
+            for document in new:
+                self._note(document, is_own=True)
 
 
 def digest(*texts: str) -> bytes:

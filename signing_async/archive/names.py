@@ -19,7 +19,6 @@ DEFAULT_TEMPLATE = "{year}/{signing.name}-{signing.id}/{document.name}"
 
 _FIELDS = ("year", "month", "day", "signing.id", "signing.name", "document.id", "document.name")
 _MAX_VALUE, _MAX_PART = 80, 200  # bytes; file systems allow 255 in one part
-_FORBIDDEN = re.compile(r'[\\/:*?"<>|\x00-\x1f]')
 _RESERVED = re.compile(r"(CON|PRN|AUX|NUL|CONIN\$|CONOUT\$|(COM|LPT)[0-9¹²³])\s*(\.|\Z)", re.IGNORECASE)
 
 
@@ -33,47 +32,47 @@ class Template:
     def __init__(self, text: str) -> None:
         if not isinstance(text, str) or not text:
             raise ConfigurationError(f"template: must be a non-empty string, got {text!r}")
+        if any(not part or part.startswith(".") for part in text.split("/")):
+            raise ConfigurationError(f"template: {text!r} has a part that is empty or begins with a dot")
         try:
-            pieces = list(string.Formatter().parse(text))
+            self._parts = [list(string.Formatter().parse(part)) for part in text.split("/")]
         except ValueError as error:
             raise ConfigurationError(f"template: {text!r}: {error}") from None
+        pieces = [piece for part in self._parts for piece in part]
         for literal, field, spec, conversion in pieces:
-            if _FORBIDDEN.search(literal.replace("/", "")):
+            if any(map(_is_forbidden, literal)):
                 raise ConfigurationError(f"template: {literal!r} has a character that file names must not have")
             if field is not None and (field not in _FIELDS or spec or conversion):
                 known = ", ".join(f"{{{name}}}" for name in _FIELDS)
                 raise ConfigurationError(f"template: unknown field {{{field}}} in {text!r}; use {known}")
-        if any(not part or part.startswith(".") for part in text.split("/")):
-            raise ConfigurationError(f"template: {text!r} has a part that is empty or begins with a dot")
-        self.text: str = text
         self._has_id = any(field == "signing.id" for _, field, _, _ in pieces)
 
     def names(self, service: str, signing: Signing) -> dict[str, str]:
         """Return a mapping of the ids of the signing's documents to their names."""
-        parts = {document.id: self._parts(signing, document) for document in signing.documents}
+        parts = {document.id: self._fill(signing, document) for document in signing.documents}
         names = {id_: _join(each) for id_, each in parts.items()}
-        counts = Counter(map(_fold, names.values()))
+        # File systems may ignore case and Unicode normalization.
+        folded = {id_: unicodedata.normalize("NFKC", name).casefold() for id_, name in names.items()}
+        counts = Counter(folded.values())
         has_id = self._has_id and _clean(signing.id) == signing.id
         for document in signing.documents:
-            is_whole = all(len(part.encode()) <= _MAX_PART for part in parts[document.id])
-            # Otherwise a document of this or of another signing could get the same name.
-            if not (has_id and is_whole and counts[_fold(_join(parts[document.id]))] == 1):
+            is_cut = any(len(part.encode()) > _MAX_PART for part in parts[document.id])
+            if not has_id or is_cut or counts[folded[document.id]] > 1:
                 names[document.id] = self.unique_name(service, signing, document)
         return names
 
     def unique_name(self, service: str, signing: Signing, document: Document) -> str:
         """Return a name with a hash of the ids."""
         tag = hashlib.sha256("\0".join((service, signing.id, document.id)).encode()).hexdigest()[:16]
-        return _join(self._parts(signing, document), f"-{tag}")
+        return _join(self._fill(signing, document), f"-{tag}")
 
-    def _parts(self, signing: Signing, document: Document) -> list[str]:
+    def _fill(self, signing: Signing, document: Document) -> list[str]:
         """Return the parts of the path, of any length."""
         completed = document.completed_at or signing.updated_at
         day = ["undated"] * 3 if completed is None else f"{completed.astimezone(UTC):%Y %m %d}".split()
-        name = _without_suffix(document.name)
-        values = dict(zip(_FIELDS, [*day, signing.id, signing.name, document.id, name], strict=True))
-        pieces = [string.Formatter().parse(part) for part in self.text.split("/")]
-        return ["".join(text + (_clean(values[field]) if field else "") for text, field, *_ in part) for part in pieces]
+        texts = (*day, signing.id, signing.name, document.id, _without_suffix(document.name))
+        values = dict(zip(_FIELDS, map(_clean, texts), strict=True))
+        return ["".join(text + (values[field] if field else "") for text, field, *_ in part) for part in self._parts]
 
 
 def _join(parts: list[str], tag: str = "") -> str:
@@ -86,16 +85,15 @@ def _without_suffix(name: str) -> str:
 
 def _clean(value: str) -> str:
     """Replace the characters that a file name must not contain, and cut the value to a limit."""
-    text = "".join(map(_safe_char, unicodedata.normalize("NFC", value)))
+    normal = unicodedata.normalize("NFC", value)
+    spaced = "".join(" " if unicodedata.category(char) == "Zs" else char for char in normal)
+    text = "".join("_" if _is_forbidden(char) else char for char in spaced)
     return _cut(re.sub(" +", " ", text).strip(" ."), _MAX_VALUE) or "unnamed"
 
 
-def _safe_char(char: str) -> str:
-    category = unicodedata.category(char)
-    if category == "Zs":
-        return " "
+def _is_forbidden(char: str) -> bool:
     # C: control, format (such as a change of the writing direction), surrogate, private use, unassigned. Z: separators.
-    return "_" if category[0] in "CZ" or _FORBIDDEN.match(char) else char
+    return char in '\\/:*?"<>|' or (char != " " and unicodedata.category(char)[0] in "CZ")
 
 
 def _safe_part(text: str) -> str:
@@ -106,8 +104,3 @@ def _safe_part(text: str) -> str:
 
 def _cut(text: str, limit: int) -> str:
     return text.encode()[:limit].decode(errors="ignore").rstrip(" .")
-
-
-def _fold(name: str) -> str:
-    """Return a key that compares names as a file system may: without regard to case and Unicode normalization."""
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFKC", name).casefold())

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from .._files import BINARY, check_locks, is_transient, locked, sync_folder
+from .._files import check_locks, is_transient, locked, sync_folder
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError, InvalidRequest
 
 __all__ = [
@@ -29,9 +29,6 @@ __all__ = [
 T = TypeVar("T")
 
 _BLOCK = 1024 * 1024
-_TAIL = 4096
-# The file system, or the pair of paths, does not allow a hard link. Windows reports EINVAL.
-_NO_LINKS = {errno.EXDEV, errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
 # A part of the path is not a folder, the target is not a regular file, or the file system does not allow the name.
 _UNUSABLE_NAME = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ}
 
@@ -140,14 +137,13 @@ class FolderStore:
         await self._in_thread(_append, self.path, self._path(name), offset, data)
 
     async def names(self) -> AsyncIterator[str]:
-        folders = [""]
-        while folders:
-            folder = folders.pop()
-            for name, is_folder in await self._in_thread(_list, self.path / folder):
-                if is_folder:
-                    folders.append(f"{folder}{name}/")
-                else:
-                    yield f"{folder}{name}"
+        walk = os.walk(self.path, onerror=_raise_unless_missing)
+        while (found := await self._in_thread(next, walk, None)) is not None:
+            folder, folders, files = found
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for name in files:
+                if not name.startswith("."):
+                    yield Path(folder, name).relative_to(self.path).as_posix()
 
     def _path(self, name: str) -> Path:
         check_name(name)
@@ -165,6 +161,11 @@ class FolderStore:
 def _describe(root: Path, error: OSError) -> str:
     # The second name is the target of a link or a replacement.
     return f"the archive {root}: {error.strerror}: {error.filename2 or error.filename or ''}"
+
+
+def _raise_unless_missing(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 # The functions below run in threads, which may outlive a cancelled call.
@@ -198,19 +199,16 @@ def make_folders(folder: Path, root: Path) -> None:
 def _place(source: Path, target: Path) -> bool:
     """Link or copy the file to its target; return False if the target exists."""
     try:
-        target.hardlink_to(source)
-        # While both names exist, a change of the source changes the archived file.
-        source.unlink()
+        os.link(source, target)
+        source.unlink()  # with two names, a change of the source would change the archived file
         return True
     except FileExistsError:
         return False
-    except OSError as error:
-        if error.errno not in _NO_LINKS:
-            raise
-    # Without links, a writer could replace the file that another one places at the same moment. With a journal, the
-    # claim of the signing allows only one writer at a time.
-    if os.path.lexists(target):
-        return False
+    except OSError:
+        # Without links, a writer could replace the file that another one places at the same moment. With a journal,
+        # the claim of the signing allows only one writer at a time.
+        if os.path.lexists(target):
+            return False
     part = target.with_name(f".{secrets.token_hex(8)}.part")
     try:
         with source.open("rb") as reading, part.open("xb") as writing:
@@ -242,41 +240,21 @@ def _read(path: Path, offset: int) -> bytes:
 def _append(root: Path, path: Path, offset: int, data: bytes) -> None:
     if offset == 0:
         make_folders(path.parent, root)
+    conflict = ArchiveConflict(f"the archive {root}: the whole lines of {path.name} do not end at byte {offset}")
     try:
-        descriptor = os.open(path, os.O_RDWR | BINARY | (0 if offset else os.O_CREAT), 0o666)
+        file = path.open("r+b" if offset else "a+b", buffering=0)
     except FileNotFoundError:
-        raise ArchiveConflict(f"the archive {root}: {path.name} does not exist") from None
-    with os.fdopen(descriptor, "r+b", buffering=0), locked(descriptor):
-        end = _end_of_lines(descriptor)
-        if end != offset:
-            raise ArchiveConflict(f"the archive {root}: {path.name} has {end} bytes, not {offset}")
-        os.ftruncate(descriptor, end)
-        os.lseek(descriptor, end, os.SEEK_SET)
+        raise conflict from None
+    with file, locked(file.fileno()):
+        file.seek(max(0, offset - 1))
+        ends_here = offset == 0 or file.read(1) == b"\n"
+        if not ends_here or file.readline().endswith(b"\n"):
+            raise conflict
+        file.truncate(offset)  # an incomplete last line
+        file.seek(offset)
         rest = memoryview(data)
         while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.fsync(descriptor)
+            rest = rest[file.write(rest) :]
+        os.fsync(file.fileno())
     if offset == 0:
         sync_folder(path.parent)
-
-
-def _end_of_lines(descriptor: int) -> int:
-    """Return the length of the file without an incomplete last line."""
-    end = os.fstat(descriptor).st_size
-    while end:
-        start = max(0, end - _TAIL)
-        os.lseek(descriptor, start, os.SEEK_SET)
-        newline = os.read(descriptor, end - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
-
-
-def _list(folder: Path) -> list[tuple[str, bool]]:
-    try:
-        with os.scandir(folder) as entries:
-            visible = [entry for entry in entries if not entry.name.startswith(".")]
-            return [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in visible]
-    except FileNotFoundError:
-        return []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Literal
 
@@ -14,7 +14,7 @@ from .. import telemetry
 from ..bulk import FileProgress, Progress, ProgressReporter
 from ..errors import InvalidRequest
 from ..telemetry.names import ARCHIVE_FINDINGS, FINDING
-from .manifest import FIRST, MANIFEST, ArchivedDocument, decode_line, digest, hash_of, split_lines
+from .manifest import FIRST, MANIFEST, ArchivedDocument, decode_line, digest, hash_of, read_lines
 from .stores import ArchiveStore, ListedStore, MissingBytes, as_store
 
 __all__ = ["ArchiveReport", "Finding", "verify_archive"]
@@ -70,100 +70,81 @@ async def verify_archive(
         report = await verify_archive("archive/")
         assert report.ok, report.findings
     """
-    check = _Check(as_store(archive), ProgressReporter(on_progress))
-    await check.chain()
-    await check.files()
-    await check.extra_files()
-    recorder = telemetry.active(telemetry.is_enabled())
-    for finding in check.findings:
-        recorder.record(ARCHIVE_FINDINGS, 1, {FINDING: finding.kind})
-    return ArchiveReport(check.documents, check.size, check.lines, check.head, tuple(check.findings))
-
-
-class _Check:
-    """One verification: the chain of lines first, then the files."""
-
-    def __init__(self, store: ArchiveStore, reporter: ProgressReporter) -> None:
-        self._store = store
-        self._reporter = reporter
-        self.findings: list[Finding] = []
-        self.documents = self.size = self.lines = self._end = 0
-        self.head = FIRST
-        self._paths = set[bytes]()
-        self._is_cut = False
-
-    async def chain(self) -> None:
-        files = size = 0
-        async for line in self._read_lines():
-            number = self.lines + 1
+    store, reporter = as_store(archive), ProgressReporter(on_progress)
+    findings: list[Finding] = []
+    paths: set[bytes] = set()
+    number = end = files = total = 0
+    head, is_cut = FIRST, False
+    try:
+        async for line in read_lines(store):
             if not line.endswith(b"\n"):
-                self._report("torn_line", f"line {number} is incomplete: its writer was interrupted", line=number)
+                text = f"line {number + 1} is incomplete: its writer was interrupted"
+                findings.append(Finding("torn_line", text, line=number + 1))
                 break
-            self.lines, self._end = number, self._end + len(line)
+            number, end = number + 1, end + len(line)
             try:
                 document, previous = decode_line(line)
             except ValueError as error:
-                self._report("changed_line", f"line {number} was changed: {error}", line=number)
+                findings.append(Finding("changed_line", f"line {number} was changed: {error}", line=number))
             else:
-                if previous != self.head:
+                if previous != head:
                     after = f"line {number - 1}" if number > 1 else "the start"
                     text = f"line {number} does not follow {after}: lines were removed or replaced"
-                    self._report("removed_line", text, line=number)
-                files, size = files + 1, size + document.size
-                self._paths.add(digest(document.path))
-            self.head = hash_of(line)
-        self._reporter.files_total, self._reporter.bytes_total = files, size
-        self._reporter.add(0, 0)
+                    findings.append(Finding("removed_line", text, line=number))
+                files, total = files + 1, total + document.size
+                paths.add(digest(document.path))
+            head = hash_of(line)
+    except MissingBytes as error:
+        is_cut = True
+        findings.append(Finding("removed_line", str(error), line=number + 1))
 
-    async def files(self) -> None:
-        number = 0
-        async for line in self._read_lines():
-            number += 1
-            if number > self.lines:
-                return  # appended since the chain was read
+    # The lines are read again: the documents of a large archive do not fit into memory.
+    reporter.files_total, reporter.bytes_total = files, total
+    reporter.add(0, 0)
+    at = documents = size = 0
+    with suppress(MissingBytes):
+        async for line in read_lines(store):
+            at += 1
+            if at > number:
+                break  # appended meanwhile
             with suppress(ValueError):
-                await self._check_file(decode_line(line)[0], number)
+                document = decode_line(line)[0]
+                finding = await _check_file(store, document, at, FileProgress(reporter))
+                if finding is None:
+                    documents, size = documents + 1, size + document.size
+                else:
+                    findings.append(finding)
 
-    async def _check_file(self, document: ArchivedDocument, number: int) -> None:
-        path, progress = document.path, FileProgress(self._reporter)
-        found, size = hashlib.sha256(), 0
-        try:
-            async for chunk in self._store.read(path):
-                found.update(chunk)
-                size += len(chunk)
-                progress.add(len(chunk))
-        except (FileNotFoundError, InvalidRequest):
-            self._report("missing_file", f"{path!r} is missing", path, number)
-        else:
-            if found.hexdigest() == document.sha256:
-                self.documents, self.size = self.documents + 1, self.size + size
-            else:
-                text = f"{path!r} was changed: sha256 mismatch, {size} bytes instead of {document.size}"
-                self._report("changed_file", text, path, number)
-        progress.finish(document.size)
-
-    async def extra_files(self) -> None:
-        if self._is_cut or not isinstance(self._store, ListedStore):
-            return
-        unknown = [name async for name in self._store.names() if name != MANIFEST and digest(name) not in self._paths]
+    if isinstance(store, ListedStore) and not is_cut:
+        unknown = [name async for name in store.names() if name != MANIFEST and digest(name) not in paths]
         # A run may have placed them since the manifest was read.
-        async for line in self._read_lines(self._end):
+        async for line in read_lines(store, end):
             with suppress(ValueError):
-                self._paths.add(digest(decode_line(line)[0].path))
-        for name in sorted(unknown):
-            if digest(name) not in self._paths:
-                self._report("extra_file", f"{name!r} is in no line of the manifest", name)
+                paths.add(digest(decode_line(line)[0].path))
+        extra = sorted(name for name in unknown if digest(name) not in paths)
+        findings += [Finding("extra_file", f"{name!r} is in no line of the manifest", name) for name in extra]
 
-    async def _read_lines(self, offset: int = 0) -> AsyncIterator[bytes]:
-        try:
-            async for line in split_lines(self._store.read(MANIFEST, offset)):
-                yield line
-        except FileNotFoundError:
-            pass
-        except MissingBytes as error:
-            if not self._is_cut:
-                self._report("removed_line", str(error), line=self.lines + 1)
-            self._is_cut = True
+    recorder = telemetry.active(telemetry.is_enabled())
+    for finding in findings:
+        recorder.record(ARCHIVE_FINDINGS, 1, {FINDING: finding.kind})
+    return ArchiveReport(documents, size, number, head, tuple(findings))
 
-    def _report(self, kind: FindingKind, text: str, path: str | None = None, line: int | None = None) -> None:
-        self.findings.append(Finding(kind, text, path, line))
+
+async def _check_file(
+    store: ArchiveStore, document: ArchivedDocument, number: int, progress: FileProgress
+) -> Finding | None:
+    """Return how a document's file differs from its line, None if it does not."""
+    path, found, size = document.path, hashlib.sha256(), 0
+    try:
+        async for chunk in store.read(path):
+            found.update(chunk)
+            size += len(chunk)
+            progress.add(len(chunk))
+    except (FileNotFoundError, InvalidRequest):
+        return Finding("missing_file", f"{path!r} is missing", path, number)
+    finally:
+        progress.finish(document.size)
+    if found.hexdigest() == document.sha256:
+        return None
+    text = f"{path!r} was changed: sha256 mismatch, {size} bytes instead of {document.size}"
+    return Finding("changed_file", text, path, number)

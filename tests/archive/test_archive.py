@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
@@ -23,8 +22,6 @@ from signing_async import (
     NotYetSigned,
     Progress,
     RequestTimeout,
-    SealedFile,
-    Signing,
     SigningClient,
     SigningPackage,
     SqliteJournal,
@@ -33,7 +30,6 @@ from signing_async import (
 from signing_async.archive import Archive, ArchiveResult, FolderStore, verify_archive
 from signing_async.archive import archive as archive_module
 from signing_async.dispatch.journal import Claim
-from signing_async.documents.resource import Documents
 from signing_async.errors import ArchiveConflict, ArchiveError, JournalError
 from signing_async.sandbox import Profile, Sandbox
 from signing_async.webhooks import Event, Wakeups
@@ -318,28 +314,6 @@ async def test_stray_file_in_place_of_a_folder_fails_only_the_documents_of_that_
         (folder / "Lease 1").unlink()
         assert len(await archived(archive)) == 1
     assert (await judge(sandbox, folder)).wrong == []
-
-
-async def test_download_that_is_removed_before_it_is_placed_fails_only_its_document(
-    sandbox: Sandbox, client: SigningClient, archive: Archive, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await completed(sandbox, client)
-    real, removed = Documents._save_signed, list[Path]()
-
-    async def download(self: Documents, signing: Signing, document: Any, path: Path, *rest: Any) -> SealedFile:
-        sealed = await real(self, signing, document, path, *rest)
-        if not removed:
-            removed.append(path)
-            shutil.rmtree(path.parent)
-        return sealed
-
-    monkeypatch.setattr(Documents, "_save_signed", download)
-    failed, kept = await sweep(archive)
-    assert isinstance(failed.error, ArchiveError)
-    assert "cannot keep a download: No such file or directory" in str(failed.error)
-    assert (failed.error.transient, failed.error.client_wide) == (True, False)
-    assert kept.error is None
-    assert len(await archived(archive)) == 1
 
 
 async def test_download_that_cannot_be_written_stops_the_sweep(

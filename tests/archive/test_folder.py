@@ -83,18 +83,6 @@ async def test_file_is_copied_where_it_cannot_be_linked(
     assert [path.name for path in (folder / "x").iterdir()] == ["a.pdf"]
 
 
-async def test_file_that_cannot_be_linked_for_another_reason_is_an_error(
-    store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def link(*_: object, **__: object) -> None:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(os, "link", link)
-    with pytest.raises(ArchiveError, match="Read-only file system") as caught:
-        await put(store, tmp_path, "a.pdf", b"one")
-    assert caught.value.fatal
-
-
 async def test_name_that_cannot_hold_a_file_is_a_conflict_of_that_name(
     store: FolderStore, folder: Path, tmp_path: Path
 ) -> None:

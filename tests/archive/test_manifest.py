@@ -169,7 +169,6 @@ async def test_manifest_that_is_changed_under_a_writer_is_an_error(folder: Path,
         {"sha256": "A" * 64},
         {"verdict": "good"},
         {"size": "7"},
-        {"documents": True},
         {"path": None},
         {"fetched_at": "yesterday"},
         {"fetched_at": None},
@@ -180,7 +179,7 @@ def test_line_with_a_right_hash_and_wrong_fields_is_refused(changes: dict[str, o
     fields = {**document(1).as_dict(), "previous": FIRST, **changes}
     body = json.dumps({name: value for name, value in fields.items() if value is not ...}).encode()
     line = body[:-1] + b',"hash":"%s"}\n' % hashlib.sha256(body).hexdigest().encode()
-    with pytest.raises(ValueError, match=r"cannot be decoded|never written|isoformat"):
+    with pytest.raises(ValueError, match=r"cannot be decoded|isoformat|must"):
         decode_line(line)
 
 
