@@ -144,22 +144,23 @@ class Tenants:
             raise ClientClosed("the tenants' clients are closed")
         if self._session.closed:
             raise ClientClosed("the session of the tenants is closed")
-        tenant = self._tenants.get(tenant_id)
-        if tenant is None or tenant.is_unusable:
-            closing = [task for task, closed in self._closing.items() if closed == tenant_id]
-            creating = asyncio.create_task(self._create(tenant_id, closing), name="signing_async tenant")
-            tenant = self._tenants[tenant_id] = _Tenant(creating)
+        tenant = self._tenants.setdefault(tenant_id, _Tenant())
         tenant.users += 1
+        self._tenants.move_to_end(tenant_id)
         self._trim()
         try:
-            yield await tenant.ready()
+            async with tenant.lock:
+                if tenant.made is None or tenant.made[0].closed:
+                    tenant.made = await self._create(tenant_id)
+                made = tenant.made
+            yield made
         finally:
             tenant.users -= 1
             if self._tenants.get(tenant_id) is tenant:
                 self._tenants.move_to_end(tenant_id)
-                if tenant.is_unusable:
+                if not tenant.users and (tenant.made is None or tenant.made[0].closed):
                     del self._tenants[tenant_id]
-                self._trim()
+            self._trim()
 
     def _trim(self) -> None:
         """Close idle clients, the least recently used first, until ``max_clients`` are left."""
@@ -174,10 +175,12 @@ class Tenants:
         self._closing[task] = tenant_id
         task.add_done_callback(self._closing.pop)
 
-    async def _create(self, tenant_id: str, closing: list[asyncio.Task[None]]) -> tuple[SigningClient, OAuth]:
-        if closing:
+    async def _create(self, tenant_id: str) -> tuple[SigningClient, OAuth]:
+        if closing := [task for task, closed in self._closing.items() if closed == tenant_id]:
             # Otherwise two `OAuth` objects could refresh the same token.
             await asyncio.wait(closing)
+        if self._closed:
+            raise ClientClosed("the tenants' clients are closed")
         app = await _awaited(self._app_factory(tenant_id))
         if not isinstance(app, TenantApp):
             raise ConfigurationError(f"app_factory: must return a TenantApp, got {type(app).__name__}")
@@ -196,34 +199,21 @@ class Tenants:
         return client, oauth
 
 
+@attrs.define(eq=False)
 class _Tenant:
-    """A tenant's client, or the task that creates it, and its number of users."""
+    """A tenant's client with its `OAuth`, and its number of users."""
 
-    def __init__(self, creating: asyncio.Task[tuple[SigningClient, OAuth]]) -> None:
-        self.users = 0
-        self._creating = creating
-        # Otherwise asyncio logs the exception if all users have left.
-        creating.add_done_callback(lambda task: task.cancelled() or task.exception())
-
-    @property
-    def is_unusable(self) -> bool:
-        """Whether the client could not be created, or was closed by a user."""
-        task = self._creating
-        if not task.done():
-            return False
-        return task.cancelled() or task.exception() is not None or task.result()[0].closed
-
-    async def ready(self) -> tuple[SigningClient, OAuth]:
-        """Return the client and its `OAuth`. A cancelled caller does not cancel their creation."""
-        await asyncio.wait([self._creating])
-        return self._creating.result()
+    users: int = 0
+    lock: asyncio.Lock = attrs.field(factory=asyncio.Lock)
+    """Held while the client is created or closed."""
+    made: tuple[SigningClient, OAuth] | None = None
 
     async def close(self) -> None:
-        await asyncio.wait([self._creating])
-        if not self.is_unusable:
-            # The loss of a token is already logged.
-            with suppress(AuthError):
-                await self._creating.result()[0].aclose()
+        async with self.lock:
+            if self.made is not None:
+                # The loss of a token is already logged.
+                with suppress(AuthError):
+                    await self.made[0].aclose()
 
 
 async def _awaited(value: T | Awaitable[T]) -> T:
