@@ -10,10 +10,10 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import attrs
@@ -32,19 +32,12 @@ from .transport.retry import RetryPolicy
 
 __all__ = ["Settings", "config_folder", "holds_password"]
 
-T = TypeVar("T")
-
 _SECRETS = frozenset({"access_token", "client_secret", "inbox_key", "webhook_secret"})
 _URLS = ("broker", "inbox", "journal", "proxy")
 _PASSWORD = re.compile(r"://[^@]*:[^@]*@|[?&](?:ssl)?password=", re.IGNORECASE)
 _CREDENTIALS = ("access_token", "client_id", "client_secret", "redirect_uri", "token_file")
-_OPTIONS = {
-    "timeout": ("timeouts", "call"),
-    "transfer_timeout": ("timeouts", "transfer"),
-    "connect_timeout": ("timeouts", "connect"),
-    **{name: ("retry", name) for name in ("max_attempts", "base_delay", "max_delay", "max_retry_after", "settle")},
-}
-"""The settings that are fields of `Timeouts` or `RetryPolicy`."""
+_TIMEOUTS = {"timeout": "call", "transfer_timeout": "transfer", "connect_timeout": "connect"}
+_RETRY = ("max_attempts", "base_delay", "max_delay", "max_retry_after", "settle")
 
 
 def _hide_url(place: Path | str | None) -> str:
@@ -97,24 +90,19 @@ class Settings:
             {name: _Given(name, text, f"--{name.replace('_', '-')}") for name, text in (given or {}).items()},
             {
                 name: _Given(name, os.environ[_variable(name)], _variable(name))
-                for name in (*_OPTIONS, *_CONVERTERS)
+                for name in _CONVERTERS
                 if os.environ.get(_variable(name))
             },
             {} if path is None else _read_file(path),
         ]
         note = _drop_foreign_credentials(layers, path)
         chosen = {name: value for layer in reversed(layers) for name, value in layer.items()}
-        if "timeout" in chosen:
-            # A plain timeout also limits transfers, as the client's argument does.
-            chosen = {"transfer_timeout": chosen["timeout"], **chosen}
-        timeouts, retry = _evolve(Timeouts(), "timeouts", chosen), _evolve(RetryPolicy(), "retry", chosen)
-        return cls(
-            **{name: convert(chosen[name]) for name, convert in _CONVERTERS.items() if name in chosen},
-            timeouts=timeouts,
-            retry=retry,
-            file=path,
-            note=note,
-        )
+        values = {name: convert(chosen[name]) for name, convert in _CONVERTERS.items() if name in chosen}
+        # A plain timeout also limits transfers, as the client's argument does.
+        timeouts = {"transfer": values["timeout"]} if "timeout" in values else {}
+        timeouts |= {field: values.pop(name) for name, field in _TIMEOUTS.items() if name in values}
+        retry = {name: values.pop(name) for name in _RETRY if name in values}
+        return cls(**values, timeouts=Timeouts(**timeouts), retry=RetryPolicy(**retry), file=path, note=note)
 
     @property
     def origin(self) -> str:
@@ -198,6 +186,26 @@ class _Given:
             raise ConfigurationError(f"{self.source}: must be a number, got {self._format_value()}")
         return int(number) if float(number).is_integer() else float(number)
 
+    def field_of(self, record: type[Timeouts | RetryPolicy], field: str) -> float:
+        number = self.number()
+        options: Any = {field: number}
+        with self._named():
+            record(**options)
+        return number
+
+    def origin(self) -> str:
+        text = self.text()
+        with self._named():
+            return urls.check_origin(text)
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        """Add the source to the text of a `ConfigurationError` of the block."""
+        try:
+            yield
+        except ConfigurationError as error:
+            raise ConfigurationError(f"{error} ({self.source})") from None
+
     def assumptions(self) -> Assumptions:
         if isinstance(self.value, dict):
             return Assumptions.from_mapping(self.value, self.source)
@@ -273,10 +281,9 @@ def _read_file(path: Path) -> dict[str, _Given]:
         name: _Given(name, value, f"{name} in {path}", path)
         for name, value in read_toml(path, secrets_in=_secrets_in).items()
     }
-    known = (*_OPTIONS, *_CONVERTERS)
     for name in given:
-        if name not in known:
-            raise ConfigurationError(f"{path}: unknown setting {name!r}{did_you_mean(name, known)}")
+        if name not in _CONVERTERS:
+            raise ConfigurationError(f"{path}: unknown setting {name!r}{did_you_mean(name, _CONVERTERS)}")
     return given
 
 
@@ -292,7 +299,7 @@ def _drop_foreign_credentials(layers: list[dict[str, _Given]], path: Path | None
     notes = []
     for index, (layer, where) in enumerate(zip(layers, ("the arguments", "the environment", path), strict=True)):
         own = _base_url((*layers[index:], *reversed(layers[:index])))
-        if chosen is not None and own is not None and _origin(own) != _origin(chosen):
+        if chosen is not None and own is not None and own.origin() != chosen.origin():
             dropped = [given for name in _CREDENTIALS if (given := layer.pop(name, None)) is not None]
             names = ", ".join(given.name if given.file else given.source for given in dropped)
             notes += [f"not used: {names} in {where}, which belong to {own.value}"] if dropped else []
@@ -305,30 +312,11 @@ def _base_url(layers: Iterable[dict[str, _Given]]) -> _Given | None:
     return next((layer["base_url"] for layer in layers if "base_url" in layer), None)
 
 
-def _origin(given: _Given) -> str:
-    return _name_source(partial(urls.check_origin, given.text()), given)
-
-
-def _evolve(record: T, kind: str, chosen: Mapping[str, _Given]) -> T:
-    """Return the record with the options that are chosen for this kind of record."""
-    for name, (of, field) in _OPTIONS.items():
-        if of == kind and name in chosen:
-            change: Any = partial(attrs.evolve, record, **{field: chosen[name].number()})
-            record = _name_source(change, chosen[name])
-    return record
-
-
-def _name_source(make: Callable[[], T], given: _Given) -> T:
-    """Call ``make``; add the setting's source to the text of a `ConfigurationError`."""
-    try:
-        return make()
-    except ConfigurationError as error:
-        raise ConfigurationError(f"{error} ({given.source})") from None
-
-
 # The secrets last: they are in no variable when an error is raised.
 _CONVERTERS: dict[str, Callable[[_Given], Any]] = {
-    "base_url": _origin,
+    "base_url": _Given.origin,
+    **{name: partial(_Given.field_of, record=Timeouts, field=field) for name, field in _TIMEOUTS.items()},
+    **{name: partial(_Given.field_of, record=RetryPolicy, field=name) for name in _RETRY},
     **dict.fromkeys(("client_id", "redirect_uri"), _Given.text),
     "token_file": _Given.path,
     "assumptions": _Given.assumptions,
