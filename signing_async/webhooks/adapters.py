@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from .receiver import NO_LENGTH, TOO_SLOW, Decision, Receiver
+from .receiver import ALREADY_READ, INCOMPLETE, NO_LENGTH, Decision, Receiver, Unreadable
 from .verifier import Headers
 
 if TYPE_CHECKING:
@@ -19,18 +17,11 @@ if TYPE_CHECKING:
     from aiohttp import web
     from django.http import HttpRequest, HttpResponse
 
-log: logging.Logger = logging.getLogger("signing_async.webhooks")
-
 CHUNK = 8 * 1024  # bytes per read; some inputs block until they have read this many
-ALREADY_READ = Decision(503, "the body was read before the webhook receiver", None, (("Retry-After", "5"),), "consumed")
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
-
-
-class AlreadyRead(Exception):  # never leaves the module
-    """The application has read the body, or a part of it, and its framework has not kept it."""
 
 
 def aiohttp_handler(receiver: Receiver) -> Callable[[web.Request], Awaitable[web.Response]]:
@@ -41,10 +32,7 @@ def aiohttp_handler(receiver: Receiver) -> Callable[[web.Request], Awaitable[web
     from aiohttp import web
 
     async def handler(request: web.Request) -> web.Response:
-        try:
-            decision = await receiver.handle(request.method, request.headers, _aiohttp_chunks(request))
-        except AlreadyRead:
-            decision = _refuse_already_read()
+        decision = await receiver.handle(request.method, request.headers, _aiohttp_chunks(request))
         response = web.Response(status=decision.status, body=decision.body, headers=decision.headers)
         if "Connection" in response.headers:
             response.force_close()
@@ -64,7 +52,7 @@ async def _aiohttp_chunks(request: web.Request) -> AsyncIterator[bytes]:
         received = len(body)
         yield body
     if received < (request.content_length or request.body_exists):
-        raise AlreadyRead
+        raise Unreadable(ALREADY_READ)
 
 
 class ASGIReceiver:
@@ -75,22 +63,17 @@ class ASGIReceiver:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            await self._lifespan(receive, send)
-        elif scope["type"] == "http":
-            decision = await self._receiver.handle(scope["method"], scope["headers"], _asgi_chunks(receive))
-            headers = [(name.lower().encode(), value.encode()) for name, value in decision.headers]
-            headers.append((b"content-length", str(len(decision.body)).encode()))
-            await send({"type": "http.response.start", "status": decision.status, "headers": headers})
-            await send({"type": "http.response.body", "body": decision.body})
-        else:
-            raise ValueError(f"a webhook receiver accepts only http, got {scope['type']}")
-
-    async def _lifespan(self, receive: Receive, send: Send) -> None:
-        await receive()
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self._receiver.drain()
-        await send({"type": "lifespan.shutdown.complete"})
+            await receive()
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+            await self._receiver.drain()
+            await send({"type": "lifespan.shutdown.complete"})
+            return
+        decision = await self._receiver.handle(scope["method"], scope["headers"], _asgi_chunks(receive))
+        headers = [(name.lower().encode(), value.encode()) for name, value in decision.headers]
+        headers.append((b"content-length", str(len(decision.body)).encode()))
+        await send({"type": "http.response.start", "status": decision.status, "headers": headers})
+        await send({"type": "http.response.body", "body": decision.body})
 
 
 def asgi_app(receiver: Receiver) -> ASGIReceiver:
@@ -150,20 +133,26 @@ def _handle(
 ) -> Decision:
     if _is_chunked(environ) and not environ.get("wsgi.input_terminated"):
         return receiver.refuse(NO_LENGTH)
-    began = time.monotonic()
-    with _read_timeout(environ, receiver.body_timeout):
+    exposed: Any = environ.get("gunicorn.socket") or environ.get("werkzeug.socket") or environ.get("wsgi.input")
+    try:
+        # A duplicate: the server's own socket stays open. The family does not matter for a shutdown.
+        connection = socket.fromfd(exposed.fileno(), socket.AF_INET, socket.SOCK_STREAM)
+    except (AttributeError, OSError):  # the server does not expose its socket
+        return receiver.handle_blocking(method, headers, chunks)
+    with connection:
+        # Ends a blocking read, and later than the receiver's own deadline, so that the receiver reports a timeout.
+        timer = threading.Timer(receiver.body_timeout + 0.1, _shut_down_reading, [connection])
+        timer.daemon = True
+        timer.start()
         try:
             return receiver.handle_blocking(method, headers, chunks)
-        except AlreadyRead:
-            return TOO_SLOW if time.monotonic() - began > receiver.body_timeout else _refuse_already_read()
+        finally:
+            timer.cancel()
 
 
-def _refuse_already_read() -> Decision:
-    log.error(
-        "a delivery must be repeated: a middleware or hook has read the body before the webhook receiver, and the"
-        " framework has not kept it; or the sender disconnected"
-    )
-    return ALREADY_READ
+def _shut_down_reading(connection: socket.socket) -> None:
+    with suppress(OSError):  # the sender disconnected meanwhile, or it is a file
+        connection.shutdown(socket.SHUT_RD)
 
 
 def _is_chunked(environ: WSGIEnvironment) -> bool:
@@ -176,33 +165,26 @@ def _wsgi_headers(environ: WSGIEnvironment) -> list[tuple[str, str]]:
 
 
 def _wsgi_chunks(environ: WSGIEnvironment) -> Iterator[bytes]:
-    """Yield the body; raise `OSError` if it is malformed or ends early."""
+    length = int(environ.get("CONTENT_LENGTH") or 0)
+    request: Any = environ.get("werkzeug.request")
+    if request is not None and "stream" in vars(request):  # Flask's request has been read, and may have kept the body
+        body = request.get_data()
+        yield body
+        if len(body) < length:
+            raise Unreadable(ALREADY_READ)
+        return
     stream = environ["wsgi.input"]
     # read1 returns what has arrived; read blocks until it has everything.
     read = getattr(stream, "read1", stream.read)
-    length = int(environ.get("CONTENT_LENGTH") or 0)
-    request: Any = environ.get("werkzeug.request")
-    # Flask's request keeps its stream, which knows its end, and the body from `get_data` on.
-    was_read = "stream" in getattr(request, "__dict__", ())
-    if was_read:
-        read = request.stream.read
-    is_terminated = was_read or environ.get("wsgi.input_terminated")
     received = 0
-    try:
-        while (size := CHUNK if is_terminated else min(length - received, CHUNK)) and (chunk := read(size)):
-            received += len(chunk)
-            yield chunk
-        if was_read and not received:
-            body = request.get_data()
-            received = len(body)
-            yield body
-    except OSError:
-        raise
-    except Exception as error:
-        # A server's own exception for a malformed chunk, such as gunicorn's InvalidChunkSize.
-        raise OSError(f"the body cannot be read: {type(error).__name__}") from error
+    while size := CHUNK if environ.get("wsgi.input_terminated") else min(length - received, CHUNK):
+        chunk = read(size)
+        if not chunk:
+            break
+        received += len(chunk)
+        yield chunk
     if received < length:
-        raise OSError("the body is shorter than its Content-Length") if received and not was_read else AlreadyRead
+        raise Unreadable(INCOMPLETE if received else ALREADY_READ)
 
 
 def _django_chunks(request: HttpRequest) -> Iterator[bytes]:
@@ -211,39 +193,4 @@ def _django_chunks(request: HttpRequest) -> Iterator[bytes]:
         received += len(chunk)
         yield chunk
     if received < int(request.headers.get("Content-Length") or 0):
-        raise AlreadyRead
-
-
-@contextmanager
-def _read_timeout(environ: WSGIEnvironment, seconds: float) -> Iterator[None]:
-    """End a blocking read after ``seconds`` by shutting down the socket for reading, if the server exposes it."""
-    connection = _duplicate_socket(environ)
-    if connection is None:
-        yield
-        return
-    with connection:
-        # Later than the receiver's own deadline, so that the receiver reports a timeout and not a lost sender.
-        timer = threading.Timer(seconds + 0.1, _shut_down_reading, [connection])
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-
-def _duplicate_socket(environ: WSGIEnvironment) -> socket.socket | None:
-    exposed: Any = environ.get("gunicorn.socket") or environ.get("werkzeug.socket") or environ.get("wsgi.input")
-    try:
-        connection = socket.socket(fileno=exposed.fileno())
-        try:
-            return connection.dup()  # os.dup does not work for the sockets of Windows
-        finally:
-            connection.detach()
-    except (AttributeError, OSError):  # not exposed, or a file or a pipe
-        return None
-
-
-def _shut_down_reading(connection: socket.socket) -> None:
-    with suppress(OSError):  # the sender disconnected meanwhile
-        connection.shutdown(socket.SHUT_RD)
+        raise Unreadable(ALREADY_READ)

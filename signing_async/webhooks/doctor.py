@@ -8,16 +8,18 @@ import json
 import re
 from binascii import unhexlify
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import ConfigurationError, InvalidSignature
 from .scheme import Scheme, Secret, decode_base64, prefix_and_suffix
-from .verifier import Headers, Pairs, WebhookVerifier, as_bytes, header_pairs, header_values
+from .verifier import Headers, WebhookVerifier, as_bytes, header_pairs
 
 MAX_DEVIATIONS = 2
 MAX_FOUND = 8  # of timestamps, and of ids; every pair is tried
+BOM = b"\xef\xbb\xbf"
 TEMPLATES = (
     "{timestamp}.{body}",
     "{timestamp}{body}",
@@ -32,6 +34,34 @@ TEMPLATES = (
     "{id}.{body}",
     "{id}{body}",
 )
+LAYOUTS: tuple[dict[str, Any], ...] = (
+    {"separators": (",", ":")},
+    {"separators": (", ", ": ")},
+    {"indent": 2},
+    {"indent": 4},
+    {"indent": "\t"},
+)
+
+
+def _hmac(name: str) -> Callable[[bytes, bytes], bytes]:
+    return lambda key, text: hmac.digest(key, text, name)
+
+
+def _sha256(text: bytes) -> bytes:
+    return hashlib.sha256(text).digest()
+
+
+# Each candidate for a part of the signature has a meaning, which is empty for what the scheme expects.
+METHODS: dict[Callable[[bytes, bytes], bytes], str] = {
+    _hmac("sha256"): "",
+    _hmac("sha1"): "signed with HMAC-SHA1 instead of HMAC-SHA256",
+    _hmac("sha512"): "signed with HMAC-SHA512 instead of HMAC-SHA256",
+    _hmac("sha384"): "signed with HMAC-SHA384 instead of HMAC-SHA256",
+    _hmac("md5"): "signed with HMAC-MD5 instead of HMAC-SHA256",
+    lambda key, text: _sha256(key + text): "signed with SHA-256 of secret and body, which is not an HMAC",
+    lambda key, text: _sha256(text + key): "signed with SHA-256 of body and secret, which is not an HMAC",
+    lambda key, text: _sha256(text): "a SHA-256 without any secret, which proves nothing",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,48 +79,6 @@ class Diagnosis:
         return "\n".join(self.findings)
 
 
-class Variant(NamedTuple):
-    """A key or body to try. ``meaning`` explains a match; it is empty for what the scheme expects."""
-
-    meaning: str
-    value: bytes
-
-
-class Content(NamedTuple):
-    """The bytes that may be signed before and after the body."""
-
-    meaning: str
-    prefix: bytes
-    suffix: bytes
-
-
-class Method(NamedTuple):
-    """A way to compute a MAC, or something mistaken for one, from key and content."""
-
-    meaning: str
-    compute: Callable[[bytes, bytes], bytes]
-
-
-def _hmac(name: str) -> Callable[[bytes, bytes], bytes]:
-    return lambda key, text: hmac.digest(key, text, name)
-
-
-def _hash(*parts: int) -> Callable[[bytes, bytes], bytes]:
-    return lambda *texts: hashlib.sha256(b"".join(texts[part] for part in parts)).digest()
-
-
-METHODS = (
-    Method("", _hmac("sha256")),
-    Method("signed with HMAC-SHA1 instead of HMAC-SHA256", _hmac("sha1")),
-    Method("signed with HMAC-SHA512 instead of HMAC-SHA256", _hmac("sha512")),
-    Method("signed with HMAC-SHA384 instead of HMAC-SHA256", _hmac("sha384")),
-    Method("signed with HMAC-MD5 instead of HMAC-SHA256", _hmac("md5")),
-    Method("signed with SHA-256 of secret and body, which is not an HMAC", _hash(0, 1)),
-    Method("signed with SHA-256 of body and secret, which is not an HMAC", _hash(1, 0)),
-    Method("a SHA-256 without any secret, which proves nothing", _hash(1)),
-)
-
-
 def diagnose(
     secret: Secret,
     body: bytes,
@@ -103,192 +91,152 @@ def diagnose(
 
     ``headers`` are the delivery's other headers; they are searched for a timestamp and an id.
     """
-    scheme = scheme or Scheme()
-    body = as_bytes(body)
-    pairs = [(name.lower(), value.strip()) for name, value in header_pairs(headers)]
+    scheme, body, pairs = scheme or Scheme(), as_bytes(body), header_pairs(headers)
     if header is None:
-        header = ", ".join(header_values(pairs, scheme.header)[0])
+        header = ", ".join(value for name, value in pairs if name == scheme.header.lower())
     text = header.decode("latin-1") if isinstance(header, bytes) else header
     digests = _digests(text)
     cause = _search(_keys(secret, scheme), _bodies(body), _contents(text, pairs, scheme), digests)
-    refusal = _refusal(secret, body, header, pairs, scheme)
-    if refusal is None:
-        return Diagnosis(True, True, (f"valid: {cause}" if cause else "valid: signed as the scheme says",))
-    if cause is None:
-        return Diagnosis(False, False, ("nothing matches", *_hints(body, digests), f"the verifier says: {refusal}"))
-    return Diagnosis(False, True, (cause, f"the verifier says: {refusal}"))
-
-
-def _refusal(secret: Secret, body: bytes, header: str | bytes, pairs: Pairs, scheme: Scheme) -> str | None:
     try:
         WebhookVerifier(secret, scheme).verify(body, header, headers=pairs)
     except (ConfigurationError, InvalidSignature) as error:
-        return str(error)
-    return None
+        findings = [cause] if cause else ["nothing matches", *_hints(body, digests)]
+        return Diagnosis(False, cause is not None, (*findings, f"the verifier says: {error}"))
+    return Diagnosis(True, True, (f"valid: {cause or 'signed as the scheme says'}",))
 
 
 def _search(
-    keys: list[Variant], bodies: list[Variant], contents: list[Content], digests: dict[bytes, str]
+    keys: dict[bytes, str],
+    bodies: dict[bytes, str],
+    contents: dict[tuple[bytes, bytes], str],
+    digests: dict[bytes, str],
 ) -> str | None:
     """Return the explanation that deviates least from what the scheme expects."""
-    attempts = product(keys, bodies, contents, METHODS)
-    likely = [attempt for attempt in attempts if _deviations(attempt) <= MAX_DEVIATIONS]
-    for key, body, content, method in sorted(likely, key=_deviations):
-        mac = method.compute(key.value, content.prefix + body.value + content.suffix)
-        if mac in digests:
-            what = f"{digests[mac]} of {'a changed body' if body.meaning else 'the raw body'}"
-            return "; ".join(filter(None, (what, body.meaning, content.meaning, key.meaning, method.meaning)))
+
+    def deviations(attempt: tuple[tuple[object, str], ...]) -> int:
+        return sum(bool(meaning) for _, meaning in attempt)
+
+    attempts = product(keys.items(), bodies.items(), contents.items(), METHODS.items())
+    likely = [attempt for attempt in attempts if deviations(attempt) <= MAX_DEVIATIONS]
+    for (key, of_key), (body, of_body), ((prefix, suffix), of_content), (method, of_method) in sorted(
+        likely, key=deviations
+    ):
+        encoding = digests.get(method(key, prefix + body + suffix))
+        if encoding is not None:
+            what = f"{encoding} of {'a changed body' if of_body else 'the raw body'}"
+            return "; ".join(filter(None, (what, of_body, of_content, of_key, of_method)))
     return None
-
-
-def _deviations(attempt: tuple[Variant, Variant, Content, Method]) -> int:
-    return sum(bool(part.meaning) for part in attempt)
 
 
 def _digests(header: str) -> dict[bytes, str]:
     """Return every digest that the header may contain, with its encoding."""
+    decoders: dict[str, Callable[[str], bytes]] = {
+        "base64": decode_base64,
+        "hex": unhexlify,
+        "base64 of the hex": lambda word: unhexlify(decode_base64(word)),
+    }
     found: dict[bytes, str] = {}
-    for word in re.findall(r"[0-9A-Za-z+/_-]{22,}={0,2}", header):
-        for encoding, decode in (("base64", decode_base64), ("hex", unhexlify), ("base64 of the hex", _decode_twice)):
-            try:
-                found[decode(word)] = encoding
-            except ValueError:
-                continue
+    for word, (encoding, decode) in product(re.findall(r"[0-9A-Za-z+/_-]{22,}={0,2}", header), decoders.items()):
+        with suppress(ValueError):
+            found[decode(word)] = encoding
     return found
 
 
-def _decode_twice(word: str) -> bytes:
-    return unhexlify(decode_base64(word))
-
-
-def _keys(secret: Secret, scheme: Scheme) -> list[Variant]:
-    text = secret if isinstance(secret, str) else secret.decode("latin-1")
-
-    def raw(plain: str) -> bytes:
-        return plain.encode("utf-8" if isinstance(secret, str) else "latin-1")
-
-    def expected(plain: str) -> bytes:
-        return scheme.key(plain if isinstance(secret, str) else raw(plain))
-
+def _keys(secret: Secret, scheme: Scheme) -> dict[bytes, str]:
+    charset = "utf-8" if isinstance(secret, str) else "latin-1"
+    text = secret if isinstance(secret, str) else secret.decode(charset)
     texts = {text: ""}
     texts.setdefault(text.rstrip("\r\n"), "the secret has a trailing newline")
     texts.setdefault(text.strip(), "the secret has whitespace around it")
     texts.setdefault(text.strip().strip("'\""), "the secret has quotes around it")
     texts.setdefault(text + "\n", "the sender's secret has a trailing newline that yours lacks")
     texts.setdefault(text.partition("_")[2], "the secret's prefix is not part of the key")
+    decoders: dict[str, Callable[[str], bytes]] = {
+        "": lambda plain: scheme.key(plain if isinstance(secret, str) else plain.encode(charset)),
+        "the secret must be used as it is, without decoding": lambda plain: plain.encode(charset),
+        "the secret must be base64-decoded": decode_base64,
+        "the secret must be hex-decoded": unhexlify,
+    }
     keys: dict[bytes, str] = {}
-    for plain, meaning in texts.items():
-        for how, decode in (
-            ("", expected),
-            ("the secret must be used as it is, without decoding", raw),
-            ("the secret must be base64-decoded", decode_base64),
-            ("the secret must be hex-decoded", unhexlify),
-        ):
-            try:
-                keys.setdefault(decode(plain), "; ".join(filter(None, (meaning, how))))
-            except ValueError:
-                continue
-    return [Variant(meaning, key) for key, meaning in keys.items() if key]
+    for (plain, meaning), (how, decode) in product(texts.items(), decoders.items()):
+        with suppress(ValueError):
+            keys.setdefault(decode(plain), "; ".join(filter(None, (meaning, how))))
+    keys.pop(b"", None)
+    return keys
 
 
-def _bodies(body: bytes) -> list[Variant]:
+def _bodies(body: bytes) -> dict[bytes, str]:
     bodies = {body: ""}
     for newline in (b"\n", b"\r\n"):
         bodies.setdefault(body + newline, "the body lost its final newline in transit")
         bodies.setdefault(body.removesuffix(newline), "the body gained a final newline in transit")
-    bodies.setdefault(body.replace(b"\r\n", b"\n"), "the body's newlines were changed in transit")
-    bodies.setdefault(body.replace(b"\n", b"\r\n"), "the body's newlines were changed in transit")
-    bodies.setdefault(body.removeprefix(b"\xef\xbb\xbf"), "the body gained a byte order mark in transit")
-    bodies.setdefault(b"\xef\xbb\xbf" + body, "the body lost its byte order mark in transit")
-    bodies.setdefault(
-        body.decode("utf-8", "replace").encode("latin-1", "replace"), "the body was decoded with the wrong charset"
-    )
-    for encoded in _reencoded(body):
-        bodies.setdefault(encoded, "matches after re-encoding the JSON: your framework changed the body")
-    return [Variant(meaning, value) for value, meaning in bodies.items()]
-
-
-def _reencoded(body: bytes) -> Iterator[bytes]:
-    try:
+    for changed in (body.replace(b"\r\n", b"\n"), body.replace(b"\n", b"\r\n")):
+        bodies.setdefault(changed, "the body's newlines were changed in transit")
+    bodies.setdefault(body.removeprefix(BOM), "the body gained a byte order mark in transit")
+    bodies.setdefault(BOM + body, "the body lost its byte order mark in transit")
+    recoded = body.decode("utf-8", "replace").encode("latin-1", "replace")
+    bodies.setdefault(recoded, "the body was decoded with the wrong charset")
+    with suppress(ValueError, RecursionError):
         value = json.loads(body)
-    except (ValueError, RecursionError):
-        return
-    layouts: tuple[dict[str, Any], ...] = (
-        {"separators": (",", ":")},
-        {"separators": (", ", ": ")},
-        {"indent": 2},
-        {"indent": 4},
-        {"indent": "\t"},
-    )
-    for layout, ascii_only, sort in product(layouts, (True, False), (False, True)):
-        yield json.dumps(value, ensure_ascii=ascii_only, sort_keys=sort, **layout).encode("utf-8", "surrogatepass")
+        for layout, ascii_only, sort in product(LAYOUTS, (True, False), (False, True)):
+            encoded = json.dumps(value, ensure_ascii=ascii_only, sort_keys=sort, **layout)
+            meaning = "matches after re-encoding the JSON: your framework changed the body"
+            bodies.setdefault(encoded.encode("utf-8", "surrogatepass"), meaning)
+    return bodies
 
 
-def _contents(header: str, pairs: Pairs, scheme: Scheme) -> list[Content]:
-    own_timestamp = _timestamp_setting(scheme.timestamp_label, scheme.timestamp_header.lower())
-    own_id = _id_setting(scheme.id_header.lower())
+def _contents(header: str, pairs: list[tuple[str, str]], scheme: Scheme) -> dict[tuple[bytes, bytes], str]:
+    """Return what may be signed before and after the body."""
+    id_name, timestamp_name = scheme.id_header.lower(), scheme.timestamp_header.lower()
+    # Each timestamp and id with the setting that selects it.
+    timestamps = [
+        (value, f'timestamp_label="{label}"')
+        for label in dict.fromkeys((scheme.timestamp_label or "t=", "t="))
+        for value in re.findall(rf"(?<!\w){re.escape(label)}([0-9.]+)", header)
+    ]
+    timestamps += [
+        (value, f'timestamp_header="{name}"') for name, value in pairs if re.fullmatch(r"[0-9]{9,13}", value)
+    ]
+    ids = [
+        (value, f'id_header="{name}"')
+        for name, value in pairs
+        if (name == id_name or re.search(r"(^|[_-])(id|delivery)$", name)) and value.isascii()
+    ]
+    label = scheme.timestamp_label
+    own_timestamp = f'timestamp_label="{label}"' if label else f'timestamp_header="{timestamp_name}"'
+    own_id = f'id_header="{id_name}"'
     # The headers that the scheme names come first, so that MAX_FOUND does not exclude them.
-    timestamps = sorted(_timestamps(header, pairs, scheme), key=lambda found: found[1] != own_timestamp)[:MAX_FOUND]
-    ids = sorted(_ids(pairs, scheme), key=lambda found: found[1] != own_id)[:MAX_FOUND]
-    expected = _settings(scheme.signed, own_timestamp, own_id)
+    timestamps.sort(key=lambda found: found[1] != own_timestamp)
+    ids.sort(key=lambda found: found[1] != own_id)
     contents: dict[tuple[bytes, bytes], str] = {}
-    for template, (timestamp, timestamp_setting), (identifier, id_setting) in product(
-        (scheme.signed, "{body}", *TEMPLATES), timestamps or [("", "")], ids or [("", "")]
+    for template, (timestamp, of_timestamp), (identifier, of_id) in product(
+        (scheme.signed, "{body}", *TEMPLATES), timestamps[:MAX_FOUND] or [("", "")], ids[:MAX_FOUND] or [("", "")]
     ):
-        settings = _settings(template, timestamp_setting, id_setting)
+        settings = _settings(template, of_timestamp, of_id)
         if all(settings):
-            meaning = "" if settings == expected else f"{_coverage(template)}: Scheme({', '.join(settings)})"
-            contents.setdefault(prefix_and_suffix(template, identifier, timestamp), meaning)
-    return [Content(meaning, *parts) for parts, meaning in contents.items()]
+            stamped, named = "{timestamp}" in template, "{id}" in template
+            covers = "with timestamp" if stamped else "with an id" if named else "without a timestamp"
+            meaning = f"signed {covers}: Scheme({', '.join(settings)})"
+            is_expected = settings == _settings(scheme.signed, own_timestamp, own_id)
+            contents.setdefault(prefix_and_suffix(template, identifier, timestamp), "" if is_expected else meaning)
+    return contents
 
 
-def _timestamps(header: str, pairs: Pairs, scheme: Scheme) -> Iterator[tuple[str, str]]:
-    """Yield every possible timestamp, with the setting that selects it."""
-    for label in dict.fromkeys((scheme.timestamp_label or "t=", "t=")):
-        for value in re.findall(rf"(?<!\w){re.escape(label)}([0-9.]+)", header):
-            yield value, _timestamp_setting(label, "")
-    for name, value in pairs:
-        if re.fullmatch(r"[0-9]{9,13}", value):
-            yield value, _timestamp_setting("", name)
-
-
-def _ids(pairs: Pairs, scheme: Scheme) -> Iterator[tuple[str, str]]:
-    """Yield every possible id, with the setting that selects it."""
-    for name, value in pairs:
-        if (name == scheme.id_header.lower() or re.search(r"(^|[_-])(id|delivery)$", name)) and value.isascii():
-            yield value, _id_setting(name)
-
-
-def _timestamp_setting(label: str, name: str) -> str:
-    return f'timestamp_label="{label}"' if label else f'timestamp_header="{name}"'
-
-
-def _id_setting(name: str) -> str:
-    return f'id_header="{name}"'
-
-
-def _settings(template: str, timestamp_setting: str, id_setting: str) -> list[str]:
+def _settings(template: str, of_timestamp: str, of_id: str) -> list[str]:
     settings = [f"signed={template!r}"]
-    settings += [timestamp_setting] if "{timestamp}" in template else []
-    settings += [id_setting] if "{id}" in template else []
+    settings += [of_timestamp] if "{timestamp}" in template else []
+    settings += [of_id] if "{id}" in template else []
     return settings
 
 
-def _coverage(template: str) -> str:
-    if "{timestamp}" in template:
-        return "signed with timestamp"
-    return "signed with an id" if "{id}" in template else "signed without a timestamp"
-
-
 def _hints(body: bytes, digests: dict[bytes, str]) -> Iterator[str]:
-    lengths = sorted({len(digest) for digest in digests})
     sizes = {16: "MD5", 20: "SHA-1", 48: "SHA-384", 64: "SHA-512"}
+    lengths = sorted({len(digest) for digest in digests})
     if not lengths:
         yield "the header contains nothing that could be a signature in hex or base64"
     elif 32 not in lengths:
-        yield "the header contains " + ", ".join(
-            f"{size} bytes ({sizes.get(size, 'not a known digest')})" for size in lengths
-        )
+        found = (f"{size} bytes ({sizes.get(size, 'not a known digest')})" for size in lengths)
+        yield f"the header contains {', '.join(found)}"
     if not body:
         yield "the body is empty: was it consumed before it was saved?"
     yield f"tried with a body of {len(body)} bytes: is this the secret of this endpoint?"

@@ -101,11 +101,10 @@ class EventFilter:
             check_pattern("type", self.type, InvalidRequest)
 
 
-def check_pattern(name: str, pattern: object, error: type[Exception]) -> str:
-    """Return the pattern if it is a type, or the start of a type followed by ``*``. Otherwise, raise ``error``."""
+def check_pattern(name: str, pattern: object, error: type[Exception]) -> None:
+    """Raise ``error`` unless the pattern is a type, or the start of a type followed by ``*``."""
     if not isinstance(pattern, str) or not pattern or "*" in pattern[:-1]:
         raise error(f"{name}: must be an event type, or the start of one and '*', got {pattern!r}")
-    return pattern
 
 
 def event_error(message: str, *, transient: bool = False) -> InboxError:
@@ -116,7 +115,8 @@ def event_error(message: str, *, transient: bool = False) -> InboxError:
 class EventStore(Protocol):
     """Keeps events durably and lets one worker at a time handle the events of a signing.
 
-    Failures are raised as `InboxError`.
+    Failures are raised as `InboxError`. ``settle`` and ``postpone`` return False, and change nothing, if the claim was
+    lost.
     """
 
     async def add(self, event: Event, body: bytes) -> bool:
@@ -131,13 +131,10 @@ class EventStore(Protocol):
         """
 
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
-        """Record the end of an event; return False, and change nothing, if the claim was lost."""
+        """Record the end of an event."""
 
     async def postpone(self, claim: EventClaim, seconds: float, error: str | None, *, counts: bool = True) -> bool:
-        """Release the claim and make the event due in ``seconds``; return False if the claim was lost.
-
-        If ``counts`` is false, the attempt is not counted.
-        """
+        """Release the claim and make the event due in ``seconds``. The attempt counts only if ``counts`` is true."""
 
     async def release(self, claim: EventClaim) -> None:
         """Release a claim whose handler did not run; its attempt does not count."""

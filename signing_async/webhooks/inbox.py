@@ -98,11 +98,11 @@ class Outcome(NamedTuple):
 
     status: EventStatus = EventStatus.HANDLED
     error: str | None = None
+    error_type: str | None = None
+    """The name of the exception's class."""
     retry_in: float | None = None
     counts: bool = True
     """Whether a retried attempt counts."""
-    error_type: str | None = None
-    """The name of the exception's class."""
 
     @property
     def name(self) -> str:
@@ -154,15 +154,13 @@ class Inbox:
         if retention is not None:
             _checks.number("retention", retention, above=0, at_most=_LONGEST)
         self.retention: float | None = retention
-        self.retry_policy: HandlerRetryPolicy = HandlerRetryPolicy() if retry is None else retry
+        self.retry_policy: HandlerRetryPolicy = retry or HandlerRetryPolicy()
         self.handler_timeout: float = _checks.number("handler_timeout", handler_timeout, above=0)
         if isinstance(store, str | os.PathLike):
             store = SqliteEventStore(store)
         elif not hasattr(store, "claim"):
             raise ConfigurationError(f"inbox: must be a path or an EventStore, got {store!r}")
         self.store: EventStore = store
-        if wakeups is not None and not hasattr(wakeups, "publish"):
-            raise ConfigurationError(f"wakeups: must be a Wakeups object, got {wakeups!r}")
         self.wakeups: Wakeups | None = wakeups
         self._handlers: dict[str, EventHandler] = {}
         self._telemetry = is_enabled()
@@ -184,7 +182,9 @@ class Inbox:
 
     async def add(self, event: Event, body: bytes) -> bool:
         """Store an event durably; return False if its id is known. Raises `InboxError` if it could not be stored."""
-        return await self.store.add(_storable(event), self._sealer.seal(body, _place(event.key)))
+        # Databases cannot hold every text; the body keeps the type as it was received.
+        storable = event if event.type.isprintable() else replace(event, type=_clean(event.type))
+        return await self.store.add(storable, self._sealer.seal(body, f"inbox:{event.key}"))
 
     # Handling
 
@@ -198,8 +198,6 @@ class Inbox:
         check_pattern("pattern", pattern, ConfigurationError)
 
         def register(handler: H) -> H:
-            if not callable(handler):
-                raise ConfigurationError(f"handler of {pattern!r}: must be a function, got {handler!r}")
             if pattern in self._handlers:
                 raise ConfigurationError(f"pattern: {pattern!r} has a handler already, {self._handlers[pattern]!r}")
             self._handlers[pattern] = handler
@@ -255,16 +253,14 @@ class Inbox:
 
     async def get(self, event_id: str) -> StoredEvent | None:
         """Return an event by its id; None if it is not known."""
-        async for stored in self.events(EventFilter(ids=[event_id])):
-            return stored
-        return None
+        return await anext(aiter(self.events(EventFilter(ids=[event_id]))), None)
 
     def decrypt(self, stored: StoredEvent) -> StoredEvent:
         """Return an event of the store with its body decrypted; raise a transient `InboxError` if no key opens it."""
         if not stored.body:
             return stored
         try:
-            return replace(stored, body=self._sealer.unseal(stored.body, _place(stored.id)))
+            return replace(stored, body=self._sealer.unseal(stored.body, f"inbox:{stored.id}"))
         except ValueError as error:
             # Another worker may have the key.
             message = f"the body of event {stored.id} cannot be decrypted: {error}"
@@ -306,60 +302,42 @@ class Inbox:
 
     async def _handle(self, claim: EventClaim, threads: ThreadPoolExecutor) -> None:
         """Run an attempt, and record how it ended. A claim whose attempt is cancelled is released."""
-        outcome = None
-        with contextlib.suppress(asyncio.CancelledError):
-            outcome = await self._observe(claim.stored, threads)
-        if not await finish(self._record(claim, outcome, asyncio.current_task())):
-            log.warning("the claim on event %s was lost: the event may be handled again", claim.stored.id)
-
-    async def _record(self, claim: EventClaim, outcome: Outcome | None, attempt: asyncio.Task[Any] | None) -> bool:
-        """Record the end of an attempt; return False if the claim was lost.
-
-        While the store fails, try again until the attempt is cancelled.
-        """
-        while True:
-            try:
-                if outcome is None:
-                    await self.store.release(claim)
-                    return True
-                if outcome.retry_in is not None:
-                    return await self.store.postpone(claim, outcome.retry_in, outcome.error, counts=outcome.counts)
-                return await self.store.settle(claim, outcome.status, outcome.error)
-            except InboxError as error:
-                event_id, problem = claim.stored.id, error
-            if outcome is None or (attempt is not None and attempt.cancelling()):
-                log.warning("cannot record the end of event %s: %s", event_id, problem)
-                return True
-            if not problem.transient:
-                if outcome.error is None or outcome.error.isascii():
-                    log.error(
-                        "cannot record the end of event %s: %s; it is handled again when its claim has ended",
-                        event_id,
-                        problem,
-                    )
-                    return True
-                # The store may refuse the text.
-                outcome = outcome._replace(error=_clean(outcome.error.encode("ascii", "backslashreplace").decode()))
-            log.warning("cannot record the end of event %s: %s", event_id, problem)
-            await asyncio.sleep(_PAUSE)
-
-    async def _observe(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> Outcome:
-        recorder, handler = active(self._telemetry), self._pattern_of(stored.type)
-        about = {
-            names.EVENT_ID: stored.id,
-            names.SIGNING_ID: stored.signing_id,
-            names.HANDLER: handler,
-            names.ATTEMPT_NUMBER: stored.attempts,
-        }
-        with recorder.span(names.HANDLER_SPAN, about, links=[stored.trace_context]) as span:
+        stored, recorder, outcome = claim.stored, active(self._telemetry), None
+        attributes = {names.HANDLER: self._pattern_of(stored.type)}
+        about = {names.EVENT_ID: stored.id, names.SIGNING_ID: stored.signing_id, names.ATTEMPT_NUMBER: stored.attempts}
+        with (
+            contextlib.suppress(asyncio.CancelledError),
+            recorder.span(names.HANDLER_SPAN, {**about, **attributes}, links=[stored.trace_context]) as span,
+        ):
             outcome = await self._attempt(stored, threads)
+            attributes[names.HANDLER_OUTCOME] = outcome.name
             span.set({names.HANDLER_OUTCOME: outcome.name})
             if outcome.error_type is not None:
                 span.fail(outcome.error_type)
             if outcome.retry_in is None:
-                attributes = {names.HANDLER: handler, names.HANDLER_OUTCOME: outcome.name}
                 recorder.record(names.HANDLER_ATTEMPTS, stored.attempts, attributes)
-            return outcome
+        await finish(self._record(claim, outcome, asyncio.current_task()))
+
+    async def _record(self, claim: EventClaim, outcome: Outcome | None, attempt: asyncio.Task[Any] | None) -> None:
+        """Record the end of an attempt. While the store fails, try again until the attempt is cancelled."""
+        store, event_id, is_held = self.store, claim.stored.id, True
+        while True:
+            try:
+                if outcome is None:
+                    await store.release(claim)
+                elif outcome.retry_in is None:
+                    is_held = await store.settle(claim, outcome.status, outcome.error)
+                else:
+                    is_held = await store.postpone(claim, outcome.retry_in, outcome.error, counts=outcome.counts)
+                if not is_held:
+                    log.warning("the claim on event %s was lost: the event may be handled again", event_id)
+                return
+            except InboxError as error:
+                level = logging.WARNING if error.transient else logging.ERROR
+                log.log(level, "cannot record the end of event %s: %s", event_id, error)
+                if outcome is None or not error.transient or (attempt is not None and attempt.cancelling()):
+                    return  # the event is handled again when its claim has ended
+            await asyncio.sleep(_PAUSE)
 
     async def _attempt(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> Outcome:
         """Call the handler and return how it ended."""
@@ -368,7 +346,7 @@ class Inbox:
         except InboxError as error:
             # The cause is the worker's keys, not the event.
             log.error("event %s is not handled: %s", stored.id, error)  # noqa: TRY400  # a traceback says nothing more
-            return Outcome(error=str(error), retry_in=_UNCOUNTED_PAUSE, counts=False, error_type=type(error).__name__)
+            return Outcome(error=str(error), error_type=type(error).__name__, retry_in=_UNCOUNTED_PAUSE, counts=False)
         if stored.attempts > self.retry_policy.max_attempts:
             return self._failed(stored, stored.error or "the process ended during the attempt")
         try:
@@ -379,26 +357,53 @@ class Inbox:
             if pattern is None:
                 log.debug("no handler for event %s (type %.100r)", event.id, event.type)
                 return Outcome(error="no handler")
-            await _call(self._handlers[pattern], event, threads, self.handler_timeout)
+            await self._call(self._handlers[pattern], event, threads)
         except Drop as drop:
             reason = _clean(str(drop))
             log.info("the handler dropped event %s: %s", stored.id, reason)
             return Outcome(EventStatus.DROPPED, reason or None)
         except RetryLater as later:
             return self._failed(stored, _clean(str(later)), delay=later.seconds)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            return self._failed(stored, _text(error), error)
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # such as a panic in an extension module
-            # The cause is the client, a store or the broker, not the event.
-            if getattr(error, "client_wide", False):
-                return _postponed(stored, error, self.retry_policy)
-            return self._failed(stored, _text(error), error)
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise
+            return self._failed(stored, _clean(f"{type(error).__name__}: {error}".removesuffix(": ")), error)
         return Outcome()
+
+    async def _call(self, handler: EventHandler, event: Event, threads: ThreadPoolExecutor) -> None:
+        if iscoroutinefunction(handler):
+            result: Any = handler(event)
+        else:
+            result = await self._call_in_thread(handler, event, threads)
+        if isawaitable(result):
+            try:
+                async with asyncio.timeout(self.handler_timeout) as deadline:
+                    await result
+            except TimeoutError:
+                if deadline.expired():
+                    raise TimeoutError(f"the handler took longer than {self.handler_timeout:g} s") from None
+                raise
+
+    async def _call_in_thread(self, handler: EventHandler, event: Event, threads: ThreadPoolExecutor) -> object:
+        def call() -> object:
+            try:
+                return handler(event)
+            except StopIteration as error:
+                # A future cannot hold a StopIteration, and would never be done.
+                raise RuntimeError("the handler raised StopIteration") from error
+
+        loop, message = asyncio.get_running_loop(), "the handler of event %s has taken more than %g s"
+        running = loop.run_in_executor(threads, contextvars.copy_context().run, call)
+        warning = loop.call_later(self.handler_timeout, log.warning, message, event.id, self.handler_timeout)
+        # A thread cannot be interrupted: hold the claim until it ends, even if this task is cancelled.
+        while not running.done():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.wait([running])
+        warning.cancel()
+        return running.result()
 
     def _pattern_of(self, event_type: str) -> str | None:
         """Return the pattern whose handler is called for the type."""
@@ -412,20 +417,20 @@ class Inbox:
     ) -> Outcome:
         attempts, max_attempts = stored.attempts, self.retry_policy.max_attempts
         kind = None if error is None else type(error).__qualname__
+        delay = self.retry_policy.delay(attempts) if delay is None else delay
+        if getattr(error, "client_wide", False):
+            # The cause is the client, a store or the broker, not the event.
+            delay, message = max(delay, _UNCOUNTED_PAUSE), "event %s is retried in %.1f s, no attempt is counted: %s"
+            log.error(message, stored.id, delay, text, exc_info=error)
+            return Outcome(error=text, error_type=kind, retry_in=delay, counts=False)
         if attempts >= max_attempts:
             log.error("event %s is dead after %d attempts: %s", stored.id, max_attempts, text, exc_info=error)
-            return Outcome(EventStatus.DEAD, text, error_type=kind or "dead")
-        delay = self.retry_policy.delay(attempts) if delay is None else delay
-        log.warning(
-            "attempt %d of %d for event %s failed, next in %.1f s: %s",
-            attempts,
-            max_attempts,
-            stored.id,
-            delay,
-            text,
-            exc_info=error,
-        )
-        return Outcome(error=text, retry_in=delay, error_type=kind)
+            return Outcome(EventStatus.DEAD, text, kind or "dead")
+        message = "attempt %d of %d for event %s failed, next in %.1f s: %s"
+        log.warning(message, attempts, max_attempts, stored.id, delay, text, exc_info=error)
+        return Outcome(error=text, error_type=kind, retry_in=delay)
+
+    # Beside the attempts
 
     async def _report_backlog(self) -> None:
         recorder = Telemetry()
@@ -444,13 +449,11 @@ class Inbox:
         except Exception as error:  # also a bug in the store
             log.warning("cannot count the pending events now: %s", error)
             return {}
-        oldest = stats.oldest_pending
-        age = 0.0 if oldest is None else (datetime.now(UTC) - oldest).total_seconds()
-        counts = stats.counts
+        now = datetime.now(UTC)
         return {
-            names.PENDING_EVENTS: counts[EventStatus.PENDING],
-            names.DEAD_LETTERS: counts[EventStatus.DEAD],
-            names.OLDEST_PENDING: max(age, 0.0),
+            names.PENDING_EVENTS: stats.counts[EventStatus.PENDING],
+            names.DEAD_LETTERS: stats.counts[EventStatus.DEAD],
+            names.OLDEST_PENDING: max((now - (stats.oldest_pending or now)).total_seconds(), 0.0),
         }
 
     async def _purge_regularly(self) -> None:
@@ -477,66 +480,6 @@ async def _end_of(task: asyncio.Task[None]) -> None:
         task.result()
 
 
-def _postponed(stored: StoredEvent, error: BaseException, policy: HandlerRetryPolicy) -> Outcome:
-    delay, text = max(policy.delay(stored.attempts), _UNCOUNTED_PAUSE), _text(error)
-    log.error("event %s is retried in %.1f s, no attempt is counted: %s", stored.id, delay, text, exc_info=error)
-    return Outcome(error=text, retry_in=delay, counts=False, error_type=type(error).__name__)
-
-
-async def _call(handler: EventHandler, event: Event, threads: ThreadPoolExecutor, timeout: float) -> None:
-    if iscoroutinefunction(handler):
-        result: Any = handler(event)
-    else:
-        result = await _call_in_thread(handler, event, threads, timeout)
-    if isawaitable(result):
-        try:
-            async with asyncio.timeout(timeout) as deadline:
-                await result
-        except TimeoutError:
-            if deadline.expired():
-                raise TimeoutError(f"the handler took longer than {timeout:g} s") from None
-            raise
-
-
-async def _call_in_thread(handler: EventHandler, event: Event, threads: ThreadPoolExecutor, timeout: float) -> object:
-    run = contextvars.copy_context().run
-    running = asyncio.get_running_loop().run_in_executor(threads, run, _call_plain, handler, event)
-    # A thread cannot be interrupted: hold the claim until it ends, even if this task is cancelled.
-    warn_after: float | None = timeout
-    while not running.done():
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.wait([running], timeout=warn_after)
-            if not running.done() and warn_after is not None:
-                log.warning("the handler of event %s has taken more than %g s", event.id, timeout)
-                warn_after = None
-    return running.result()
-
-
-def _call_plain(handler: EventHandler, event: Event) -> object:
-    try:
-        return handler(event)
-    except StopIteration as error:
-        # A future cannot hold a StopIteration, and would never be done.
-        raise RuntimeError("the handler raised StopIteration") from error
-
-
-def _place(event_id: str) -> str:
-    return f"inbox:{event_id}"
-
-
-def _storable(event: Event) -> Event:
-    """Return the event with a type that databases can hold; the body keeps the type as it was received."""
-    return event if event.type.isprintable() else replace(event, type=_clean(event.type))
-
-
-def _text(error: BaseException) -> str:
-    name = type(error).__name__
-    try:
-        text = str(error)
-    except Exception:  # a bug in the exception's class
-        text = ""
-    return _clean(f"{name}: {text}" if text else name)
-
-
 def _clean(text: str) -> str:
+    """Return a text that any database can hold."""
     return text[:_MAX_TEXT].encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")[:_MAX_TEXT]

@@ -10,7 +10,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, replace
 from inspect import isawaitable
 from typing import Any, Protocol
@@ -63,18 +63,26 @@ COMPRESSED = Decision(
 BAD_LENGTH = Decision(400, "Content-Length is not a number", None, CLOSE, "bad_length")
 NO_LENGTH = Decision(411, "this server cannot read a chunked body: send a Content-Length", None, CLOSE, "no_length")
 INCOMPLETE = Decision(400, "the body is incomplete", None, CLOSE, "incomplete")
+ALREADY_READ = Decision(503, "the body was read before the webhook receiver", None, (("Retry-After", "5"),), "consumed")
 ACCEPTED = Decision(202, "accepted", verdict="accepted")
 DUPLICATE = Decision(202, "duplicate", verdict="duplicate")
+
+
+class Unreadable(Exception):
+    """Raised by the chunks of a body that cannot be read, with the decision."""
+
+    def __init__(self, decision: Decision) -> None:
+        super().__init__(decision.message)
+        self.decision = decision
 
 
 def check_head(method: str, headers: Headers, max_body: int) -> Decision | None:
     """Return the refusal if the method or the headers are unacceptable; None if the body must be read."""
     if method != "POST":
         return NOT_POST
-    encodings, lengths = header_values(headers, "Content-Encoding", "Content-Length")
-    if any(value.lower() not in ("", "identity") for value in encodings):
+    if any(value.lower() not in ("", "identity") for value in header_values(headers, "Content-Encoding")):
         return COMPRESSED
-    for length in filter(None, lengths):
+    for length in filter(None, header_values(headers, "Content-Length")):
         if not (length.isascii() and length.isdecimal()):
             return BAD_LENGTH
         if len(length) > 18 or int(length) > max_body:
@@ -92,7 +100,7 @@ def decide(verifier: WebhookVerifier, headers: Headers, body: bytes) -> Decision
     if refusal := check_head("POST", headers, verifier.max_body):
         return refusal
     try:
-        return Decision(202, "accepted", verifier.parse(body, headers=headers), verdict="accepted")
+        return replace(ACCEPTED, event=verifier.parse(body, headers=headers))
     except InvalidSignature as error:
         log.warning("rejected a webhook delivery (%s): %s", error.reason, error)
         return Decision(401, "the signature is not valid", verdict=f"signature_{error.reason}")
@@ -109,10 +117,8 @@ class EventQueue(Protocol):
         ...
 
 
-Steps = Generator[Any, Any, Decision]
-"""Yields what a handler or a store returned, to be awaited if it is awaitable, and gets the result; ends with the
-decision. So event loops and threads share the steps."""
 Handler = Callable[[Event], Awaitable[object] | object] | EventQueue
+Resolve = Callable[[Any], Coroutine[Any, Any, Any]]
 
 
 class Receiver:
@@ -158,11 +164,10 @@ class Receiver:
                 f"hand_off_timeout: must be below seen.lease ({self.seen.lease:g} s), got {hand_off_timeout:g} s:"
                 " otherwise an event could be delivered again while its handler still runs"
             )
-        handler = hand_off if callable(hand_off) else getattr(hand_off, "put_nowait", None)
-        if handler is None and self._inbox is None:
+        self._handler: Any = hand_off if callable(hand_off) else getattr(hand_off, "put_nowait", None)
+        if self._handler is None and self._inbox is None:
             raise ConfigurationError(f"hand_off: must be an inbox, a function or a queue, got {hand_off!r}")
         self._queue = hand_off if isinstance(hand_off, asyncio.Queue) else None
-        self._handler: Any = handler
         self._retry_after = (("Retry-After", str(retry_after)),)
         self._draining = False
         self._active = 0
@@ -180,19 +185,7 @@ class Receiver:
         self._active += 1
         self._idle.clear()
         try:
-            with self._span() as span:
-                steps = self._process(headers, body, span)
-                try:
-                    value = next(steps)
-                    while True:
-                        try:
-                            result = await self._resolve(value)
-                        except BaseException as error:
-                            value = steps.throw(error)
-                        else:
-                            value = steps.send(result)
-                except StopIteration as end:
-                    return _record(span, end.value)
+            return await self._receive(headers, body, self._resolve)
         finally:
             self._active -= 1
             if not self._active:
@@ -212,24 +205,21 @@ class Receiver:
             raise ConfigurationError(
                 "hand_off: an asyncio.Queue cannot be filled from threads, use a queue.Queue or a function"
             )
-        with self._span() as span:
-            steps = self._process(headers, body, span)
-            try:
-                value = next(steps)
-                while True:
-                    try:
-                        if isawaitable(value):
-                            value = asyncio.run_coroutine_threadsafe(self._resolve(value), thread_loop()).result()
-                    except BaseException as error:
-                        value = steps.throw(error)
-                    else:
-                        value = steps.send(value)
-            except StopIteration as end:
-                return _record(span, end.value)
+        try:
+            # It never suspends, because `_resolve_blocking` waits in this thread.
+            self._receive(headers, body, self._resolve_blocking).send(None)
+        except StopIteration as end:
+            decision: Decision = end.value
+        return decision
 
     def refuse(self, decision: Decision) -> Decision:
         """Record and return a decision that was made before the body was read."""
-        with self._span() as span:
+        if decision is ALREADY_READ:
+            log.error(
+                "a delivery must be repeated: a middleware or hook has read the body before the webhook receiver, and"
+                " the framework has not kept it; or the sender disconnected"
+            )
+        with active(self._telemetry).span(DELIVERY_SPAN) as span:
             return _record(span, decision)
 
     async def drain(self, timeout: float = 30.0) -> bool:
@@ -261,12 +251,14 @@ class Receiver:
             return TOO_SLOW
         except ConnectionError:
             return INCOMPLETE
+        except Unreadable as error:
+            return error.decision
         return bytes(body)
 
     def _read_blocking(self, chunks: Iterable[bytes]) -> bytes | Decision:
         deadline = time.monotonic() + self.body_timeout
         body = bytearray()
-        problem = None
+        refusal = None
         try:
             for chunk in chunks:
                 body += chunk
@@ -274,83 +266,82 @@ class Receiver:
                     return TOO_LARGE
                 if time.monotonic() > deadline:
                     break
-        except OSError:
-            problem = INCOMPLETE
-        return TOO_SLOW if time.monotonic() > deadline else problem or bytes(body)
+        except Unreadable as error:
+            refusal = error.decision
+        except Exception:  # also a server's own, such as gunicorn's InvalidChunkSize
+            refusal = INCOMPLETE
+        return TOO_SLOW if time.monotonic() > deadline else refusal or bytes(body)
 
-    def _process(self, headers: Headers, body: bytes, span: Span) -> Steps:
-        decision = decide(self.verifier, headers, body)
-        if decision.event is None:
-            return decision
-        span.set({EVENT_ID: decision.event.id, SIGNING_ID: decision.event.signing_id})
-        event = replace(decision.event, trace_context=span.context, namespace=self.namespace)
-        if self._draining:
-            return self._unavailable("shutting down", "shutting_down")
-        if self._inbox is None:
-            return (yield from self._deliver(event))
+    async def _receive(self, headers: Headers, body: bytes, resolve: Resolve) -> Decision:
+        """Receive a delivery. ``resolve`` waits for what a handler or a store returned, if it is awaitable."""
+        with active(self._telemetry).span(DELIVERY_SPAN) as span:
+            decision = decide(self.verifier, headers, body)
+            if decision.event is not None:
+                span.set({EVENT_ID: decision.event.id, SIGNING_ID: decision.event.signing_id})
+                event = replace(decision.event, trace_context=span.context, namespace=self.namespace)
+                if self._draining:
+                    decision = self._unavailable("shutting down", "shutting_down")
+                elif self._inbox is None:
+                    decision = await self._deliver(event, resolve)
+                else:
+                    decision = await self._store(event, body, self._inbox, resolve)
+                if decision is DUPLICATE:
+                    log.info("dropped a duplicate of event %s (type %.100r)", event.id, event.type)
+            return _record(span, decision)
+
+    async def _store(self, event: Event, body: bytes, inbox: Inbox, resolve: Resolve) -> Decision:
         try:
-            is_new = yield self._inbox.add(event, body)
+            return ACCEPTED if await resolve(inbox.add(event, body)) else DUPLICATE
         except Exception:
             log.exception("could not store event %s: it must be delivered again", event.id)
             return self._unavailable("cannot store events now", "not_stored")
-        return ACCEPTED if is_new else _duplicate(event)
 
-    def _deliver(self, event: Event) -> Steps:
+    async def _deliver(self, event: Event, resolve: Resolve) -> Decision:
         lease_end = time.monotonic() + self.seen.lease
         try:
-            claim = yield self.seen.claim(event.key)
+            claim = await resolve(self.seen.claim(event.key))
         except Exception:
             log.exception("could not claim event %s", event.id)
             return self._unavailable("cannot deduplicate events now", "not_deduplicated")
-        if claim is Claim.CONFIRMED:
-            return _duplicate(event)
         if claim is not Claim.NEW:
-            return self._unavailable("the event is being handled", "in_progress")
+            in_progress = self._unavailable("the event is being handled", "in_progress")
+            return DUPLICATE if claim is Claim.CONFIRMED else in_progress
         try:
-            yield self._handler(event)
-        except (asyncio.QueueFull, queue.Full):
-            log.warning("the queue is full: event %s must be delivered again", event.id)
-            yield from self._release(event, lease_end)
-            return self._unavailable("the queue is full", "queue_full")
-        except Exception:
+            await resolve(self._handler(event))
+        except BaseException as error:
+            if time.monotonic() < lease_end:  # afterwards another receiver may hold the claim
+                try:
+                    await resolve(self.seen.release(event.key))
+                except Exception:
+                    log.exception("could not release event %s: it stays claimed until its lease expires", event.id)
+            if isinstance(error, asyncio.QueueFull | queue.Full):
+                log.warning("the queue is full: event %s must be delivered again", event.id)
+                return self._unavailable("the queue is full", "queue_full")
+            if not isinstance(error, Exception):
+                raise
             log.exception("the handler failed for event %s: it must be delivered again", event.id)
-            yield from self._release(event, lease_end)
             return self._unavailable("the handler failed", "handler_failed")
-        except BaseException:
-            yield from self._release(event, lease_end)
-            raise
         try:
-            yield self.seen.confirm(event.key)
+            await resolve(self.seen.confirm(event.key))
         except Exception:
             # The claim stays pending. If the sender delivers again after the lease, the event is handled again.
             log.exception("event %s was handled but could not be confirmed", event.id)
             return self._unavailable("cannot deduplicate events now", "not_deduplicated")
         return ACCEPTED
 
-    def _release(self, event: Event, lease_end: float) -> Generator[Any, Any, None]:
-        if time.monotonic() >= lease_end:
-            return  # another receiver may hold the claim by now
-        try:
-            yield self.seen.release(event.key)
-        except Exception:
-            log.exception("could not release event %s: it stays claimed until its lease expires", event.id)
-
-    async def _resolve(self, value: object) -> object:
+    async def _resolve(self, value: Any) -> Any:
         if not isawaitable(value):
             return value
         async with asyncio.timeout(self.hand_off_timeout):
             return await value
 
-    def _span(self) -> Span:
-        return active(self._telemetry).span(DELIVERY_SPAN)
+    async def _resolve_blocking(self, value: Any) -> Any:
+        if not isawaitable(value):
+            return value
+        return asyncio.run_coroutine_threadsafe(self._resolve(value), thread_loop()).result()
 
     def _unavailable(self, reason: str, verdict: str) -> Decision:
         return Decision(503, reason, None, self._retry_after, verdict)
-
-
-def _duplicate(event: Event) -> Decision:
-    log.info("dropped a duplicate of event %s (type %.100r)", event.id, event.type)
-    return DUPLICATE
 
 
 def thread_loop() -> asyncio.AbstractEventLoop:
@@ -366,8 +357,7 @@ def thread_loop() -> asyncio.AbstractEventLoop:
 
 
 def _record(span: Span, decision: Decision) -> Decision:
-    """Record the decision. Only a delivery that has to be repeated is an error."""
     span.set({STATUS_CODE: decision.status, WEBHOOK_VERDICT: decision.verdict})
-    if decision.status >= 500:
+    if decision.status >= 500:  # only a delivery that has to be repeated is an error
         span.fail(str(decision.status))
     return decision

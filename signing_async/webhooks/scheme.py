@@ -23,7 +23,6 @@ Secret = str | bytes
 KeyEncoding = Literal["utf-8", "hex", "base64"]
 Encoding = Literal["hex", "base64"]
 
-FIELDS = ("body", "id", "timestamp")
 HEX_LENGTH = 64  # of a SHA-256 digest
 URL_SAFE_TO_STANDARD = bytes.maketrans(b"-_", b"+/")
 
@@ -61,7 +60,33 @@ class Scheme:
     """The current Unix time; also the source of an event's ``received_at``."""
 
     def __post_init__(self) -> None:
-        _check(self)
+        def require(name: str, rule: str, is_met: object) -> None:
+            if not is_met:
+                raise ConfigurationError(f"Scheme.{name}: {rule}, got {getattr(self, name)!r}")
+
+        def matches(pattern: str, *values: object) -> bool:
+            return all(isinstance(value, str) and re.fullmatch(pattern, value) for value in values)
+
+        require("header", "must not be empty", self.header)
+        for name in ("header", "id_header", "timestamp_header"):
+            require(name, "must be a header name", matches("[!#$%&'*+.^_`|~0-9A-Za-z-]*", getattr(self, name)))
+        for name in ("encodings", "labels"):
+            require(
+                name, "must be a tuple of strings", getattr(self, name) and not isinstance(getattr(self, name), str)
+            )
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        require("encodings", "must be among hex and base64", {*self.encodings} <= {*get_args(Encoding)})
+        require("labels", "must be printable ASCII without spaces", matches("[!-~]*", *self.labels))
+        require("timestamp_label", "must be printable ASCII without spaces", matches("[!-~]*", self.timestamp_label))
+        require("key_encoding", f"must be among {get_args(KeyEncoding)}", self.key_encoding in get_args(KeyEncoding))
+        if self.tolerance != math.inf:
+            _checks.number("Scheme.tolerance", self.tolerance, above=0)
+        names = re.findall(r"\{(\w*)\}", str(self.signed))
+        is_template = names.count("body") == 1 and {*names} <= {"body", "id", "timestamp"}
+        require("signed", "must contain {body} once, and otherwise only {id} and {timestamp}", is_template)
+        require("signed", "contains {id}, so set Scheme.id_header", "id" not in names or self.id_header)
+        has_one_source = "timestamp" not in names or bool(self.timestamp_header) != bool(self.timestamp_label)
+        require("signed", "contains {timestamp}, so set either timestamp_header or timestamp_label", has_one_source)
 
     @property
     def signs_body_alone(self) -> bool:
@@ -72,24 +97,22 @@ class Scheme:
         """Return the HMAC key. Raise `ConfigurationError`, whose text lacks the secret, if the secret is unusable."""
         if not isinstance(secret, str | bytes):
             raise ConfigurationError(f"webhook secret: must be str or bytes, got {type(secret).__name__}")
-        key = secret if isinstance(secret, bytes) else self._decode(secret)
-        # bytes.strip() alone would also strip 0x0b, which a random key (or RFC 4231's) may consist of.
+        key = secret if isinstance(secret, bytes) else b""
+        if isinstance(secret, str):
+            text = secret.removeprefix(self.key_prefix)
+            try:
+                if self.key_encoding == "utf-8":
+                    key = text.encode()
+                else:
+                    key = (unhexlify if self.key_encoding == "hex" else decode_base64)(text.strip())
+            except ValueError:
+                raise ConfigurationError(
+                    f"webhook secret: cannot be decoded as {self.key_encoding}; check Scheme.key_encoding"
+                ) from None
+        # bytes.strip() alone would also strip 0x0b, which a random key may consist of.
         if not key.strip(b" \t\r\n"):
             raise ConfigurationError("webhook secret: must not be empty")
         return key
-
-    def _decode(self, secret: str) -> bytes:
-        text = secret.removeprefix(self.key_prefix)
-        try:
-            if self.key_encoding == "utf-8":
-                return text.encode()
-            if self.key_encoding == "hex":
-                return unhexlify(text.strip())
-            return decode_base64(text.strip())
-        except ValueError:
-            raise ConfigurationError(
-                f"webhook secret: cannot be decoded as {self.key_encoding}; check Scheme.key_encoding"
-            ) from None
 
 
 def prefix_and_suffix(template: str, identifier: str, timestamp: str) -> tuple[bytes, bytes]:
@@ -97,39 +120,6 @@ def prefix_and_suffix(template: str, identifier: str, timestamp: str) -> tuple[b
     before, after = template.replace("{timestamp}", timestamp).split("{body}")
     # The id last: it may contain braces, a timestamp may not.
     return before.replace("{id}", identifier).encode(), after.replace("{id}", identifier).encode()
-
-
-def _check(scheme: Scheme) -> None:
-    def require(name: str, rule: str, met: object) -> None:
-        if not met:
-            raise ConfigurationError(f"Scheme.{name}: {rule}, got {getattr(scheme, name)!r}")
-
-    def matches(pattern: str, value: object) -> bool:
-        return isinstance(value, str) and re.fullmatch(pattern, value) is not None
-
-    for name in ("header", "id_header", "timestamp_header"):
-        require(name, "must be a header name", matches("[!#$%&'*+.^_`|~0-9A-Za-z-]*", getattr(scheme, name)))
-    if not scheme.header:
-        raise ConfigurationError("Scheme.header: must not be empty")
-    for name in ("encodings", "labels"):
-        value = getattr(scheme, name)
-        require(name, "must be a tuple of at least one string", value and not isinstance(value, str))
-        object.__setattr__(scheme, name, tuple(value))
-    for name, labels in (("labels", scheme.labels), ("timestamp_label", (scheme.timestamp_label,))):
-        require(name, "must be printable ASCII without spaces", all(matches("[!-~]*", label) for label in labels))
-    require("key_encoding", f"must be among {get_args(KeyEncoding)}", scheme.key_encoding in get_args(KeyEncoding))
-    require("encodings", f"must be among {get_args(Encoding)}", set(scheme.encodings) <= set(get_args(Encoding)))
-    if scheme.tolerance != math.inf:
-        _checks.number("Scheme.tolerance", scheme.tolerance, above=0)
-    names = re.findall(r"\{(\w*)\}", scheme.signed) if isinstance(scheme.signed, str) else []
-    is_template = names.count("body") == 1 and set(names) <= set(FIELDS)
-    require("signed", f"must contain {{body}} once, and otherwise only {FIELDS}", is_template)
-    if "id" in names and not scheme.id_header:
-        raise ConfigurationError("Scheme.signed: contains {id}, so set Scheme.id_header")
-    if "timestamp" in names and bool(scheme.timestamp_header) == bool(scheme.timestamp_label):
-        raise ConfigurationError(
-            "Scheme.signed: contains {timestamp}, so set either Scheme.timestamp_header or Scheme.timestamp_label"
-        )
 
 
 def decode_base64(text: str) -> bytes:
@@ -142,7 +132,6 @@ def decode_base64(text: str) -> bytes:
 
 
 def encode_mac(mac: bytes, encoding: Encoding) -> bytes:
-    """Encode a MAC the way most senders do."""
     return hexlify(mac) if encoding == "hex" else b2a_base64(mac, newline=False)
 
 

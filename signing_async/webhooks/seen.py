@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sqlite3
 import threading
@@ -10,24 +9,25 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from .. import _checks
 from ..storage.sqlite import SharedDatabase
 
 DAY = 86_400.0
 TIMEOUT = 2.0  # seconds to wait for another process that keeps the file locked
-SETUP = (
-    "PRAGMA journal_mode = WAL",
-    "PRAGMA wal_autocheckpoint = 4000",
+TABLE = (
     "CREATE TABLE IF NOT EXISTS seen_events"
-    " (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, until REAL NOT NULL, confirmed INTEGER NOT NULL)",
+    " (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, until REAL NOT NULL, confirmed INTEGER NOT NULL)"
 )
 # The oldest rows have the lowest seq. A run examines twice as many rows as this object can have added since the last.
 PRUNE_EVERY = 100
 PRUNE = "DELETE FROM seen_events WHERE until <= ? AND seq IN (SELECT seq FROM seen_events ORDER BY seq LIMIT 200)"
+WRITE = "INSERT INTO seen_events (id, until, confirmed) VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE"
+CLAIM = f"{WRITE} SET until = excluded.until, confirmed = 0 WHERE until <= ?"
+CONFIRM = f"{WRITE} SET until = excluded.until, confirmed = 1"
 
 
 class Claim(Enum):
@@ -95,8 +95,9 @@ class MemorySeenEvents:
     def claim(self, event_id: str) -> Claim:
         with self._lock:
             now = self._clock()
-            _drop_expired(self._pending, now)
-            _drop_expired(self._confirmed, now)
+            for events in (self._pending, self._confirmed):
+                while events and next(iter(events.values())) <= now:
+                    events.popitem(last=False)
             if event_id in self._confirmed:
                 return Claim.CONFIRMED
             if event_id in self._pending or len(self._pending) >= self.max_events:
@@ -121,11 +122,6 @@ class MemorySeenEvents:
             self._confirmed.popitem(last=False)
 
 
-def _drop_expired(events: OrderedDict[str, float], now: float) -> None:
-    while events and next(iter(events.values())) <= now:
-        events.popitem(last=False)
-
-
 class SQLiteSeenEvents:
     """Deduplicates in a SQLite file, which survives restarts and is shared by every process that opens it.
 
@@ -145,53 +141,34 @@ class SQLiteSeenEvents:
         self.path: Path = Path(path)
         self.ttl: float = _checks.number("ttl", ttl, above=0)
         self.lease: float = _checks.number("lease", lease, above=0)
-        prepare = partial(_prepare, synchronous="FULL" if power_safe else "NORMAL")
-        self._database = SharedDatabase(self.path, prepare, timeout=TIMEOUT)
         self._clock = clock
-        self._claims = itertools.count()
+        self._claims = count()
+        synchronous = f"PRAGMA synchronous = {'FULL' if power_safe else 'NORMAL'}"
+
+        def prepare(connection: sqlite3.Connection) -> None:
+            for statement in ("PRAGMA journal_mode = WAL", "PRAGMA wal_autocheckpoint = 4000", TABLE, synchronous):
+                connection.execute(statement)
+
+        self._database = SharedDatabase(self.path, prepare, timeout=TIMEOUT)
 
     def claim(self, event_id: str) -> Claim:
         now = self._clock()
-        if next(self._claims) % PRUNE_EVERY == 0:
-            self._run(PRUNE, now)
-        claimed, _ = self._run(
-            # A claim that ends later than two leases from now was made before the clock was set back. Another thread
-            # may have read the clock later than this one.
-            "INSERT INTO seen_events (id, until, confirmed) VALUES (?, ?, 0) ON CONFLICT (id) DO UPDATE"
-            " SET until = excluded.until, confirmed = 0 WHERE until <= ? OR confirmed = 0 AND until > ?",
-            event_id,
-            now + self.lease,
-            now,
-            now + 2 * self.lease,
-        )
-        if claimed:
-            return Claim.NEW
-        _, confirmed = self._run("SELECT 1 FROM seen_events WHERE id = ? AND confirmed = 1", event_id)
-        return Claim.CONFIRMED if confirmed else Claim.PENDING
+        with self._database.connected() as connection:
+            if next(self._claims) % PRUNE_EVERY == 0:
+                connection.execute(PRUNE, [now])
+            if connection.execute(CLAIM, [event_id, now + self.lease, 0, now]).rowcount:
+                return Claim.NEW
+            confirmed = connection.execute("SELECT 1 FROM seen_events WHERE id = ? AND confirmed = 1", [event_id])
+            return Claim.PENDING if confirmed.fetchone() is None else Claim.CONFIRMED
 
     def confirm(self, event_id: str) -> None:
-        self._run(
-            "INSERT INTO seen_events (id, until, confirmed) VALUES (?, ?, 1) ON CONFLICT (id) DO UPDATE"
-            " SET until = excluded.until, confirmed = 1",
-            event_id,
-            self._clock() + self.ttl,
-        )
+        with self._database.connected() as connection:
+            connection.execute(CONFIRM, [event_id, self._clock() + self.ttl, 1])
 
     def release(self, event_id: str) -> None:
-        self._run("DELETE FROM seen_events WHERE id = ? AND confirmed = 0", event_id)
+        with self._database.connected() as connection:
+            connection.execute("DELETE FROM seen_events WHERE id = ? AND confirmed = 0", [event_id])
 
     def close(self) -> None:
         """Close the file. The next call opens it again."""
         self._database.close()
-
-    def _run(self, statement: str, *values: object) -> tuple[bool, Any]:
-        """Run a statement. Return whether it changed rows, and the first row that it found."""
-        with self._database.connected() as connection:
-            # Fetch within the block: afterwards another thread may close the connection.
-            cursor = connection.execute(statement, values)
-            return cursor.rowcount > 0, cursor.fetchone()
-
-
-def _prepare(connection: sqlite3.Connection, synchronous: str) -> None:
-    for statement in (*SETUP, f"PRAGMA synchronous = {synchronous}"):
-        connection.execute(statement)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from hashlib import _Hash as HASH
 
 Headers = Mapping[str, str] | Iterable[tuple[str | bytes, str | bytes]]
-Pairs = list[tuple[str, str]]
 
 MAX_HEADER = 16 * 1024
 BLOCK_SIZE = 64
@@ -38,7 +37,7 @@ class WebhookVerifier:
     ``headers=`` (a mapping or pairs); the signature is then taken from them if ``signature`` is None.
     """
 
-    __slots__ = ("_accepts_bare_hex", "_entry", "_inner", "_outer", "_states", "max_body", "scheme")
+    __slots__ = ("_accepts_bare_hex", "_copy_inner", "_copy_outer", "_entry", "_states", "max_body", "scheme")
 
     def __init__(
         self, secrets: Secret | Iterable[Secret], scheme: Scheme = _DEFAULT, *, max_body: int = MAX_BODY
@@ -47,8 +46,12 @@ class WebhookVerifier:
             raise ConfigurationError(f"scheme: must be a Scheme, got {type(scheme).__name__}")
         self.scheme: Scheme = scheme
         self.max_body: int = _checks.integer("max_body", max_body)
-        self._states = [_key_states(scheme.key(secret)) for secret in _secret_list(secrets)]
-        self._inner, self._outer = self._states[0]
+        is_one = isinstance(secrets, str | bytes) or not isinstance(secrets, Iterable)
+        listed: list[Any] = [secrets] if is_one else list(secrets)
+        if not listed:
+            raise ConfigurationError("webhook secret: must be at least one, got none")
+        self._states = [_key_states(scheme.key(secret)) for secret in listed]
+        self._copy_inner, self._copy_outer = (state.copy for state in self._states[0])
         self._accepts_bare_hex = scheme.signs_body_alone and "hex" in scheme.encodings and "" in scheme.labels
         labels = "|".join(re.escape(label) for label in sorted(scheme.labels, key=len, reverse=True))
         self._entry = re.compile(rf"(?:\A|(?<=[ \t,]))(?:{labels})([^ \t,]+)".encode(), re.IGNORECASE)
@@ -62,20 +65,19 @@ class WebhookVerifier:
         The error's ``reason`` is ``missing``, ``malformed`` or ``mismatch``. If the scheme signs a timestamp or an id,
         it may also be ``header`` (missing or unusable), ``too_old`` or ``too_new``.
         """
-        mac = None
+        if signature is None:
+            signature = ", ".join(header_values(headers, self.scheme.header))
         if self._accepts_bare_hex:  # the usual case, a hex signature over the body alone, costs little beyond SHA-256
-            if signature is None:
-                signature = ", ".join(header_values(headers, self.scheme.header)[0])
             try:
-                inner = self._inner.copy()
+                inner = self._copy_inner()
                 inner.update(body)
-                mac = self._outer.copy()
-                mac.update(inner.digest())
-                if compare_digest(mac.hexdigest(), signature):  # type: ignore[type-var]  # TypeError if it is bytes
+                outer = self._copy_outer()
+                outer.update(inner.digest())
+                if compare_digest(outer.hexdigest(), signature):  # type: ignore[type-var]  # TypeError if it is bytes
                     return
             except (TypeError, BufferError):
                 pass  # the general path below reports the cause
-        self._verify(body, signature, headers, mac)
+        self._verify(as_bytes(body), signature, headers)
 
     def parse(self, body: bytes, signature: str | bytes | None = None, *, headers: Headers | None = None) -> Event:
         """Verify and return the event. Raise `MalformedEvent` for a genuine body that is not an event."""
@@ -83,21 +85,29 @@ class WebhookVerifier:
         received_at = datetime.fromtimestamp(self.scheme.clock(), UTC)
         return parse_event(bytes(body), received_at, max_body=self.max_body)
 
-    def _verify(self, body: bytes, signature: str | bytes | None, headers: Headers | None, mac: HASH | None) -> None:
-        body, scheme = as_bytes(body), self.scheme
-        found, timestamps, ids = header_values(headers, scheme.header, scheme.timestamp_header, scheme.id_header)
-        text = _signature_text(signature, found, scheme.header)
+    def _verify(self, body: bytes, signature: str | bytes, headers: Headers | None) -> None:
+        scheme, name = self.scheme, self.scheme.header
+        if not isinstance(signature, str | bytes):
+            raise InvalidSignature(f"{name}: must be text, got {type(signature).__name__}", reason="malformed")
+        if len(signature) > MAX_HEADER:
+            message = f"{name} has {len(signature)} characters; the limit is {MAX_HEADER}"
+            raise InvalidSignature(message, reason="malformed")
+        if not signature.isascii():
+            raise InvalidSignature(f"{name} contains non-ASCII characters", reason="malformed")
+        if not signature.strip():
+            raise InvalidSignature(f"{name} is missing or empty", reason="missing")
+        text = signature.encode() if isinstance(signature, str) else signature
         values = [normalize(value) for value in self._entry.findall(text) if len(value) in SIGNATURE_LENGTHS]
         if not values:
             raise InvalidSignature(
-                f"{scheme.header} contains no SHA-256 signature in {' or '.join(scheme.encodings)}"
+                f"{name} contains no SHA-256 signature in {' or '.join(scheme.encodings)}"
                 f" with one of the labels {scheme.labels}",
                 reason="malformed",
             )
-        timestamp = _signed_timestamp(scheme, text, timestamps) if "{timestamp}" in scheme.signed else ""
-        identifier = _signed_id(scheme, ids) if "{id}" in scheme.signed else ""
+        timestamp = _signed_timestamp(scheme, text.decode(), headers) if "{timestamp}" in scheme.signed else ""
+        identifier = _signed_id(scheme, headers) if "{id}" in scheme.signed else ""
         prefix, suffix = prefix_and_suffix(scheme.signed, identifier, timestamp)
-        if not self._matches(values, (prefix, body, suffix), mac):
+        if not self._matches(values, prefix, body, suffix):
             raise InvalidSignature("no secret matches the signature", reason="mismatch")
         age = scheme.clock() - int(timestamp) if timestamp else 0.0
         if abs(age) > scheme.tolerance:
@@ -105,36 +115,35 @@ class WebhookVerifier:
             message = f"signed {abs(age):.0f} s {relation} the tolerance of {scheme.tolerance:g} s; check the clock"
             raise InvalidSignature(message, reason=reason)
 
-    def _matches(self, values: list[bytes], content: tuple[bytes, ...], mac: HASH | None) -> bool:
-        """Return whether a value is the MAC by any secret; ``mac`` is the first secret's if it was computed already."""
-        for inner, outer in self._states:
-            if mac is None:
-                inner, mac = inner.copy(), outer.copy()
-                for part in content:
-                    inner.update(part)
-                mac.update(inner.digest())
+    def _matches(self, values: list[bytes], *content: bytes) -> bool:
+        for first, second in self._states:
+            inner, outer = first.copy(), second.copy()
+            for part in content:
+                inner.update(part)
+            outer.update(inner.digest())
             for encoding in self.scheme.encodings:
-                expected = normalize(encode_mac(mac.digest(), encoding))
+                expected = normalize(encode_mac(outer.digest(), encoding))
                 if any(compare_digest(expected, value) for value in values):
                     return True
-            mac = None
         return False
 
 
-def _signed_timestamp(scheme: Scheme, text: bytes, found: list[str]) -> str:
+def _signed_timestamp(scheme: Scheme, signature: str, headers: Headers | None) -> str:
     where, label = scheme.timestamp_header, scheme.timestamp_label
     if label:
         where = f"{scheme.header} ({label})"
-        entries = re.split("[ \t,]", text.decode())
+        entries = re.split("[ \t,]", signature)
         found = [entry.removeprefix(label) for entry in entries if entry.startswith(label)]
+    else:
+        found = header_values(headers, where)
     value = _single_value(found, where)
     if not re.fullmatch("[0-9]{1,15}", value):
         raise InvalidSignature(f"{where}: must be a timestamp in seconds, got {value[:40]!a}", reason="header")
     return value
 
 
-def _signed_id(scheme: Scheme, found: list[str]) -> str:
-    value = _single_value(found, scheme.id_header)
+def _signed_id(scheme: Scheme, headers: Headers | None) -> str:
+    value = _single_value(header_values(headers, scheme.id_header), scheme.id_header)
     # If the id contained the separator, a different id and body could have the same signature.
     separator = scheme.signed.partition("{id}")[2].partition("{")[0]
     if not re.fullmatch("[!-~]+", value) or (separator and separator in value):
@@ -149,17 +158,6 @@ def _single_value(values: list[str], where: str) -> str:
     return values[0]
 
 
-def _secret_list(secrets: Secret | Iterable[Secret]) -> list[Secret]:
-    if isinstance(secrets, str | bytes):
-        return [secrets]
-    if secrets is None or not isinstance(secrets, Iterable):
-        raise ConfigurationError(f"webhook secret: must be str or bytes, or several, got {type(secrets).__name__}")
-    listed = list(secrets)
-    if not listed:
-        raise ConfigurationError("webhook secret: must be at least one, got none")
-    return listed
-
-
 def _key_states(key: bytes) -> tuple[HASH, HASH]:
     key = (sha256(key).digest() if len(key) > BLOCK_SIZE else key).ljust(BLOCK_SIZE, b"\0")
     return sha256(bytes(byte ^ 0x36 for byte in key)), sha256(bytes(byte ^ 0x5C for byte in key))
@@ -167,8 +165,6 @@ def _key_states(key: bytes) -> tuple[HASH, HASH]:
 
 def as_bytes(body: object) -> bytes:
     """Return the body as bytes. Raise ``TypeError`` if it was already decoded or parsed."""
-    if isinstance(body, bytes):
-        return body
     try:
         return bytes(memoryview(body))  # type: ignore[arg-type]  # anything but a buffer raises
     except TypeError:
@@ -178,41 +174,16 @@ def as_bytes(body: object) -> bytes:
         ) from None
 
 
-def header_values(headers: Headers | None, *names: str) -> list[list[str]]:
-    """Return all values of each named header; names are case-insensitive."""
-    if headers is None:
-        return [[] for _ in names]
-    found: dict[str, list[str]] = {name.lower(): [] for name in names}
-    for name, value in header_pairs(headers):
-        if (name := name.lower()) in found:
-            found[name].append(value.strip())
-    return [found[name.lower()] for name in names]
+def header_values(headers: Headers | None, name: str) -> list[str]:
+    """Return all values of a header."""
+    return [value for found, value in header_pairs(headers) if found == name.lower()]
 
 
-def header_pairs(headers: Headers | None) -> Pairs:
-    """Return headers of any form as pairs of strings."""
-    if headers is None:
-        return []
-    items: Any = getattr(headers, "items", headers.__iter__)  # not only a Mapping has items()
-    return [(_text(name), _text(value)) for name, value in items()]
+def header_pairs(headers: Headers | None) -> list[tuple[str, str]]:
+    """Return headers of any form as pairs of a lower-case name and a value."""
+    items: Any = getattr(headers, "items", (headers or ()).__iter__)()  # not only a Mapping has items()
+    return [(_text(name).lower(), _text(value).strip()) for name, value in items]
 
 
-def _text(value: object) -> str:
-    if isinstance(value, str):
-        return value
-    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
-
-
-def _signature_text(signature: object, found: list[str], name: str) -> bytes:
-    if signature is None:
-        signature = ", ".join(found)
-    if not isinstance(signature, str | bytes):
-        raise InvalidSignature(f"{name}: must be text, got {type(signature).__name__}", reason="malformed")
-    if len(signature) > MAX_HEADER:
-        raise InvalidSignature(f"{name} has {len(signature)} characters; the limit is {MAX_HEADER}", reason="malformed")
-    if not signature.isascii():
-        raise InvalidSignature(f"{name} contains non-ASCII characters", reason="malformed")
-    text = signature.encode() if isinstance(signature, str) else signature
-    if not text.strip():
-        raise InvalidSignature(f"{name} is missing or empty", reason="missing")
-    return text
+def _text(value: str | bytes) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -27,14 +26,12 @@ class Wakeups:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._subscriptions: set[Subscription] = set()
 
     def publish(self, event: Event) -> None:
         """Wake the subscriptions that the event may concern."""
-        with self._lock:
-            everyone = list(self._subscriptions)
-        texts = _texts(event.payload)
+        everyone = list(self._subscriptions)  # atomic: other threads subscribe meanwhile
+        texts = set(_texts(event.payload))
         is_mentioned = any(subscription.subject in texts for subscription in everyone)
         for subscription in everyone:
             if not is_mentioned or subscription.subject is None or subscription.subject in texts:
@@ -44,13 +41,11 @@ class Wakeups:
     def subscribe(self, subject: str | None = None) -> Iterator[Subscription]:
         """Subscribe for the duration of the block. ``subject`` is an id that an event may mention."""
         subscription = Subscription(subject, asyncio.get_running_loop())
-        with self._lock:
-            self._subscriptions.add(subscription)
+        self._subscriptions.add(subscription)
         try:
             yield subscription
         finally:
-            with self._lock:
-                self._subscriptions.discard(subscription)
+            self._subscriptions.discard(subscription)
 
     async def wait(self, timeout: float | None = None, *, subject: str | None = None) -> bool:
         """Wait for the next event. Return False if ``timeout`` seconds pass without one."""
@@ -91,15 +86,9 @@ class Subscription:
         return True
 
 
-def _texts(payload: Any) -> set[str]:
-    texts: set[str] = set()
-    rest = [payload]
-    while rest:
-        value = rest.pop()
-        if isinstance(value, str):
-            texts.add(value)
-        elif isinstance(value, dict):
-            rest.extend(value.values())
-        elif isinstance(value, list):
-            rest.extend(value)
-    return texts
+def _texts(payload: Any) -> Iterator[str]:
+    if isinstance(payload, str):
+        yield payload
+    elif isinstance(payload, dict | list):
+        for value in payload.values() if isinstance(payload, dict) else payload:
+            yield from _texts(value)

@@ -112,8 +112,6 @@ def test_second_handler_for_a_pattern_is_refused(tmp_path: Path) -> None:
     assert inbox.on("a.*")(print) is print
     with pytest.raises(ConfigurationError, match=r"^pattern: 'a\.\*' has a handler already, <built-in .*>$"):
         inbox.on("a.*")(print)
-    with pytest.raises(ConfigurationError, match=r"^handler of 'b': must be a function, got 'print'$"):
-        inbox.on("b")("print")  # type: ignore[type-var]  # the mistake that is tested
 
 
 async def test_wakeups_get_every_event_whichever_handler_it_has(tmp_path: Path) -> None:
@@ -298,21 +296,18 @@ async def test_plain_handler_that_raises_stop_iteration_is_a_failure(inbox: Inbo
 
 
 async def test_base_exception_of_a_handler_is_a_failure(inbox: Inbox) -> None:
-    """Such as a panic in an extension module. The text of an exception may fail, too."""
+    """Such as a panic in an extension module."""
 
     class Panic(BaseException):
-        def __str__(self) -> str:
-            if self.args:
-                raise LookupError
-            return "in Rust"
+        pass
 
     @inbox.on("async")
     async def panic(event: Event) -> None:
-        raise Panic
+        raise Panic("in Rust")
 
     @inbox.on("plain")
     def panic_in_thread(event: Event) -> None:
-        raise Panic(1)
+        raise Panic
 
     await add(inbox, "e1", kind="async")
     await add(inbox, "e2", kind="plain")
@@ -349,7 +344,6 @@ def test_invalid_retry_policy_is_refused(settings: Any, words: str) -> None:
         ({"key": "short"}, "Inbox: an encryption key must be 32 bytes, or their base64"),
         ({"retention": 0}, r"retention: must be a number above 0 and of at most 1e\+09, got 0"),
         ({"retention": 1e12}, r"retention: .* of at most 1e\+09, got 1000000000000\.0"),
-        ({"wakeups": "redis"}, "wakeups: must be a Wakeups object, got 'redis'"),
         ({"handler_timeout": 0}, "handler_timeout: must be a number above 0, got 0"),
     ],
 )

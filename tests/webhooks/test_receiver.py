@@ -183,8 +183,8 @@ def _queue_full(event: Event) -> None:
             "the handler failed",
             Claim.PENDING,
             [
-                "the handler failed for event evt_1: it must be delivered again",
                 "could not release event evt_1: it stays claimed until its lease expires",
+                "the handler failed for event evt_1: it must be delivered again",
             ],
         ),
     ],

