@@ -51,17 +51,12 @@ class ProgressReporter:
     If ``on_progress`` raises, the error is logged and ``on_progress`` is not called again.
     """
 
-    def __init__(
-        self,
-        on_progress: Callable[[Progress], None] | None,
-        files_total: int | None = None,
-        bytes_total: int | None = None,
-    ) -> None:
+    def __init__(self, on_progress: Callable[[Progress], None] | None, files_total: int | None = None) -> None:
         if on_progress is not None and not callable(on_progress):
             raise InvalidRequest(f"on_progress: must be callable, got {on_progress!r}")
         self._on_progress = on_progress
         self.files_total: int | None = files_total
-        self.bytes_total: int | None = bytes_total
+        self.bytes_total: int | None = None
         self._files_done = self._bytes_done = 0
 
     @property
@@ -90,13 +85,13 @@ class FileProgress:
         self.size: int | None = None
 
     def __call__(self, progress: Progress) -> None:
-        self.size = progress.bytes_total
         self._set(progress.files_done, progress.bytes_done)
 
-    def begin(self, size: int) -> FileProgress:
+    def begin(self, size: int) -> None:
         """Note the file's size."""
         self.size = size
-        return self
+        if self._reporter.files_total == 1:
+            self._reporter.bytes_total = size
 
     def restart(self) -> None:
         """Subtract all bytes: they are sent again."""
@@ -195,13 +190,15 @@ class Results(Generic[R_co]):
         await self.aclose()
 
     def __del__(self) -> None:
-        # If the constructor raised, there is nothing to cancel.
-        if hasattr(self, "_pool"):
-            self._pool.abandon()
+        # The garbage collector may run in any thread, after a failed constructor, or after the loop was closed.
+        pool = getattr(self, "_pool", None)
+        if pool is not None and pool.task is not None and not pool.task.done():
+            with suppress(RuntimeError):
+                pool.task.get_loop().call_soon_threadsafe(pool.cancel)
 
 
 class _Pool:
-    """The tasks behind a `Results`: one that pulls items, and one for each item."""
+    """The tasks behind a `Results`: the workers, and one task that waits for them."""
 
     def __init__(
         self,
@@ -211,11 +208,11 @@ class _Pool:
         around: AbstractAsyncContextManager[object],
         flat: bool,
     ) -> None:
-        self._items: Any = items
+        self._items = items
         self._work = work
+        self._concurrency = concurrency
         self._around = around
         self._flat = flat
-        self._free = asyncio.Semaphore(concurrency)
         self._slots = asyncio.Semaphore(2 * concurrency)
         """One is taken by each item that was pulled and whose result was not taken."""
         self._outbox: asyncio.Queue[Iterable[Any] | None] = asyncio.Queue()
@@ -223,26 +220,25 @@ class _Pool:
         self._ready: deque[Any] = deque()
         self._unfinished = 0
         """The number of items that were pulled, and whose results were not taken."""
-        self._task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None
         self._puller: asyncio.Task[None] | None = None
+        """The worker that waits for the next item."""
         self._consumer: asyncio.Task[Any] | None = None
         self._failure: BaseException | None = None
-        self._closed = self._cancelled = self._stopped = False
+        self._is_closed = self._was_cancelled = self._is_stopped = False
 
     async def take(self) -> Any:
         """Return the next result."""
-        if self._task is None and not self._closed:
-            self._task = asyncio.create_task(self._run(), name="signing_async bulk")
-        if self._is_running:
-            self._watch(asyncio.current_task())
-        while self._closed or not self._ready:
+        if self.task is None and not self._is_closed:
+            self.task = asyncio.create_task(self._run(), name="signing_async bulk")
+        self._watch(asyncio.current_task())
+        while self._is_closed or not self._ready:
             try:
                 results = await self._outbox.get()
             except asyncio.CancelledError:
-                self._cancel()
-                await self._wait()
+                await self._cancel_and_wait()
                 raise
-            if self._closed or results is None:
+            if self._is_closed or results is None:
                 self._outbox.put_nowait(None)  # for the next call
                 raise self._end()
             self._unfinished -= 1
@@ -253,18 +249,14 @@ class _Pool:
     def _end(self) -> BaseException:
         """Return the exception that ends the stream."""
         failure, self._failure = self._failure, None
-        if self._closed:
+        if self._is_closed:
             return StopAsyncIteration()
-        if self._cancelled:
+        if self._was_cancelled:
             return RuntimeError(
                 "the result stream was cancelled because the task that took its results was cancelled or failed;"
                 f" items without a result: {self._unfinished}"
             )
         return failure or StopAsyncIteration()
-
-    @property
-    def _is_running(self) -> bool:
-        return self._task is not None and not self._task.done()
 
     def _watch(self, consumer: asyncio.Task[Any] | None) -> None:
         """Cancel the work if this task, which takes the results, is cancelled or fails."""
@@ -280,82 +272,61 @@ class _Pool:
         # Only a failed task still has a stack. `Task.exception` would mark the exception as retrieved, and asyncio
         # would not log it.
         if consumer.cancelled() or consumer.get_stack(limit=1):
-            self._cancel()
+            self.cancel()
 
     async def close(self) -> None:
         """Cancel the work, return no more results, and wait until the work has ended."""
-        self._closed = True
+        self._is_closed = True
         self._outbox.put_nowait(None)
-        self._stop()
-        await self._wait()
+        await self._cancel_and_wait()
 
-    def abandon(self) -> None:
-        """Cancel the work, from any thread: the garbage collector may run in any of them."""
-        if self._task is not None and not self._task.done():
-            # A closed loop has no work in progress.
-            with suppress(RuntimeError):
-                self._task.get_loop().call_soon_threadsafe(self._stop)
-
-    def _cancel(self) -> None:
-        """Cancel the work because its consumer is gone, unless it has ended already."""
-        self._cancelled = self._cancelled or self._is_running
-        self._stop()
-
-    def _stop(self) -> None:
-        self._stopped = True
+    def cancel(self) -> None:
         # Once: another cancellation would interrupt the cleanup.
-        if self._task is not None and not self._task.cancelling():
-            self._task.cancel()
+        if self.task is not None and not self.task.done() and not self.task.cancelling():
+            self._was_cancelled = self._is_stopped = True
+            self.task.cancel()
 
-    async def _wait(self) -> None:
-        if self._task is not None:
-            await asyncio.wait([self._task])
+    async def _cancel_and_wait(self) -> None:
+        self.cancel()
+        if self.task is not None:
+            await asyncio.wait([self.task])
 
     async def _run(self) -> None:
+        # A traceback keeps the locals of its frames: neither the pool nor a worker's frame keeps the source open.
+        items, self._items = iterate(self._items), ()
+        pulling = asyncio.Lock()
         try:
-            async with self._around:
-                await self._work_on_all()
+            async with self._around, aclosing(items):
+                async with asyncio.TaskGroup() as workers:
+                    for _ in range(self._concurrency):
+                        workers.create_task(self._work_on(items, pulling))
+                if self._failure is not None:
+                    raise self._failure
         except BaseException as error:
             self._failure = self._failure or error
         finally:
             self._watch(None)
             self._outbox.put_nowait(None)
 
-    async def _work_on_all(self) -> None:
-        async with asyncio.TaskGroup() as group:
-            self._puller = group.create_task(self._pull(group))
-        if self._failure is not None:
-            raise self._failure
-
-    async def _pull(self, group: asyncio.TaskGroup) -> None:
-        """Pull an item whenever fewer than ``concurrency`` are worked on, and start the work on it."""
-        # A traceback keeps the locals of its frames: the pool must not keep the source open as well.
-        items, self._items = iterate(self._items), None
+    async def _work_on(self, items: AsyncGenerator[Any, None], pulling: asyncio.Lock) -> None:
+        """Pull an item and work on it, until there are no more, or a worker failed."""
         try:
-            async with aclosing(items):
-                while True:
-                    await self._free.acquire()
+            while True:
+                async with pulling:
                     await self._slots.acquire()
-                    item = await anext(items)
-                    self._unfinished += 1
-                    if self._stopped:
-                        return  # the source ignored its cancellation
-                    group.create_task(self._handle(item))
-        except StopAsyncIteration:
-            pass
-        except (Exception, asyncio.CancelledError) as error:
-            self._failure = self._failure or error
-
-    async def _handle(self, item: Any) -> None:
-        """Work on one item. If that fails, no more items are pulled, and the work in progress finishes."""
-        try:
-            result = await self._work(item)
-            self._outbox.put_nowait(result if self._flat else (result,))
+                    self._puller = asyncio.current_task()
+                    item = None if self._is_stopped else await anext(items)
+                    self._puller = None
+                if self._is_stopped:  # maybe the source ignored its cancellation
+                    return
+                self._unfinished += 1
+                result = await self._work(item)
+                self._outbox.put_nowait(result if self._flat else (result,))
         except GeneratorExit:
             raise  # the loop was closed before the work had ended
         except BaseException as error:
-            self._failure = self._failure or error
-            self._stopped = True
-            assert self._puller is not None
-            self._puller.cancel()
-        self._free.release()
+            if not isinstance(error, StopAsyncIteration):
+                self._failure = self._failure or error
+            self._is_stopped = True
+            if self._puller is not None:
+                self._puller.cancel()

@@ -18,8 +18,7 @@ from . import _checks
 from ._api import Api
 from ._secret import hide_fields
 from .documents.download import stream as checked_stream
-from .documents.form import form_body
-from .documents.source import OpenPdf, PdfSource
+from .documents.source import OpenPdf, PdfSource, form_body
 from .errors import DecodeError, InvalidRequest, RequestTimeout
 from .pagination import Pager
 from .reconcile import Read, Recognized, Undecidable

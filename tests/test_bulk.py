@@ -453,15 +453,15 @@ async def test_invalid_concurrency_is_rejected(concurrency: Any) -> None:
 def test_progress_of_many_files_adds_up_to_the_totals() -> None:
     """A retry takes its bytes back; a failed file counts as done with all of its bytes."""
     events: list[Progress] = []
-    reporter = ProgressReporter(events.append, 4, 60)
+    reporter = ProgressReporter(events.append, 4)
+    reporter.bytes_total = 60
     good, bad, unopened, unknown = (FileProgress(reporter) for _ in range(4))
     good(Progress(0, 1, 8, 10))
     bad(Progress(0, 1, 15, 20))
     good(Progress(0, 1, 0, 10))
     good(Progress(0, 1, 10, 10))
     good(Progress(1, 1, 10, 10))
-    good.finish(good.size)
-    bad.finish(bad.size)
+    bad.finish(20)
     unopened.finish(30)
     unknown.finish(None)
     assert [(progress.files_done, progress.bytes_done) for progress in events] == [
@@ -479,7 +479,7 @@ def test_progress_of_many_files_adds_up_to_the_totals() -> None:
 
 def test_progress_of_one_file_restarts_with_each_attempt_and_ends_with_all_bytes() -> None:
     events: list[Progress] = []
-    progress = FileProgress(ProgressReporter(events.append, 1, 9))
+    progress = FileProgress(ProgressReporter(events.append, 1))
     progress.restart()
     progress.add(4)
     progress.restart()

@@ -112,17 +112,18 @@ def check_target(path: str | os.PathLike[str]) -> Path:
     if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str):
         raise InvalidRequest(f"path: must be a path, got {type(path).__name__}")
     target = Path(path)
+    problem = f"path: cannot write {str(target)!r}"
     try:
-        kind = stat.S_IFMT(target.stat().st_mode)
+        mode = target.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
-        kind = stat.S_IFREG
+        if target.parent.is_dir():
+            return target
+        raise InvalidRequest(f"{problem}: folder {str(target.parent)!r} does not exist") from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise unusable(f"path: cannot write {str(target)!r}: {reason}", error) from None
-    if kind != stat.S_IFREG:
-        raise InvalidRequest(f"path: {str(target)!r} is {'a folder' if kind == stat.S_IFDIR else 'not a regular file'}")
-    if not target.parent.is_dir():
-        raise InvalidRequest(f"path: cannot write {str(target)!r}: folder {str(target.parent)!r} does not exist")
+        raise unusable(f"{problem}: {reason}", error) from None
+    if not stat.S_ISREG(mode):
+        raise InvalidRequest(f"path: {str(target)!r} is {'a folder' if stat.S_ISDIR(mode) else 'not a regular file'}")
     return target
 
 
@@ -164,38 +165,41 @@ async def save(
     # The file that a link leads to is replaced, not the link.
     place = Path(os.path.realpath(target)) if overwrite else target
     part = place.with_name(f".{secrets.token_hex(8)}.part")
-    mode, size, digest = "xb", 0, hashlib.sha256()
+    size, digest = 0, hashlib.sha256()
     pending: list[bytes] = []
-    is_over = False
+    is_created = is_over = False
+    replaced_mode: int | None = None
 
-    def write(*, sync: bool = False) -> None:
-        nonlocal mode, size
+    def write(*, is_last: bool = False) -> None:
+        nonlocal is_created, replaced_mode, size
         try:
-            replaced = place.stat() if mode == "xb" and overwrite and place.exists() else None
-            if replaced is not None:  # private until it has the mode of the file that it replaces
-                part.touch(0o600, exist_ok=False)
-                part.chmod(stat.S_IMODE(replaced.st_mode))
-            # Append mode would create the file again if it had been removed.
-            with part.open(mode if replaced is None else "r+b") as file:
-                mode = "r+b"
-                file.seek(0, os.SEEK_END)
+            if not is_created:
+                if overwrite and place.exists():
+                    replaced_mode = stat.S_IMODE(place.stat().st_mode)
+                # A file that replaces another is private until it has the other's mode.
+                part.touch(0o666 if replaced_mode is None else 0o600, exist_ok=False)
+                is_created = True
+            with part.open("r+b") as file:
+                file.seek(size)
                 for chunk in pending:
                     digest.update(chunk)
                     size += file.write(chunk)
-                file.flush()
-                if sync:
+                pending.clear()
+                if is_last:
+                    file.flush()
                     os.fsync(file.fileno())
+            if is_last and replaced_mode is not None:
+                part.chmod(replaced_mode)
         except OSError as error:
-            if is_argument and mode == "xb" and not is_transient(error):
+            if is_argument and not is_created and not is_transient(error):
                 raise InvalidRequest(f"path: cannot write {str(target)!r}: {error.strerror}") from None
             raise OSError(error.errno, error.strerror, str(target)) from None
         finally:
             if is_over:
                 part.unlink(missing_ok=True)
-        pending.clear()
 
     def complete() -> None:
-        write(sync=True)
+        write(is_last=True)
         if verify is not None:
             verify(part)
         if is_over:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import reprlib
-import threading
 from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import aclosing, asynccontextmanager
@@ -26,7 +25,7 @@ from ..transport.operation import Operation
 from ..transport.response import Response
 from ..transport.retry import Safety
 from .download import DOWNLOAD, SealedFile, check_target, checked_chunks, load_verifier, save, stream, target_exists
-from .source import OpenPdf, PdfSource, Source
+from .source import OpenPdf, PdfSource, Source, form_body
 
 if TYPE_CHECKING:
     from ..sealed import Trust
@@ -112,33 +111,68 @@ class Documents:
 
             document = await client.documents.upload(signing, "contract.pdf")
         """
-        reporter = ProgressReporter(on_progress, files_total=1)
-
-        def begin(size: int) -> FileProgress:
-            reporter.bytes_total = size
-            return FileProgress(reporter)
-
-        return await self._upload(signing_id, PdfSource(source, filename), begin, preflight)
+        progress = FileProgress(ProgressReporter(on_progress, files_total=1))
+        return await self._upload(signing_id, PdfSource(source, filename), progress, preflight)
 
     async def _upload(
         self,
         signing_id: str | Signing,
         source: PdfSource,
-        begin: Callable[[int], FileProgress],
+        progress: FileProgress,
         preflight: bool,
-        existing: _Existing | None = None,
+        find_existing: Callable[[str, DocumentMatch, float], Awaitable[Document | None]] | None = None,
     ) -> Document:
-        """Upload a file, and report the progress to what ``begin`` returns for its size."""
         path = signing_path(signing_id)
-        deadline = self._transport.deadline(transfer=True)
-        max_bytes = self._transport.options.assumptions.max_pdf_bytes if preflight else None
-        with await _open(source, max_bytes, deadline) as pdf:
-            progress = begin(pdf.size)
-            document = None if existing is None else await existing.take(path, pdf, deadline)
+        transport, assumptions = self._transport, self._transport.options.assumptions
+        deadline = transport.deadline(transfer=True)
+        try:
+            async with asyncio.timeout_at(deadline) as opening:
+                opened = await source.open(assumptions.max_pdf_bytes if preflight else None)
+        except TimeoutError:
+            if not opening.expired():
+                raise
+            text = f"{_UPLOAD}: deadline passed before anything was sent"
+            raise RequestTimeout(text, operation=_UPLOAD, attempts=0) from None
+        with opened as pdf:
+            progress.begin(pdf.size)
+            match = DocumentMatch(pdf.filename, pdf.size, pdf.digest, assumptions)
+            document = None if find_existing is None else await find_existing(path, match, deadline)
             if document is None:
-                document = await self._send(path, pdf, progress, deadline)
+                document = await self._send(path, pdf, match, progress, deadline)
             progress.finish(pdf.size)
             return document
+
+    async def _send(
+        self, path: str, pdf: OpenPdf, match: DocumentMatch, progress: FileProgress, deadline: float
+    ) -> Document:
+        def body() -> wire.Body:
+            progress.restart()
+            return form_body({"selected_file": pdf}, progress.add)
+
+        signing = self._ledger.signing(path)
+        creation = Creation(
+            _UPLOAD,
+            deadline,
+            signing.additions,
+            signing.documents,
+            match,
+            lambda read: read(self._list(path)),
+            lambda: self._transport.call(self._list(path), deadline),
+        )
+        operation = Operation(
+            _UPLOAD,
+            "POST",
+            f"{path}/documents",
+            Safety.RECONCILED,
+            decode=record_decoder(Document, self._transport.options.assumptions),
+            effect=creation,
+            body=body,
+            transfer=True,
+        )
+        async with creation:
+            document = await self._transport.call(operation, deadline)
+            creation.note_created(document)
+        return document
 
     @overload
     def upload_many(
@@ -227,45 +261,13 @@ class Documents:
         """
         if signing_id is not None:
             signing_path(signing_id)
-        _check_sources(sources)
+        is_one = isinstance(sources, str | bytes | bytearray | memoryview | os.PathLike | PdfSource | Mapping)
+        if is_one or hasattr(sources, "read") or not isinstance(sources, Iterable | AsyncIterable):
+            raise InvalidRequest(f"sources: must be an iterable of sources, got {type(sources).__name__}")
         reporter = ProgressReporter(on_progress, files_total=len(sources) if isinstance(sources, Sized) else None)
-        existing = _Existing(self) if skip_existing else None
-        uploads = _BulkUpload(self, signing_id, reporter, preflight, existing)
+        uploads = _BulkUpload(self, signing_id, reporter, preflight, skip_existing)
         measured = uploads.measured(sources) if reporter.enabled and isinstance(sources, Sequence) else None
         return Results(sources, uploads.upload, concurrency, around=measured)
-
-    async def _send(self, path: str, pdf: OpenPdf, progress: FileProgress, deadline: float) -> Document:
-        def body() -> wire.Body:
-            progress.restart()
-            return pdf.body(progress.add)
-
-        signing = self._ledger.signing(path)
-        creation = Creation(
-            _UPLOAD,
-            deadline,
-            signing.additions,
-            signing.documents,
-            self._match(pdf),
-            lambda read: read(self._list(path)),
-            lambda: self._transport.call(self._list(path), deadline),
-        )
-        operation = Operation(
-            _UPLOAD,
-            "POST",
-            f"{path}/documents",
-            Safety.RECONCILED,
-            decode=record_decoder(Document, self._transport.options.assumptions),
-            effect=creation,
-            body=body,
-            transfer=True,
-        )
-        async with creation:
-            document = await self._transport.call(operation, deadline)
-            creation.note_created(document)
-        return document
-
-    def _match(self, pdf: OpenPdf) -> DocumentMatch:
-        return DocumentMatch(pdf.filename, pdf.size, pdf.digest, self._transport.options.assumptions)
 
     async def download_signed(
         self,
@@ -378,39 +380,6 @@ class Documents:
         return reading(path, decode)
 
 
-async def _open(source: PdfSource, max_bytes: float | None, deadline: float) -> OpenPdf:
-    try:
-        async with asyncio.timeout_at(deadline) as opening:
-            return await source.open(max_bytes)
-    except TimeoutError:
-        if not opening.expired():
-            raise
-    # Raised outside the handler, so that the `TimeoutError` is not its context.
-    raise RequestTimeout(f"{_UPLOAD}: deadline passed before anything was sent", operation=_UPLOAD, attempts=0)
-
-
-class _Existing:
-    """The documents that each draft held before the first of its files was sent."""
-
-    def __init__(self, documents: Documents) -> None:
-        self._documents = documents
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._drafts: dict[str, list[Document]] = {}
-
-    async def take(self, path: str, pdf: OpenPdf, deadline: float) -> Document | None:
-        """Return the draft's document for this file, or None. Each document is returned once."""
-        async with self._locks[path]:
-            if path not in self._drafts:
-                listed = await self._documents._transport.call(self._documents._list(path), deadline)
-                if listed is None:
-                    raise InvalidRequest("skip_existing: the service does not list the documents of the signing")
-                self._drafts[path] = list(listed)
-            document = await self._documents._match(pdf).find(self._drafts[path])
-            if document is not None:
-                self._drafts[path].remove(document)
-            return document
-
-
 @attrs.define(eq=False)
 class _BulkUpload:
     """The uploads of one `Documents.upload_many`."""
@@ -419,18 +388,22 @@ class _BulkUpload:
     _signing_id: str | Signing | None
     _reporter: ProgressReporter
     _preflight: bool
-    _existing: _Existing | None
+    _skip_existing: bool
     _fatal: SigningError | None = None
     """The error after which nothing more is sent."""
+    _drafts: dict[str, list[Document]] = attrs.field(factory=dict, init=False)
+    """The documents that each draft held before the first of its files was sent, and that match no file yet."""
+    _locks: defaultdict[str, asyncio.Lock] = attrs.field(factory=lambda: defaultdict(asyncio.Lock), init=False)
 
     async def upload(self, item: Any) -> UploadResult[Any]:
         progress = FileProgress(self._reporter)
+        find_existing = self._find_existing if self._skip_existing else None
         try:
             if self._fatal is not None:
                 raise copy_unsent(self._fatal)
             signing_id, source = self._split(item)
             document = await self._documents._upload(
-                signing_id, PdfSource(source), progress.begin, self._preflight, self._existing
+                signing_id, PdfSource(source), progress, self._preflight, find_existing
             )
         except Exception as error:
             if isinstance(error, SigningError) and error.fatal:
@@ -449,6 +422,19 @@ class _BulkUpload:
             f"sources: without signing_id each item must be a pair (signing_id, source), got {reprlib.repr(item)}"
         )
 
+    async def _find_existing(self, path: str, match: DocumentMatch, deadline: float) -> Document | None:
+        """Return the draft's document for this file, or None. Each document is returned once."""
+        async with self._locks[path]:
+            if path not in self._drafts:
+                listed = await self._documents._transport.call(self._documents._list(path), deadline)
+                if listed is None:
+                    raise InvalidRequest("skip_existing: the service does not list the documents of the signing")
+                self._drafts[path] = list(listed)
+            document = await match.find(self._drafts[path])
+            if document is not None:
+                self._drafts[path].remove(document)
+            return document
+
     def _size(self, item: Any) -> int | None:
         """Return the size of an item's source if it is known without reading the source; 0 if it cannot be read."""
         try:
@@ -463,30 +449,7 @@ class _BulkUpload:
 
     @asynccontextmanager
     async def measured(self, sources: Sequence[Any]) -> AsyncIterator[None]:
-        """Add up the sizes in a thread while the uploads begin."""
-        stopped = threading.Event()
-
-        def add_up() -> int | None:
-            total = 0
-            for item in sources:
-                size = None if stopped.is_set() else self._size(item)
-                if size is None:
-                    return None
-                total += size
-            return total
-
-        async def measure() -> None:
-            self._reporter.bytes_total = await asyncio.to_thread(add_up)
-
-        measuring = asyncio.create_task(measure())
-        try:
-            yield
-        finally:
-            stopped.set()
-            measuring.cancel()
-
-
-def _check_sources(sources: Any) -> None:
-    is_one = isinstance(sources, str | bytes | bytearray | memoryview | os.PathLike | PdfSource | Mapping)
-    if is_one or hasattr(sources, "read") or not isinstance(sources, Iterable | AsyncIterable):
-        raise InvalidRequest(f"sources: must be an iterable of sources, got {type(sources).__name__}")
+        """Add up the sizes before the uploads begin."""
+        sizes = await asyncio.to_thread(lambda: [self._size(item) for item in sources])
+        self._reporter.bytes_total = None if None in sizes else sum(size or 0 for size in sizes)
+        yield

@@ -6,12 +6,11 @@ import asyncio
 import contextlib
 import hashlib
 import inspect
-import io
 import os
 import re
 import tempfile
 import threading
-from collections.abc import AsyncIterable, Callable, Iterator
+from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import IO, Any
 
@@ -19,17 +18,15 @@ from .._files import open_regular, unusable
 from .._tasks import finish
 from ..errors import InvalidRequest, PdfRejected
 from ..transport import wire
-from .form import form_body
 from .preflight import BLOCK, preflight
 
-__all__ = ["OpenPdf", "PdfSource", "Source", "is_seekable"]
+__all__ = ["OpenPdf", "PdfSource", "Source", "form_body", "is_seekable"]
 
 # Missing on macOS and Windows.
 _NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None) if hasattr(os, "preadv") else None
-# Up to this size the form is sent in a single write.
 _SINGLE_WRITE = 64 * 1024
 _PART = 256 * 1024
-# Reading an object moves its position, which other uploads of the object need.
+# Reading a file object moves its position, which other uploads of the object need.
 _position_lock = threading.Lock()
 _REASONS = {
     "not_pdf": "not a PDF",
@@ -49,12 +46,9 @@ class PdfSource:
 
     def __init__(self, source: Source | PdfSource, filename: str | None = None, *, sha256: str | None = None) -> None:
         self._is_checked = False
-        self._content: OpenPdf | None = None
-        """The content of a source that could be read only once."""
         if isinstance(source, PdfSource):
             filename = filename or source.filename
-            self._is_checked, self._content = source._is_checked, source._content
-            sha256 = sha256 or source.sha256
+            sha256, self._is_checked = sha256 or source.sha256, source._is_checked
             source = source.source
         _check_kind(source)
         if filename is not None and (not isinstance(filename, str) or not filename.strip()):
@@ -71,9 +65,8 @@ class PdfSource:
 
     def pinned(self, sha256: str, content: OpenPdf | None = None) -> PdfSource:
         """Return this source with the sha256 of its content; with ``content`` if the source can be read only once."""
-        source = PdfSource(self, sha256=sha256)
+        source = PdfSource(self if content is None else content.as_source(), self.filename, sha256=sha256)
         source._is_checked = True
-        source._content = content or source._content
         return source
 
     async def open(self, max_bytes: float | None = None) -> OpenPdf:
@@ -82,50 +75,51 @@ class PdfSource:
         With ``max_bytes``, raise `PdfRejected` if the file is larger or the service is sure to refuse it. Reads that
         may wait for a disk, and checks of large files, run in a thread.
         """
-        if (at_once := _read_at_once(self.source)) is not None:
-            return OpenPdf(self, at_once).checked(max_bytes)
         source = self.source
-        if self._content is not None or not isinstance(source, AsyncIterable):
+        if (at_once := _read_at_once(source)) is not None:
+            return OpenPdf(self, at_once).checked(max_bytes)
+        if not isinstance(source, AsyncIterable):
             # If the call is cancelled, a file that the thread opens later is closed when its result is dropped.
-            return await asyncio.to_thread(lambda: self._open(max_bytes).checked(max_bytes))
-        with contextlib.closing(_Spool(self.filename)) as spool:
+            return await asyncio.to_thread(lambda: OpenPdf(self, self._read(max_bytes)).checked(max_bytes))
+        with contextlib.closing(_Spool(self.filename, max_bytes)) as spool:
             async for chunk in source:
                 if isinstance(chunk, bytes) and spool.size + len(chunk) > BLOCK:
                     await finish(asyncio.to_thread(spool.add, chunk))
                 else:
                     spool.add(chunk)
-                if max_bytes is not None and spool.size > max_bytes:
-                    raise _too_large(self.filename, max_bytes, None)
             content = await finish(asyncio.to_thread(spool.content))
         return await asyncio.to_thread(OpenPdf(self, content).checked, max_bytes)
 
-    def _open(self, max_bytes: float | None) -> OpenPdf:
+    def _read(self, max_bytes: float | None) -> bytes | _File:
+        """Return the content, in memory if it is small."""
         source: Any = self.source
-        if self._content is not None:
-            return OpenPdf(self, self._content.share())
         if isinstance(source, str | os.PathLike):
-            return OpenPdf(self, _open_path(source, self.filename))
-        if isinstance(source, bytes | bytearray | memoryview):
-            with _source_errors(f"cannot read {self.filename}"):
-                return OpenPdf(self, bytes(source))
-        with contextlib.closing(_Spool(self.filename)) as spool:
-            position = _copy(source, spool, max_bytes)
-            return OpenPdf(self, spool.content(), position)
+            return _open_path(source, self.filename)
+        with _source_errors(f"cannot read {self.filename}"):
+            if isinstance(source, bytes | bytearray | memoryview):
+                return bytes(source)
+            has_position = is_seekable(source)
+            # A source without a position, such as a pipe, may stall: it must not keep others waiting.
+            lock = _position_lock if has_position else contextlib.nullcontext()
+            with contextlib.closing(_Spool(self.filename, max_bytes)) as spool, lock:
+                position = source.tell() if has_position else 0
+                try:
+                    while spool.add(source.read(_PART)):
+                        pass
+                finally:
+                    if has_position:
+                        source.seek(position)
+                return spool.content()
 
 
 class OpenPdf:
-    """A PDF that can be sent repeatedly: bytes in memory, or an open file of its own.
+    """A PDF that can be sent repeatedly: bytes in memory, or an open file of its own."""
 
-    ``position`` is where the caller's file object was read from.
-    """
-
-    def __init__(self, source: PdfSource, content: bytes | bytearray | _File, position: int = 0) -> None:
+    def __init__(self, source: PdfSource, content: bytes | bytearray | _File) -> None:
+        self._source = source
+        self.content = content
         self.filename: str = source.filename
-        self._content = content
-        self._position = position
-        self._sha256 = source.sha256
-        self._is_checked = source._is_checked
-        self.size: int = content.status.st_size if isinstance(content, _File) else len(content)
+        self.size: int = content.version[1] if isinstance(content, _File) else len(content)
 
     def __enter__(self) -> OpenPdf:
         return self
@@ -134,21 +128,24 @@ class OpenPdf:
         self.close()
 
     def close(self) -> None:
-        content, self._content = self._content, b""
+        content, self.content = self.content, b""
         if isinstance(content, _File):
             content.close()
 
-    def share(self) -> bytes | bytearray | _File:
-        """Return the content for another `OpenPdf`, which may be closed before this one, or after."""
-        content = self._content
-        return _File(os.dup(content.descriptor)) if isinstance(content, _File) else content
+    def as_source(self) -> bytes | bytearray | IO[bytes]:
+        """Return the content as a source of further uploads, until this object is closed."""
+        if not isinstance(self.content, _File):
+            return self.content
+        file: IO[bytes] = open(self.content.descriptor, "rb", closefd=False)  # noqa: SIM115  # not a path
+        file.seek(0)
+        return file
 
     def checked(self, max_bytes: float | None) -> OpenPdf:
         """Check the content, and return this object. Call it in a thread if the file is large."""
         try:
             if max_bytes is not None:
                 self._preflight(max_bytes)
-            if self._sha256 is not None and not isinstance(self._content, _File):
+            if self._source.sha256 is not None and not isinstance(self.content, _File):
                 self._check_hash(self.digest())
         except BaseException:
             self.close()
@@ -157,26 +154,22 @@ class OpenPdf:
 
     def _preflight(self, max_bytes: float) -> None:
         if self.size > max_bytes:
-            raise _too_large(self.filename, max_bytes, self.size)
+            raise _too_large(self.filename, max_bytes, f"{self.size} bytes")
         reason = preflight(self.read, self.size) if self.size else "not_pdf"
         if reason is None:
             return
-        problem = _REASONS[reason]
+        problem, source = _REASONS[reason], self._source.source
         if not self.size:
-            problem = "the file is at its end: seek(0)?" if self._position else "the file is empty"
+            is_at_end = is_seekable(source) and source.tell() > 0  # type: ignore[union-attr]  # a file object
+            problem = "the file is at its end: seek(0)?" if is_at_end else "the file is empty"
         raise PdfRejected(f"{self.filename}: {problem}", reason=reason, filename=self.filename)
 
     def read(self, at: int, size: int) -> bytes | bytearray:
         """Return a part of the content; less only if it ends before. Call it in a thread if the file is large."""
-        content = self._content
-        if not isinstance(content, _File):
-            return content if not at and size >= len(content) else content[at : at + size]
-        size = min(size, self.size - at)
-        with _source_errors(f"cannot read {self.filename}"):
-            block = content.read(at, size)
-        if len(block) < size:
-            raise _changed(self.filename)
-        return block
+        content = self.content
+        if isinstance(content, _File):
+            return content.read(at, min(size, self.size - at), self.filename)
+        return content if not at and size >= len(content) else content[at : at + size]
 
     def digest(self) -> str:
         """Read the file and return its sha256. Call it in a thread if the file is large."""
@@ -185,57 +178,71 @@ class OpenPdf:
             digest.update(self.read(at, BLOCK))
         return digest.hexdigest()
 
-    def body(self, sent: Callable[[int], None]) -> wire.Body:
-        """Return a form with this file as ``selected_file``, for one attempt; report its progress to ``sent``."""
-        return form_body({"selected_file": self}, sent)
-
-    async def write(
-        self, write: wire.Write, most: int, sent: Callable[[int], None], before: bytes, after: bytes
-    ) -> None:
-        """Write the content between the other bytes of a form, at most ``most`` bytes at once."""
-        content = self._content
-        if self.size <= _SINGLE_WRITE and not isinstance(content, _File):
-            await write(b"".join((before, content, after)))
-            sent(self.size)
-            return
-        await write(before)
-        if isinstance(content, _File):
-            await self._write_file(content, write, most, sent)
-        else:
-            await _write_block(content, write, most, sent)
-        await write(after)
-
-    async def _write_file(self, file: _File, write: wire.Write, most: int, sent: Callable[[int], None]) -> None:
-        digest = None if self._sha256 is None else hashlib.sha256()
+    async def write(self, write: wire.Write, most: int, sent: Callable[[int], None]) -> None:
+        """Write the content, at most ``most`` bytes at once. Raise `InvalidRequest` if the file has changed."""
+        content, digest = self.content, hashlib.sha256()
         for at in range(0, self.size, BLOCK):
-            block = await asyncio.to_thread(self.read, at, BLOCK)
-            if digest is not None:
-                digest.update(block)
-            if at + BLOCK >= self.size:
+            if isinstance(content, _File):
+                block = memoryview(await asyncio.to_thread(self.read, at, BLOCK))
+                if self._source.sha256 is not None:
+                    digest.update(block)
                 # Checked before the last block is written: without that block the upload is incomplete.
-                if file.has_changed():
-                    raise _changed(self.filename)
-                self._check_hash(digest.hexdigest() if digest is not None else None)
-            await _write_block(block, write, most, sent)
-            del block  # before the next one is read
+                if at + BLOCK >= self.size:
+                    content.check_unchanged(self.filename)
+                    self._check_hash(digest.hexdigest())
+            else:
+                block = memoryview(content)[at : at + BLOCK]
+            for start in range(0, len(block), most):
+                part = block[start : start + most]
+                await write(part)
+                sent(len(part))
 
-    def _check_hash(self, found: str | None) -> None:
-        if found == self._sha256:
-            return
-        if self._is_checked:
-            raise InvalidRequest(f"source: {self.filename} changed after it was checked (sha256 mismatch)")
-        raise InvalidRequest(f"source: {self.filename}: sha256 mismatch: expected {self._sha256}, found {found}")
-
-
-async def _write_block(block: bytes | bytearray, write: wire.Write, most: int, sent: Callable[[int], None]) -> None:
-    view = memoryview(block)
-    for at in range(0, len(view), most):
-        part = view[at : at + most]
-        await write(part)
-        sent(len(part))
+    def _check_hash(self, found: str) -> None:
+        expected = self._source.sha256
+        if expected not in (None, found):
+            problem = f": sha256 mismatch: expected {expected}, found {found}"
+            if self._source._is_checked:
+                problem = " changed after it was checked (sha256 mismatch)"
+            raise InvalidRequest(f"source: {self.filename}{problem}")
 
 
-# Files
+def form_body(fields: Mapping[str, str | OpenPdf], sent: Callable[[int], None]) -> wire.Body:
+    """Return a form with these fields, for one attempt; report the progress of its files to ``sent``."""
+    boundary = os.urandom(16).hex()
+    parts: list[bytes | OpenPdf] = []
+    for name, value in fields.items():
+        head = f'--{boundary}\r\nContent-Disposition: form-data; name="{_escape(name)}"'
+        if isinstance(value, str):
+            parts.append(f"{head}\r\n\r\n{value}\r\n".encode())
+        else:
+            head += f'; filename="{_escape(value.filename)}"\r\nContent-Type: application/pdf\r\n\r\n'
+            parts += [head.encode(), value, b"\r\n"]
+    parts.append(f"--{boundary}--\r\n".encode())
+
+    async def produce(write: wire.Write, most: int) -> None:
+        # Small files in memory are sent together with the rest of the form, in a single write.
+        pending: list[bytes | bytearray] = []
+        unreported = 0
+        for part in parts:
+            if isinstance(part, bytes):
+                pending.append(part)
+            elif part.size <= _SINGLE_WRITE and not isinstance(part.content, _File):
+                pending.append(part.content)
+                unreported += part.size
+            else:
+                await write(b"".join(pending))
+                pending.clear()
+                await part.write(write, most, sent)
+        await write(b"".join(pending))
+        sent(unreported)
+
+    size = sum(part.size if isinstance(part, OpenPdf) else len(part) for part in parts)
+    return wire.Body(produce, size, f"multipart/form-data; boundary={boundary}")
+
+
+def _escape(filename: str) -> str:
+    """Escape as browsers do: UTF-8, with percent-encoding for what would end the header's value."""
+    return filename.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
 
 
 class _File:
@@ -246,41 +253,42 @@ class _File:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self._file = io.FileIO(descriptor)
-        self.status: os.stat_result = os.fstat(descriptor)
         self._lock = threading.Lock()
-        self._closed = False
+        self._is_closed = False
+        self.version: tuple[int, int] = self._examine()
 
-    def read(self, at: int, size: int) -> bytes:
-        """Return bytes from an offset; less only if the file ends before."""
+    def _examine(self) -> tuple[int, int]:
+        status = os.fstat(self.descriptor)
+        return status.st_mtime_ns, status.st_size
+
+    def check_unchanged(self, filename: str) -> None:
+        """Raise `InvalidRequest` if the file differs from when it was opened."""
+        with _source_errors(f"cannot read {filename}"):
+            if self._examine() != self.version:
+                raise _changed(filename)
+
+    def read(self, at: int, size: int, filename: str) -> bytes:
+        """Return so many bytes from an offset; raise `InvalidRequest` if the file ends before."""
         try:
-            with self._lock:
-                self._file.seek(at)
-                return self._file.read(size)
+            with self._lock, _source_errors(f"cannot read {filename}"):
+                os.lseek(self.descriptor, at, os.SEEK_SET)
+                block = os.read(self.descriptor, size)
         finally:
-            if self._closed:
+            if self._is_closed:
                 self.close()
-
-    def has_changed(self) -> bool:
-        """Return whether the file differs from when it was opened, or can no longer be examined."""
-        try:
-            return _version(os.fstat(self.descriptor)) != _version(self.status)
-        except OSError:
-            return True
+        if len(block) < size:
+            raise _changed(filename)
+        return block
 
     def close(self) -> None:
-        self._closed = True
+        self._is_closed = True
         if self._lock.acquire(blocking=False):
-            self._file.close()
+            descriptor, self.descriptor = self.descriptor, -1
+            if descriptor >= 0:
+                os.close(descriptor)
             self._lock.release()
 
-    def __del__(self) -> None:
-        # For files that a thread opens after its caller was cancelled.
-        self.close()
-
-
-def _version(status: os.stat_result) -> tuple[int, int]:
-    return status.st_mtime_ns, status.st_size
+    __del__ = close  # for files that a thread opens after its caller was cancelled
 
 
 def _read_at_once(source: object) -> bytes | bytearray | None:
@@ -290,88 +298,52 @@ def _read_at_once(source: object) -> bytes | bytearray | None:
     """
     if isinstance(source, bytes):
         return source if len(source) <= BLOCK else None
-    if _NO_WAIT is None or not isinstance(source, str | os.PathLike):
-        return None
-    try:
-        if (descriptor := open_regular(source)) is None:
-            return None
-        try:
-            status = os.fstat(descriptor)
-            if status.st_size <= BLOCK:
-                block = bytearray(status.st_size)
-                is_whole = os.preadv(descriptor, [block], 0, _NO_WAIT) == status.st_size
-                if is_whole and _version(os.fstat(descriptor)) == _version(status):
-                    return block
-        finally:
-            os.close(descriptor)
-    except (OSError, ValueError):
-        pass  # The thread raises it, or succeeds: not every file system can tell what is in memory.
+    if _NO_WAIT is not None and isinstance(source, str | os.PathLike):
+        # The thread raises the error, or succeeds: not every file system can tell what is in memory.
+        with contextlib.suppress(OSError, ValueError):
+            if (descriptor := open_regular(source)) is not None:
+                with contextlib.closing(_File(descriptor)) as file:
+                    block = bytearray(min(file.version[1], BLOCK))
+                    if os.preadv(descriptor, [block], 0, _NO_WAIT) == file.version[1]:
+                        file.check_unchanged("")
+                        return block
     return None
 
 
 def _open_path(path: str | os.PathLike[str], filename: str) -> bytes | _File:
     """Open a file; return its content if it is small."""
     with _source_errors(f"cannot open {os.fspath(path)!r}"):
-        descriptor = open_regular(path)
-        file = None if descriptor is None else _File(descriptor)
-    if file is None:
-        raise InvalidRequest(f"source: {os.fspath(path)!r} is not a regular file")
-    if file.status.st_size > BLOCK:
+        if (descriptor := open_regular(path)) is None:
+            raise InvalidRequest(f"source: {os.fspath(path)!r} is not a regular file")
+        file = _File(descriptor)
+    if file.version[1] > BLOCK:
         return file
     with contextlib.closing(file):
-        with _source_errors(f"cannot read {filename}"):
-            content = file.read(0, BLOCK + 1)
-        if len(content) != file.status.st_size or file.has_changed():
-            raise _changed(filename)
+        content = file.read(0, file.version[1], filename)
+        file.check_unchanged(filename)
         return content
-
-
-def is_seekable(source: Any) -> bool:
-    # A `mmap` has no `seekable` before Python 3.13.
-    return bool(source.seekable()) if hasattr(source, "seekable") else hasattr(source, "seek")
-
-
-def _copy(source: IO[bytes], spool: _Spool, max_bytes: float | None) -> int:
-    """Copy a file object from its current position, restore that position if it can be, and return it."""
-    with _source_errors(f"cannot read {spool.filename}"):
-        has_position = is_seekable(source)
-    # A source without a position, such as a pipe, may stall: it must not keep others waiting.
-    with _position_lock if has_position else contextlib.nullcontext():
-        with _source_errors(f"cannot read {spool.filename}"):
-            position = source.tell() if has_position else 0
-        try:
-            while True:
-                with _source_errors(f"cannot read {spool.filename}"):
-                    chunk = source.read(_PART)
-                spool.add(chunk)
-                if not chunk:
-                    return position
-                if max_bytes is not None and spool.size > max_bytes:
-                    # Of other objects, such as a `GzipFile`, the size is known only at their end.
-                    is_plain = isinstance(source, io.BytesIO | io.BufferedReader | io.FileIO)
-                    with _source_errors(f"cannot read {spool.filename}"):
-                        size = source.seek(0, os.SEEK_END) - position if has_position and is_plain else None
-                    raise _too_large(spool.filename, max_bytes, size)
-        finally:
-            if has_position:
-                source.seek(position)
 
 
 class _Spool:
     """A buffer for a stream: in memory up to `BLOCK`, then in an unnamed temporary file."""
 
-    def __init__(self, filename: str) -> None:
-        self.filename = filename
+    def __init__(self, filename: str, max_bytes: float | None) -> None:
+        self._filename = filename
+        self._max_bytes = max_bytes
         self.size = 0
         self._file = tempfile.SpooledTemporaryFile(max_size=BLOCK)  # noqa: SIM115  # `close` closes it
 
-    def add(self, chunk: object) -> None:
-        """Add a chunk. Call it in a thread if the buffer is large."""
+    def add(self, chunk: object) -> int:
+        """Add a chunk and return its size. Call it in a thread if the buffer is large."""
         if not isinstance(chunk, bytes | bytearray | memoryview):
             raise InvalidRequest(f"source: must yield bytes, got {type(chunk).__name__}")
         with self._errors():
             self._file.write(chunk)
-        self.size += memoryview(chunk).nbytes
+        size = memoryview(chunk).nbytes
+        self.size += size
+        if self._max_bytes is not None and self.size > self._max_bytes:
+            raise _too_large(self._filename, self._max_bytes, "more")
+        return size
 
     def content(self) -> bytes | _File:
         """Return what was added. Call it in a thread."""
@@ -383,7 +355,7 @@ class _Spool:
             return self._file.read()
 
     def _errors(self) -> contextlib.AbstractContextManager[None]:
-        return _source_errors(f"cannot buffer {self.filename} in a temporary file (TMPDIR sets its folder)")
+        return _source_errors(f"cannot buffer {self._filename} in a temporary file (TMPDIR sets its folder)")
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # of a full disk, again
@@ -398,6 +370,8 @@ def _source_errors(problem: str) -> Iterator[None]:
     """Turn `OSError` and `ValueError` into `InvalidRequest`. Closed files and invalid paths raise `ValueError`."""
     try:
         yield
+    except InvalidRequest:
+        raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise unusable(f"source: {problem}: {reason}", error) from None
@@ -407,13 +381,9 @@ def _changed(filename: str) -> InvalidRequest:
     return InvalidRequest(f"source: {filename} changed while it was read")
 
 
-def _too_large(filename: str, max_bytes: float, size: int | None) -> PdfRejected:
-    found = "more" if size is None else f"{size} bytes"
-    return PdfRejected(
-        f"{filename}: too large: at most {max_bytes} bytes may be uploaded, this file has {found}",
-        reason="too_large",
-        filename=filename,
-    )
+def _too_large(filename: str, max_bytes: float, found: str) -> PdfRejected:
+    text = f"{filename}: too large: at most {max_bytes} bytes may be uploaded, this file has {found}"
+    return PdfRejected(text, reason="too_large", filename=filename)
 
 
 def _check_kind(source: Any) -> None:
@@ -428,9 +398,12 @@ def _check_kind(source: Any) -> None:
         raise InvalidRequest("source: its read() is asynchronous; pass a binary file or an async iterable of bytes")
 
 
+def is_seekable(source: Any) -> bool:
+    # A `mmap` has no `seekable` before Python 3.13.
+    return bool(source.seekable()) if hasattr(source, "seekable") else hasattr(source, "seek")
+
+
 def _name_of(source: object) -> str:
-    if isinstance(source, PurePath):
-        return source.name
     if isinstance(source, str | os.PathLike):
         return PurePath(os.fsdecode(source)).name
     # An uploaded file of werkzeug has a `filename`, and the `name` of the form's field. That of a `GzipFile` warns.

