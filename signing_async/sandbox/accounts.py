@@ -25,16 +25,6 @@ from .refused import Refused, invalid
 DEFAULT_TENANT = "sandbox"
 
 
-def hashed(secret: str) -> str:
-    """Return the hash of a secret; the secret itself is not stored."""
-    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
-
-
-def oauth_error(code: str, message: str, status: int = 400) -> Refused:
-    """Return an OAuth error, with a code of RFC 6749."""
-    return Refused(status, code, message)
-
-
 class Accounts:
     """Users, applications and tokens."""
 
@@ -60,7 +50,7 @@ class Accounts:
             return self.user(user_id)
         with self._database.transaction():
             user = self.add_user("Sandbox User", "user@sandbox.example")
-            self._database.run("INSERT INTO meta VALUES ('default_user', ?)", user.id)
+            self._database.insert("meta", key="default_user", value=user.id)
         return user
 
     def users(self) -> list[User]:
@@ -82,38 +72,29 @@ class Accounts:
         if not name.strip() or len(name) > 200:
             errors["name"] = ["The name must have 1 to 200 characters."]
         if problem := _redirect_problem(redirect_uri):
-            errors["redirect_uri"] = [problem]
+            errors["redirect_uri"] = [f"{redirect_uri!r} must {problem}."]
         if errors:
             raise invalid(errors)
         with self._database.transaction():
-            app = App(
-                client_id=self._ids.secret("client", "app_")[:24],
-                name=name.strip(),
-                redirect_uri=redirect_uri,
-                user_id=(user or self.default_user()).id,
-                created_at=self._clock.micros(),
-                client_secret=self._ids.secret("client secret", "secret_"),
-            )
-            assert app.client_secret is not None
-            self._database.insert(
-                "apps",
-                client_id=app.client_id,
-                secret_hash=hashed(app.client_secret),
-                name=app.name,
-                redirect_uri=app.redirect_uri,
-                user_id=app.user_id,
-                created_at=app.created_at,
-            )
-        return app
+            row: dict[str, Any] = {
+                "client_id": self._ids.secret("client", "app_")[:24],
+                "name": name.strip(),
+                "redirect_uri": redirect_uri,
+                "user_id": (user or self.default_user()).id,
+                "created_at": self._clock.micros(),
+            }
+            secret = self._ids.secret("client secret", "secret_")
+            self._database.insert("apps", secret_hash=_hash(secret), **row)
+        return App(**row, client_secret=secret)
 
     def keep_app(self, name: str, redirect_uri: str) -> App:
         """Register an application unless it is registered; a registered one keeps its id and gets a new secret."""
-        known = next((app for app in self.apps() if (app.name, app.redirect_uri) == (name.strip(), redirect_uri)), None)
-        if known is None:
-            return self.register_app(name, redirect_uri)
-        secret = self._ids.secret("client secret", "secret_")
-        self._database.run("UPDATE apps SET secret_hash = ? WHERE client_id = ?", hashed(secret), known.client_id)
-        return replace(known, client_secret=secret)
+        for app in self.apps():
+            if (app.name, app.redirect_uri) == (name.strip(), redirect_uri):
+                secret = self._ids.secret("client secret", "secret_")
+                self._database.run("UPDATE apps SET secret_hash = ? WHERE client_id = ?", _hash(secret), app.client_id)
+                return replace(app, client_secret=secret)
+        return self.register_app(name, redirect_uri)
 
     def apps(self) -> list[App]:
         """Return all applications, without their secrets."""
@@ -122,9 +103,7 @@ class Accounts:
 
     def app(self, client_id: str) -> App | None:
         """Return the application with this id, or None."""
-        sql = "SELECT client_id, name, redirect_uri, user_id, created_at FROM apps WHERE client_id = ?"
-        row = self._database.run(sql, client_id).fetchone()
-        return App(*row) if row else None
+        return next((app for app in self.apps() if app.client_id == client_id), None)
 
     # the consent page
 
@@ -133,10 +112,9 @@ class Accounts:
         app = self.app(query.get("client_id", ""))
         if app is None:
             raise Refused(400, "invalid_client", "No application has this client_id.")
-        if not hmac.compare_digest(query.get("redirect_uri", "").encode(), app.redirect_uri.encode()):
-            raise Refused(
-                400, "invalid_redirect_uri", "The redirect_uri is not the one registered for this application."
-            )
+        if query.get("redirect_uri") != app.redirect_uri:
+            message = "The redirect_uri is not the one registered for this application."
+            raise Refused(400, "invalid_redirect_uri", message)
         return app, query.get("state")
 
     def code_challenge(self, query: Mapping[str, str]) -> str | None:
@@ -145,7 +123,8 @@ class Accounts:
         if challenge is None or not self._profile.pkce:
             return None
         if query.get("code_challenge_method") != "S256" or not re.fullmatch(r"[\w-]{43}", challenge, re.ASCII):
-            raise oauth_error("invalid_request", "code_challenge must be 43 characters, code_challenge_method S256.")
+            message = "code_challenge must be 43 characters, code_challenge_method S256."
+            raise Refused(400, "invalid_request", message)
         return challenge
 
     def authorize(self, app: App, *, user: User | None = None, challenge: str | None = None) -> str:
@@ -154,8 +133,8 @@ class Accounts:
             code = self._ids.secret("code", "code_")
             self._database.insert(
                 "codes",
-                hash=hashed(code),
-                grant_id=self._new_grant(app.client_id, user or self.default_user()),
+                hash=_hash(code),
+                grant_id=self._new_grant(app.client_id, user),
                 redirect_uri=app.redirect_uri,
                 expires_at=self._time_after(self._profile.code_lifetime),
                 challenge=challenge,
@@ -168,65 +147,63 @@ class Accounts:
         """Return the token response, or refuse with a code of RFC 6749."""
         kind = _required(parameters, "grant_type")
         if kind not in {"authorization_code", "refresh_token"}:
-            raise oauth_error("unsupported_grant_type", "grant_type must be authorization_code or refresh_token.")
-        client_id = _required(parameters, "client_id")
-        secret = _required(parameters, "client_secret")
+            message = "grant_type must be authorization_code or refresh_token."
+            raise Refused(400, "unsupported_grant_type", message)
+        client_id, secret = _required(parameters, "client_id"), _required(parameters, "client_secret")
         known = self._database.value("SELECT secret_hash FROM apps WHERE client_id = ?", client_id)
-        if not hmac.compare_digest(known or "", hashed(secret)):
-            raise oauth_error("invalid_client", "The client_id or the client_secret is wrong.", 401)
-        if kind == "authorization_code":
-            redirect_uri, code = _required(parameters, "redirect_uri"), _required(parameters, "code")
-            return self._exchange(client_id, redirect_uri, code, parameters.get("code_verifier"))
-        return self._refresh(client_id, _required(parameters, "refresh_token"))
+        if known is None or not hmac.compare_digest(known, _hash(secret)):
+            raise Refused(401, "invalid_client", "The client_id or the client_secret is wrong.")
+        if kind == "refresh_token":
+            return self._refresh(client_id, _required(parameters, "refresh_token"))
+        redirect_uri, code = _required(parameters, "redirect_uri"), _required(parameters, "code")
+        return self._exchange(client_id, redirect_uri, code, parameters.get("code_verifier"))
 
     def _exchange(self, client_id: str, redirect_uri: str, code: str, verifier: object) -> dict[str, Any]:
         sql = """SELECT grant_id, redirect_uri, expires_at, used_at, challenge
                  FROM codes JOIN grants ON grants.id = grant_id WHERE hash = ? AND client_id = ?"""
-        row = self._database.run(sql, hashed(code), client_id).fetchone()
+        row = self._database.run(sql, _hash(code), client_id).fetchone()
         if row is None:
-            raise oauth_error("invalid_grant", "The code is unknown.")
+            raise _invalid_grant("The code is unknown.")
         grant, registered, expires_at, used_at, challenge = row
         if used_at is not None:
             self._revoke_after_replay(grant)
-            raise oauth_error("invalid_grant", "The code was used before.")
+            raise _invalid_grant("The code was used before.")
         if expires_at <= self._clock.micros():
-            raise oauth_error("invalid_grant", "The code has expired.")
-        if not hmac.compare_digest(registered.encode(), redirect_uri.encode("utf-8", "surrogatepass")):
-            raise oauth_error("invalid_grant", "The redirect_uri is not the one the code was issued for.")
-        if challenge is not None and challenge != _s256_challenge(verifier):
-            raise oauth_error("invalid_grant", "The code_verifier does not match the code_challenge.")
+            raise _invalid_grant("The code has expired.")
+        if registered != redirect_uri:
+            raise _invalid_grant("The redirect_uri is not the one the code was issued for.")
+        if challenge is not None and challenge != _s256_challenge(str(verifier)):
+            raise _invalid_grant("The code_verifier does not match the code_challenge.")
         with self._database.transaction():
-            self._database.run("UPDATE codes SET used_at = ? WHERE hash = ?", self._clock.micros(), hashed(code))
+            self._database.run("UPDATE codes SET used_at = ? WHERE hash = ?", self._clock.micros(), _hash(code))
             return self._issue(grant)
 
     def _refresh(self, client_id: str, refresh_token: str) -> dict[str, Any]:
         sql = """SELECT grant_id, expires_at, replaced_at, revoked_at FROM tokens JOIN grants ON grants.id = grant_id
                  WHERE hash = ? AND kind = 'refresh' AND client_id = ?"""
-        row = self._database.run(sql, hashed(refresh_token), client_id).fetchone()
+        row = self._database.run(sql, _hash(refresh_token), client_id).fetchone()
         if row is None:
-            raise oauth_error("invalid_grant", "The refresh token is unknown.")
+            raise _invalid_grant("The refresh token is unknown.")
         grant, expires_at, replaced_at, revoked_at = row
         now = self._clock.micros()
         if revoked_at is not None:
-            raise oauth_error("invalid_grant", "The refresh token was revoked.")
+            raise _invalid_grant("The refresh token was revoked.")
         if replaced_at is not None and now >= replaced_at + self._profile.replay_grace * 1e6:
             self._revoke_after_replay(grant)
-            raise oauth_error("invalid_grant", "The refresh token was used before.")
+            raise _invalid_grant("The refresh token was used before.")
         if expires_at <= now:
-            raise oauth_error("invalid_grant", "The refresh token has expired.")
+            raise _invalid_grant("The refresh token has expired.")
         with self._database.transaction():
             if self._profile.refresh_revokes_access_tokens:
                 self._database.run("DELETE FROM tokens WHERE grant_id = ? AND kind = 'access'", grant)
-            if not self._profile.rotate_refresh_tokens:
-                return self._issue(grant, refresh=False)
-            sql = "UPDATE tokens SET replaced_at = coalesce(replaced_at, ?) WHERE hash = ?"
-            self._database.run(sql, now, hashed(refresh_token))
-            return self._issue(grant)
+            if self._profile.rotate_refresh_tokens:
+                sql = "UPDATE tokens SET replaced_at = coalesce(replaced_at, ?) WHERE hash = ?"
+                self._database.run(sql, now, _hash(refresh_token))
+            return self._issue(grant, refresh=self._profile.rotate_refresh_tokens)
 
     def _revoke_after_replay(self, grant: str) -> None:
         if self._profile.revoke_family_on_replay:
-            sql = "UPDATE grants SET revoked_at = coalesce(revoked_at, ?) WHERE id = ?"
-            self._database.run(sql, self._clock.micros(), grant)
+            self._database.update("grants", grant, revoked_at=self._clock.micros())
 
     def _issue(self, grant: str, *, refresh: bool = True) -> dict[str, Any]:
         lifetime = self._profile.access_token_lifetime
@@ -245,7 +222,7 @@ class Accounts:
     def access_token(self, *, user: User | None = None, lifetime: float | None = None) -> str:
         """Return an access token that expires after `lifetime` seconds; None: never."""
         with self._database.transaction():
-            return self._new_token("access", self._new_grant(None, user or self.default_user()), lifetime)
+            return self._new_token("access", self._new_grant(None, user), lifetime)
 
     def authenticate(self, authorization: str | None) -> User:
         """Return the user of an Authorization header."""
@@ -253,10 +230,9 @@ class Accounts:
         if scheme.lower() != "bearer" or not token.strip():
             status = self._profile.missing_token_status
             raise Refused(status, "unauthenticated", "An access token is required.", headers=_www_authenticate(status))
-        sql = """SELECT users.id, tenant, name, email FROM tokens JOIN grants ON grants.id = grant_id
-                 JOIN users ON users.id = user_id
+        sql = """SELECT users.* FROM tokens JOIN grants ON grants.id = grant_id JOIN users ON users.id = user_id
                  WHERE hash = ? AND kind = 'access' AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > ?)"""
-        row = self._database.run(sql, hashed(token.strip()), self._clock.micros()).fetchone()
+        row = self._database.run(sql, _hash(token.strip()), self._clock.micros()).fetchone()
         if row is None:
             raise self.token_rejected()
         return User(*row)
@@ -264,40 +240,43 @@ class Accounts:
     def token_rejected(self) -> Refused:
         """Return the refusal of an access token that is expired, revoked or unknown."""
         status = self._profile.expired_token_status
-        headers = _www_authenticate(status, ' error="invalid_token"')
+        headers = _www_authenticate(status, ', error="invalid_token"')
         return Refused(status, "invalid_token", "The access token is invalid or has expired.", headers=headers)
 
-    def _new_grant(self, client_id: str | None, user: User) -> str:
-        grant = self._ids.secret("grant", "")
+    def _new_grant(self, client_id: str | None, user: User | None) -> str:
+        grant, user_id = self._ids.secret("grant", ""), (user or self.default_user()).id
         now = self._clock.micros()
-        self._database.insert("grants", id=grant, client_id=client_id, user_id=user.id, created_at=now)
+        self._database.insert("grants", id=grant, client_id=client_id, user_id=user_id, created_at=now)
         return grant
 
     def _new_token(self, kind: str, grant: str, lifetime: float | None) -> str:
         token = self._ids.secret(f"{kind} token", f"{kind}_")
         expires_at = None if lifetime is None else self._time_after(lifetime)
-        self._database.insert("tokens", hash=hashed(token), kind=kind, grant_id=grant, expires_at=expires_at)
+        self._database.insert("tokens", hash=_hash(token), kind=kind, grant_id=grant, expires_at=expires_at)
         return token
 
     def _time_after(self, seconds: float) -> int:
         return self._clock.micros() + int(seconds * 1e6)
 
 
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _invalid_grant(message: str) -> Refused:
+    return Refused(400, "invalid_grant", message)
+
+
 def _required(parameters: Mapping[str, Any], name: str) -> str:
     value = parameters.get(name, "")
-    if not isinstance(value, str):
-        raise oauth_error("invalid_request", f"{name} must be a string.")
-    if not value:
-        raise oauth_error("invalid_request", f"{name} is required.")
+    if not isinstance(value, str) or not value:
+        raise Refused(400, "invalid_request", f"{name} is required and must be a string.")
     return value
 
 
-def _s256_challenge(verifier: object) -> str | None:
-    """Return the S256 challenge of a verifier (RFC 7636); None if there is no verifier."""
-    if not isinstance(verifier, str):
-        return None
-    digest = hashlib.sha256(verifier.encode()).digest()
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+def _s256_challenge(verifier: str) -> str:
+    """Return the S256 challenge of a verifier (RFC 7636)."""
+    return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
 
 
 def redirect_with(app: App, **parameters: str | None) -> str:
@@ -308,13 +287,13 @@ def redirect_with(app: App, **parameters: str | None) -> str:
 
 
 def _www_authenticate(status: int, error: str = "") -> dict[str, str]:
-    return {"WWW-Authenticate": f'Bearer realm="sandbox"{"," if error else ""}{error}'} if status == 401 else {}
+    return {"WWW-Authenticate": f'Bearer realm="sandbox"{error}'} if status == 401 else {}
 
 
 def _redirect_problem(uri: str) -> str | None:
     parts = split_url(uri)
     if parts is None or parts.fragment:
-        return f"{uri!r} must be an absolute URL without a fragment."
+        return "be an absolute URL without a fragment"
     if parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or "")):
         return None
-    return f"{uri!r} must begin with https://, or with http:// and a loopback host."
+    return "begin with https://, or with http:// and a loopback host"

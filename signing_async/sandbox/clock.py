@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from .. import _checks
 
-MICROSECOND = timedelta(microseconds=1)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+YEAR = 366 * 86_400_000_000
 
 
 def to_datetime(micros: int) -> datetime:
@@ -19,12 +18,11 @@ def to_datetime(micros: int) -> datetime:
 
 
 class Clock:
-    """The clock for the sandbox's expiries, retries and recorded times."""
+    """The clock for the sandbox's expiries, retries and recorded times. `on_change` gets each new offset."""
 
-    def __init__(self, offset: int = 0, on_advance: Callable[[int], None] | None = None) -> None:
+    def __init__(self, offset: int, on_change: Callable[[int], None]) -> None:
         self._offset = offset
-        self._on_advance = on_advance
-        self._advanced = asyncio.Event()
+        self._on_change = on_change
 
     @property
     def offset(self) -> timedelta:
@@ -48,31 +46,14 @@ class Clock:
         amounts = {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds}
         for name, amount in amounts.items():
             _checks.number(name, amount, error=ValueError)
-        step = timedelta(**amounts) // MICROSECOND
+        step = timedelta(**amounts) // timedelta(microseconds=1)
         if step <= 0:
             raise ValueError(f"advance: must be more than 0 seconds, got {step / 1e6:g}; the clock only goes forward")
         self.set_offset(self._offset + step)
         return self.now()
 
     def set_offset(self, micros: int) -> None:
-        """Set how far the clock is ahead of real time; waiters wake and check again."""
-        # Raise OverflowError here, not in each request.
-        to_datetime(time.time_ns() // 1000 + micros + 400 * 86_400_000_000)
+        """Set how far the clock is ahead of real time, in microseconds."""
+        to_datetime(time.time_ns() // 1000 + micros + YEAR)  # raises OverflowError here, not in each request
         self._offset = micros
-        if self._on_advance:
-            self._on_advance(micros)
-        self._advanced.set()
-        self._advanced = asyncio.Event()
-
-    async def wait(self, until: int | None, wake: asyncio.Event) -> None:
-        """Wait until the time `until` (microseconds; None: forever), a change of the clock, or `wake`."""
-        seconds = None if until is None else (until - self.micros()) / 1e6
-        if seconds is not None and seconds <= 0:
-            return
-        waiters = [asyncio.ensure_future(event.wait()) for event in (self._advanced, wake)]
-        try:
-            await asyncio.wait(waiters, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for waiter in waiters:
-                waiter.cancel()
-            await asyncio.wait(waiters)
+        self._on_change(micros)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from yarl import URL
 
 from .. import _checks
 from .clock import to_datetime
-from .records import Attempt, Delivery, Recipient
+from .records import Delivery
 from .refused import Refused, invalid, not_found
 from .request_body import read_json
-from .request_log import RequestRecord
-from .responses import CONTROL_API
+from .request_log import CONTROL_API
 from .service import STATES
-from .state import State
+
+if TYPE_CHECKING:
+    from .state import State
 
 MOST = 1000
 """The maximum number of items in a response."""
@@ -36,36 +36,20 @@ _RECIPIENT = (
 )  # fmt: skip
 _NOTIFICATION = ("kind", "signing_id", "recipient_id", "email", "sent_at")
 _FAULT = ("id", "operation", "kind", "times", "probability", "skip", "details", "hits")
+_RATE_LIMIT = ("rate", "burst", "retry_after")
 _REQUEST = ("id", "received_at", "operation", "method", "path", "query", "status", "fault", "seconds")
 _BODIES = ("headers", "request_body", "response_headers", "response_body")
 _APP = ("client_id", "client_secret", "name", "redirect_uri")
 _ENDPOINT = ("id", "url", "created_at")
 _DELIVERY = ("id", "event_id", "event_type", "endpoint_id", "url", "state", "due_at", "last_status", "last_error")
+_ATTEMPT = ("seconds", "fault", "signature", "status", "error")
 
-Handler = Callable[["_Call"], Awaitable[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A request with its JSON object, which is empty if there is no body."""
-
-    request: web.Request
-    body: dict[str, Any]
-
-    @property
-    def id(self) -> str:
-        return self.request.match_info["id"]
-
-    @property
-    def limit(self) -> int:
-        text = self.request.query.get("limit", "100")
-        if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MOST:
-            raise _invalid("limit", f"must be an integer from 1 to {MOST}, got {text!r}")
-        return int(text)
+Body = dict[str, Any]
+Handler = Callable[[web.Request, Body], Awaitable[Body]]
 
 
 class Control:
-    """The control API. Each handler returns the JSON value of its response."""
+    """The control API. Each handler gets the request and its JSON object, and returns that of the response."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -81,10 +65,10 @@ class Control:
             ("POST", "/clock/advance", 200, self._advance),
             ("GET", "/signings", 200, self._signings),
             ("GET", "/signings/{id}", 200, self._signing),
-            ("POST", "/signings/{id}/complete", 200, self._complete),
-            ("POST", "/signings/{id}/cancel", 200, self._cancel),
-            ("POST", "/recipients/{id}/sign", 200, self._sign),
-            ("POST", "/recipients/{id}/decline", 200, self._decline),
+            ("POST", "/signings/{id}/complete", 200, self._act),
+            ("POST", "/signings/{id}/cancel", 200, self._act),
+            ("POST", "/recipients/{id}/sign", 200, self._act),
+            ("POST", "/recipients/{id}/decline", 200, self._act),
             ("GET", "/notifications", 200, self._notifications),
             ("GET", "/faults", 200, self._faults),
             ("POST", "/faults", 201, self._add_fault),
@@ -112,172 +96,162 @@ class Control:
         if request.method != "GET" and request.headers.get("Sec-Fetch-Site", "none") not in {"none", "same-origin"}:
             raise Refused(403, "foreign_origin", "Requests from another site are not allowed.")
         body = await read_json(request) if request.body_exists else {}
-        value = await handler(_Call(request, body))
+        try:
+            value = await handler(request, body)
+        except (ValueError, TypeError, OverflowError) as error:
+            # The arguments are the body's fields: a message that begins with a field's name is about that field.
+            name, _, problem = str(error).partition(": ")
+            if name in body or name in request.query:
+                raise _invalid(name, problem) from None
+            raise Refused(400, "validation_failed", str(error)) from None
         return web.json_response(value, status=status, dumps=partial(json.dumps, ensure_ascii=False))
 
     # the sandbox
 
-    async def _reset(self, _: _Call) -> Any:
+    async def _reset(self, _: web.Request, __: Body) -> Body:
         self._state.reset()
         return {}
 
-    async def _create_token(self, call: _Call) -> Any:
-        lifetime = call.body.get("lifetime")
+    async def _create_token(self, _: web.Request, body: Body) -> Body:
+        lifetime = body.get("lifetime")
         if lifetime is not None:
-            _checked(call.body, lambda: _checks.number("lifetime", lifetime, above=0, at_most=1e9, error=ValueError))
+            _checks.number("lifetime", lifetime, above=0, at_most=1e9, error=ValueError)
         return {"access_token": self._state.accounts.access_token(lifetime=lifetime)}
 
-    async def _register_app(self, call: _Call) -> Any:
-        name, redirect_uri = call.body.get("name"), call.body.get("redirect_uri")
-        for field, value in (("name", name), ("redirect_uri", redirect_uri)):
-            if not isinstance(value, str):
-                raise _invalid(field, f"must be a string, got {value!r}")
-        return _encode(self._state.accounts.register_app(str(name), str(redirect_uri)), _APP)
+    async def _register_app(self, _: web.Request, body: Body) -> Body:
+        name, redirect_uri = _text(body, "name"), _text(body, "redirect_uri")
+        return _encode(self._state.accounts.register_app(name, redirect_uri), _APP)
 
-    async def _authorize(self, call: _Call) -> Any:
-        accounts, app = self._state.accounts, self._state.accounts.app(call.id)
+    async def _authorize(self, request: web.Request, body: Body) -> Body:
+        accounts, app = self._state.accounts, self._state.accounts.app(_id(request))
         if app is None:
             raise not_found("app")
-        query: dict[str, str] = {}
-        for name, value in call.body.items():
-            if not isinstance(value, str):
-                raise _invalid(name, f"must be a string, got {value!r}")
-            query[name] = value
+        query = {name: _text(body, name) for name in body}
         code = accounts.authorize(app, challenge=accounts.code_challenge(query))
-        answer = {"code": code, **{name: value for name, value in query.items() if name == "state"}}
-        callback = URL(app.redirect_uri).update_query(answer)
-        return {"code": code, "callback_url": str(callback)}
+        state = {"state": query["state"]} if "state" in query else {}
+        return {"code": code, "callback_url": str(URL(app.redirect_uri).update_query({"code": code, **state}))}
 
-    async def _clock(self, _: _Call) -> Any:
+    async def _clock(self, _: web.Request, __: Body) -> Body:
         clock = self._state.clock
         return {"now": clock.now().isoformat(), "ahead_seconds": clock.offset.total_seconds()}
 
-    async def _advance(self, call: _Call) -> Any:
-        names = ("days", "hours", "minutes", "seconds")
-        for name in call.body:
-            if name not in names:
-                raise _invalid(name, f"unknown field; use {', '.join(names)}")
-        _checked(call.body, lambda: self._state.clock.advance(**call.body))
-        return await self._clock(call)
+    async def _advance(self, request: web.Request, body: Body) -> Body:
+        for name in body.keys() - {"days", "hours", "minutes", "seconds"}:
+            raise _invalid(name, "unknown field; use days, hours, minutes, seconds")
+        self._state.clock.advance(**body)
+        return await self._clock(request, body)
 
     # signings and recipients
 
-    async def _signings(self, call: _Call) -> Any:
-        query = call.request.query
-        state = query.get("state", "")
+    async def _signings(self, request: web.Request, _: Body) -> Body:
+        state = request.query.get("state", "")
         if state and state not in STATES:
             raise _invalid("state", f"must be one of {', '.join(STATES)}, got {state!r}")
-        found, total = self._state.service.search(query.get("search", ""), state, 0, call.limit)
+        found, total = self._state.service.search(request.query.get("search", ""), state, 0, _limit(request))
         return {"items": [_encode(signing, _SIGNING) for signing in found], "total": total}
 
-    async def _signing(self, call: _Call) -> Any:
-        return self._encode_signing(call.id)
+    async def _signing(self, request: web.Request, _: Body) -> Body:
+        return self._encode_signing(_id(request))
 
-    async def _complete(self, call: _Call) -> Any:
-        return self._encode_signing((await self._state.signatures.complete(call.id)).id)
+    async def _act(self, request: web.Request, _: Body) -> Body:
+        action, signatures = request.path.rpartition("/")[2], self._state.signatures
+        if action == "cancel":
+            return self._encode_signing(self._state.service.cancel(_id(request)).id)
+        actions = {"complete": signatures.complete, "sign": signatures.sign, "decline": signatures.decline}
+        return self._encode_signing((await actions[action](_id(request))).id)
 
-    async def _cancel(self, call: _Call) -> Any:
-        return self._encode_signing(self._state.service.cancel(call.id).id)
-
-    async def _sign(self, call: _Call) -> Any:
-        return self._encode_signing((await self._state.signatures.sign(call.id)).id)
-
-    async def _decline(self, call: _Call) -> Any:
-        return self._encode_signing((await self._state.signatures.decline(call.id)).id)
-
-    def _encode_signing(self, signing_id: str) -> dict[str, Any]:
-        service = self._state.service
+    def _encode_signing(self, signing_id: str) -> Body:
+        service, page = self._state.service, f"{self._state.base_url}/sandbox/sign"
         return _encode(service.signing(signing_id), _SIGNING) | {
             "documents": [_encode(document, _DOCUMENT) for document in service.documents(signing_id)],
-            "recipients": [self._encode_recipient(recipient) for recipient in service.recipients(signing_id)],
+            "recipients": [
+                _encode(recipient, _RECIPIENT) | {"signing_page": f"{page}/{recipient.id}"}
+                for recipient in service.recipients(signing_id)
+            ],
         }
 
-    def _encode_recipient(self, recipient: Recipient) -> dict[str, Any]:
-        page = f"{self._state.base_url}/sandbox/sign/{recipient.id}"
-        return _encode(recipient, _RECIPIENT) | {"signing_page": page}
-
-    async def _notifications(self, call: _Call) -> Any:
-        email = call.request.query.get("email")
+    async def _notifications(self, request: web.Request, _: Body) -> Body:
+        email = request.query.get("email")
         found = [sent for sent in self._state.invitations.notifications() if email in {None, sent.email}]
-        return _items(found, call.limit, _NOTIFICATION)
+        return _newest(found, _limit(request), _NOTIFICATION)
 
     # faults
 
-    async def _faults(self, _: _Call) -> Any:
+    async def _faults(self, _: web.Request, __: Body) -> Body:
         return {"items": [_encode(fault, _FAULT) for fault in self._state.faults.arranged]}
 
-    async def _add_fault(self, call: _Call) -> Any:
-        for name in ("operation", "kind"):
-            if not isinstance(call.body.get(name), str):
-                raise _invalid(name, f"must be a string, got {call.body.get(name)!r}")
-        return _encode(_checked(call.body, lambda: self._state.faults.add(**call.body)), _FAULT)
+    async def _add_fault(self, _: web.Request, body: Body) -> Body:
+        _text(body, "operation")
+        _text(body, "kind")
+        return _encode(self._state.faults.add(**body), _FAULT)
 
-    async def _clear_faults(self, _: _Call) -> Any:
+    async def _clear_faults(self, _: web.Request, __: Body) -> Body:
         self._state.faults.clear()
         return {}
 
-    async def _remove_fault(self, call: _Call) -> Any:
-        for fault in list(self._state.faults.arranged):
-            if fault.id == call.id:
+    async def _remove_fault(self, request: web.Request, _: Body) -> Body:
+        for fault in self._state.faults.arranged:
+            if fault.id == _id(request):
                 fault.remove()
                 return {}
         raise not_found("fault")
 
-    async def _rate_limit(self, _: _Call) -> Any:
+    async def _rate_limit(self, _: web.Request, __: Body) -> Body:
         limit = self._state.rate_limit
-        names = ("rate", "burst", "retry_after")
-        return dict.fromkeys(names) if limit is None else _encode(limit, names)
+        return _encode(limit, _RATE_LIMIT) if limit else dict.fromkeys(_RATE_LIMIT)
 
-    async def _set_rate_limit(self, call: _Call) -> Any:
-        _checked(call.body, lambda: self._state.limit_rate(**call.body))
-        return await self._rate_limit(call)
+    async def _set_rate_limit(self, request: web.Request, body: Body) -> Body:
+        self._state.limit_rate(**body)
+        return await self._rate_limit(request, body)
 
     # requests
 
-    async def _requests(self, call: _Call) -> Any:
-        operation = call.request.query.get("operation")
+    async def _requests(self, request: web.Request, _: Body) -> Body:
+        operation = request.query.get("operation")
         found = [record for record in self._state.requests.records if operation in {None, record.operation}]
-        return _items(found, call.limit, _REQUEST)
+        return _newest(found, _limit(request), _REQUEST)
 
-    async def _request(self, call: _Call) -> Any:
-        record: RequestRecord | None = self._state.requests.find(call.id)
+    async def _request(self, request: web.Request, _: Body) -> Body:
+        record = self._state.requests.find(_id(request))
         if record is None:
             raise not_found("request")
         return _encode(record, _REQUEST + _BODIES)
 
     # webhooks
 
-    async def _webhooks(self, _: _Call) -> Any:
+    async def _webhooks(self, _: web.Request, __: Body) -> Body:
         return {"items": [_encode(endpoint, _ENDPOINT) for endpoint in self._state.webhooks.endpoints()]}
 
-    async def _add_webhook(self, call: _Call) -> Any:
-        url, secret = call.body.get("url"), call.body.get("secret")
-        if not isinstance(url, str):
-            raise _invalid("url", f"must be a string, got {url!r}")
-        if not isinstance(secret, str | None):
-            raise _invalid("secret", "must be a string")
-        return _encode(self._state.webhooks.register(url, secret), (*_ENDPOINT, "secret"))
+    async def _add_webhook(self, _: web.Request, body: Body) -> Body:
+        secret = None if body.get("secret") is None else _text(body, "secret")
+        return _encode(self._state.webhooks.register(_text(body, "url"), secret), (*_ENDPOINT, "secret"))
 
-    async def _remove_webhook(self, call: _Call) -> Any:
-        self._state.webhooks.remove(call.id)
+    async def _remove_webhook(self, request: web.Request, _: Body) -> Body:
+        self._state.webhooks.remove(_id(request))
         return {}
 
-    async def _deliveries(self, call: _Call) -> Any:
-        found = self._state.webhooks.deliveries(call.limit)
+    async def _deliveries(self, request: web.Request, _: Body) -> Body:
+        found = self._state.webhooks.deliveries(_limit(request))
         return {"items": [_encode_delivery(delivery) for delivery in reversed(found)]}
 
-    async def _delivery(self, call: _Call) -> Any:
-        return self._delivery_details(self._state.webhooks.delivery(call.id))
+    async def _delivery(self, request: web.Request, _: Body) -> Body:
+        return self._delivery_details(self._state.webhooks.delivery(_id(request)))
 
-    async def _resend(self, call: _Call) -> Any:
-        return self._delivery_details(self._state.webhooks.resend(call.id))
+    async def _resend(self, request: web.Request, _: Body) -> Body:
+        return self._delivery_details(self._state.webhooks.resend(_id(request)))
 
-    def _delivery_details(self, delivery: Delivery) -> dict[str, Any]:
-        webhooks = self._state.webhooks
-        return _encode_delivery(delivery) | {
-            "body": webhooks.event(delivery.event_id).body.decode(),
-            "attempts": [_encode_attempt(attempt) for attempt in webhooks.attempts_of(delivery.id)],
-        }
+    def _delivery_details(self, delivery: Delivery) -> Body:
+        attempts = [
+            _encode(attempt, _ATTEMPT)
+            | {
+                "attempted_at": to_datetime(attempt.at).isoformat(),
+                "response_headers": attempt.headers,
+                "response_body": attempt.body,
+            }
+            for attempt in self._state.webhooks.attempts_of(delivery.id)
+        ]
+        body = self._state.webhooks.event(delivery.event_id).body.decode()
+        return _encode_delivery(delivery) | {"body": body, "attempts": attempts}
 
     async def _authority(self, request: web.Request) -> web.Response:
         self._state.forms.check_site(request)
@@ -286,47 +260,40 @@ class Control:
         return web.Response(body=pem, content_type="application/x-pem-file", headers=disposition)
 
 
-def _encode(record: object, names: tuple[str, ...]) -> dict[str, Any]:
-    return {name: _encode_value(name, getattr(record, name)) for name in names}
+def _id(request: web.Request) -> str:
+    return request.match_info["id"]
 
 
-def _encode_value(name: str, value: Any) -> Any:
-    if name.endswith("_at") and value is not None:
-        return (to_datetime(value) if isinstance(value, int) else value).isoformat()
+def _limit(request: web.Request) -> int:
+    text = request.query.get("limit", "100")
+    if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= MOST:
+        raise _invalid("limit", f"must be an integer from 1 to {MOST}, got {text!r}")
+    return int(text)
+
+
+def _text(body: Body, name: str) -> str:
+    value = body.get(name)
+    if not isinstance(value, str):
+        raise _invalid(name, "must be a string")
     return value
 
 
-def _encode_delivery(delivery: Delivery) -> dict[str, Any]:
+def _encode(record: object, names: tuple[str, ...]) -> Body:
+    """Return these attributes; times as text."""
+    values = {name: getattr(record, name) for name in names}
+    for name, value in values.items():
+        if name.endswith("_at") and value is not None:
+            values[name] = (to_datetime(value) if isinstance(value, int) else value).isoformat()
+    return values
+
+
+def _encode_delivery(delivery: Delivery) -> Body:
     return _encode(delivery, _DELIVERY) | {"attempt_count": delivery.attempts}
 
 
-def _encode_attempt(attempt: Attempt) -> dict[str, Any]:
-    return {
-        "attempted_at": to_datetime(attempt.at).isoformat(),
-        "seconds": attempt.seconds,
-        "fault": attempt.fault,
-        "signature": attempt.signature,
-        "status": attempt.status,
-        "error": attempt.error,
-        "response_headers": attempt.headers,
-        "response_body": attempt.body,
-    }
-
-
-def _items(records: list[Any], limit: int, names: tuple[str, ...]) -> dict[str, Any]:
+def _newest(records: list[Any], limit: int, names: tuple[str, ...]) -> Body:
     """Return up to `limit` of the newest records, newest first."""
     return {"items": [_encode(record, names) for record in records[: -limit - 1 : -1]]}
-
-
-def _checked(body: Mapping[str, Any], work: Callable[[], Any]) -> Any:
-    """Call `work`. An error whose message begins with a field's name becomes an error of that field."""
-    try:
-        return work()
-    except (ValueError, TypeError, OverflowError) as error:
-        name, _, problem = str(error).partition(": ")
-        if name in body:
-            raise _invalid(name, problem) from None
-        raise Refused(400, "validation_failed", str(error)) from None
 
 
 def _invalid(name: str, problem: str) -> Refused:

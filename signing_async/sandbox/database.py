@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-
-from .records import columns_of
 
 Record = TypeVar("Record")
 
@@ -75,44 +73,32 @@ class Database:
     """One connection, used by the thread of the event loop."""
 
     def __init__(self, path: Path, *, durable: bool) -> None:
-        self._depth = 0
         try:
-            self._connection = sqlite3.connect(path, isolation_level=None, cached_statements=256, timeout=0)
-            self._set_up(durable=durable)
+            with ExitStack() as on_error:
+                connection = sqlite3.connect(path, isolation_level=None, cached_statements=256, timeout=0)
+                on_error.enter_context(closing(connection))
+                self._connection = connection
+                self._open(durable=durable)
+                on_error.pop_all()
         except sqlite3.DatabaseError as error:
             if "locked" in str(error):
                 raise RuntimeError(f"another sandbox is using {path.parent}") from None
             raise RuntimeError(f"could not open the database {path}: {error}") from None
 
-    def _set_up(self, *, durable: bool) -> None:
-        try:
-            self._open(durable=durable)
-        except BaseException:
-            self._connection.close()
-            raise
-
     def _open(self, *, durable: bool) -> None:
-        self._version()  # before a setting changes the file of another program
+        version = self.value("PRAGMA user_version")
+        is_new = version == 0 and self.value("SELECT 1 FROM sqlite_master") is None
+        if version != VERSION and not is_new:  # checked before a setting changes another program's file
+            raise ValueError(f"the sandbox's database has version {version}; expected {VERSION}; it was not changed")
         # WAL with a synced commit: a committed transaction survives a kill and a power cut.
         settings = ("journal_mode=WAL", "synchronous=FULL") if durable else ("journal_mode=MEMORY", "synchronous=OFF")
         self._connection.create_function("folded", 1, _folded, deterministic=True)
         for setting in ("locking_mode=EXCLUSIVE", *settings, "temp_store=MEMORY"):
-            self._connection.execute(f"PRAGMA {setting}")
-        self._connection.execute("BEGIN EXCLUSIVE")  # locked until `close`: one process per folder
-        self._connection.execute("COMMIT")
-        self._create()
-
-    def _create(self) -> None:
-        if not self._version():
+            self.run(f"PRAGMA {setting}")
+        self.run("BEGIN EXCLUSIVE")  # locked until `close`: one process per folder
+        self.run("COMMIT")
+        if is_new:
             self._connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
-
-    def _version(self) -> int:
-        """Return the version of the file, 0 if it is new. Raises `ValueError` if it is neither new nor a sandbox's."""
-        version: int = self._connection.execute("PRAGMA user_version").fetchone()[0]
-        is_new = version == 0 and self._connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None
-        if version != VERSION and not is_new:
-            raise ValueError(f"the sandbox's database has version {version}; expected {VERSION}; it was not changed")
-        return version
 
     def close(self) -> None:
         """Close the file."""
@@ -121,19 +107,12 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """Run the block in a transaction, or as part of the enclosing transaction."""
-        if self._depth:
+        if self._connection.in_transaction:
             yield
             return
-        self._connection.execute("BEGIN IMMEDIATE")
-        self._depth = 1
-        try:
+        with self._connection:
+            self.run("BEGIN IMMEDIATE")
             yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            self._connection.execute("ROLLBACK")
-            raise
-        finally:
-            self._depth = 0
 
     def run(self, sql: str, *values: Any) -> sqlite3.Cursor:
         """Execute one statement."""
@@ -141,41 +120,44 @@ class Database:
 
     def value(self, sql: str, *values: Any) -> Any:
         """Return the first column of the first row, or None."""
-        row = self._connection.execute(sql, values).fetchone()
-        return None if row is None else row[0]
+        row = self.run(sql, *values).fetchone()
+        return row and row[0]
 
-    def insert(self, table: str, **values: Any) -> int:
-        """Insert a row and return its rowid."""
+    def insert(self, table: str, **values: Any) -> None:
+        """Insert a row."""
         names = ", ".join(f'"{name}"' for name in values)
-        marks = ", ".join("?" * len(values))
-        cursor = self._connection.execute(
-            f"INSERT INTO {table} ({names}) VALUES ({marks})",
-            tuple(values.values()),
-        )
-        return cursor.lastrowid or 0
+        self.run(f"INSERT INTO {table} ({names}) VALUES ({', '.join('?' * len(values))})", *values.values())
 
-    def get(self, record: type[Record], table: str, where: str = "1", *values: Any) -> Record | None:
+    def update(self, table: str, row_id: str, **values: Any) -> None:
+        """Update the row with this id."""
+        names = ", ".join(f"{name} = ?" for name in values)
+        self.run(f"UPDATE {table} SET {names} WHERE id = ?", *values.values(), row_id)
+
+    def get(self, record: type[Record], table: str, where: str, *values: Any) -> Record | None:
         """Return the first record that matches, or None."""
         found = self.select(record, table, f"{where} LIMIT 1", *values)
         return found[0] if found else None
 
-    def select(self, record: type[Record], table: str, where: str = "1", *values: Any) -> list[Record]:
+    def select(self, record: type[Record], table: str, where: str, *values: Any) -> list[Record]:
         """Return the records that match; `where` may end in ORDER BY and LIMIT."""
-        sql = _query(columns_of(record), table, where)
-        return [record(*row) for row in self._connection.execute(sql, values)]
+        return [record(*row) for row in self.run(f"SELECT * FROM {table} WHERE {where}", *values)]
 
     def page(
         self, record: type[Record], table: str, where: str, values: Mapping[str, Any], offset: int, limit: int
     ) -> tuple[list[Record], int]:
         """Return a page of the matching records, newest first, and the number of all matching records."""
-        sql = _query(columns_of(record), table, f"{where} ORDER BY seq DESC LIMIT :limit OFFSET :offset")
-        count: int = self._connection.execute(_query("count(*)", table, where), values).fetchone()[0]
-        rows = self._connection.execute(sql, {**values, "limit": limit, "offset": offset})
-        return [record(*row) for row in rows], count
+        rows = self._connection.execute(
+            f"SELECT * FROM {table} WHERE {where} ORDER BY seq DESC LIMIT :limit OFFSET :offset",
+            {**values, "limit": limit, "offset": offset},
+        )
+        found = [record(*row) for row in rows]
+        count: int = self._connection.execute(f"SELECT count(*) FROM {table} WHERE {where}", values).fetchone()[0]
+        return found, count
 
-    def count(self, table: str, where: str) -> int:
-        """Return how many records match."""
-        return int(self.value(_query("count(*)", table, where)))
+    def count(self, table: str, where: str, *values: Any) -> int:
+        """Return how many rows match."""
+        count: int = self.value(f"SELECT count(*) FROM {table} WHERE {where}", *values)
+        return count
 
     def dump(self) -> bytes:
         """Return the whole database."""
@@ -183,19 +165,12 @@ class Database:
 
     def load(self, dump: bytes) -> None:
         """Replace the contents with those of a dump."""
-        source = sqlite3.connect(":memory:")
-        try:
+        with closing(sqlite3.connect(":memory:")) as source:
             # Bytes 18 and 19 announce a write-ahead log, which a database in memory cannot have.
             source.deserialize(dump[:18] + b"\x01\x01" + dump[20:])
             source.backup(self._connection)
-        finally:
-            source.close()
-
-
-def _query(columns: str, table: str, where: str) -> str:
-    return f"SELECT {columns} FROM {table} WHERE {where}"
 
 
 def _folded(text: str | None) -> str | None:
     """Return the text for a case-insensitive comparison; SQLite's `lower` handles ASCII only."""
-    return None if text is None else text.casefold()
+    return text and text.casefold()

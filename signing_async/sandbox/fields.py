@@ -31,51 +31,44 @@ class Fields:
         if self._errors:
             raise invalid(self._errors)
 
-    def refuse(self, field: str, message: str) -> None:
-        """Record a problem of a field."""
-        self._errors.setdefault(field, []).append(message)
+    def refuse(self, field: str, problem: str) -> None:
+        """Record a problem of a field: the rest of a sentence that begins with its name."""
+        self._errors.setdefault(field, []).append(f"The {field} {problem}.")
 
-    def text(self, field: str, *, required: bool = False, longest: int | None = None) -> str | None:
+    def text(
+        self, field: str, *, required: bool = False, longest: int | None = None, pattern: str | None = None
+    ) -> str | None:
         """Return a string or None. A required field must not be blank."""
         value = self._body.get(field)
         if value is not None and not isinstance(value, str):
-            self.refuse(field, f"The {field} must be a string.")
+            self.refuse(field, "must be a string")
             return None
         if (required or field in self._required) and (value is None or not re.search(NOT_BLANK, value)):
-            self.refuse(field, f"The {field} is required.")
-        if value is not None and longest is not None and len(value) > longest:
-            self.refuse(field, f"The {field} has {len(value)} characters; at most {longest} are allowed.")
+            self.refuse(field, "is required")
+        elif value is not None and longest is not None and len(value) > longest:
+            self.refuse(field, f"has {len(value)} characters; at most {longest} are allowed")
+        elif value is not None and pattern is not None and not re.fullmatch(pattern, value):
+            self.refuse(field, "is not an e-mail address")
         return value
 
     def choice(self, field: str, allowed: Sequence[str], *, required: bool = False) -> str | None:
         """Return one of the allowed values or None."""
         value = self._body.get(field)
-        if value is None:
-            if required or field in self._required:
-                self.refuse(field, f"The {field} is required.")
-            return None
-        if value not in allowed:
-            self.refuse(field, f"The {field} must be one of {', '.join(allowed)}.")
-            return None
-        return str(value)
-
-    def email(self, field: str) -> str:
-        """Return an e-mail address."""
-        value = self.text(field, required=True)
-        if value and field not in self._errors and not re.fullmatch(EMAIL, value):
-            self.refuse(field, f"The {field} is not an e-mail address.")
-        return value or ""
+        if value is None and (required or field in self._required):
+            self.refuse(field, "is required")
+        if value is None or value in allowed:
+            return value if isinstance(value, str) else None
+        self.refuse(field, f"must be one of {', '.join(allowed)}")
+        return None
 
     def order(self, field: str) -> int | None:
         """Return a position of at least 1, or None. 1.0 counts as 1."""
         value = self._body.get(field)
+        if value is None and field in self._required:
+            self.refuse(field, "is required")
         if value is None:
-            if field in self._required:
-                self.refuse(field, f"The {field} is required.")
             return None
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_ORDER:
-            self.refuse(field, f"The {field} must be an integer of at least 1.")
+        if not isinstance(value, int | float) or isinstance(value, bool) or value % 1 or not 1 <= value <= MAX_ORDER:
+            self.refuse(field, "must be an integer of at least 1")
             return None
-        return value
+        return int(value)

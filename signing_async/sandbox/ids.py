@@ -23,19 +23,17 @@ class Ids:
 
     def new(self, kind: str) -> str:
         """Return an id in the profile's style."""
+        if self._style == "uuid":
+            return str(uuid.UUID(bytes=self._bytes(kind)[:16], version=4))
+        count = self._count(kind)
         if self._style == "integer":
-            return str(1000 + self._count(kind))
-        if self._style == "ulid":
-            return self._ulid(kind)
-        return str(uuid.UUID(bytes=self._bytes(kind)[:16], version=4))
+            return str(1000 + count)
+        number = count << 80 | int.from_bytes(self._bytes(kind)[:10], "big")
+        return "01" + "".join(_CROCKFORD[number >> shift & 31] for shift in range(115, -1, -5))
 
     def secret(self, kind: str, prefix: str) -> str:
         """Return a long random string; with a seed, it can be guessed."""
         return prefix + base64.urlsafe_b64encode(self._bytes(kind)[:30]).decode()
-
-    def _ulid(self, kind: str) -> str:
-        number = self._count(kind) << 80 | int.from_bytes(self._bytes(kind)[:10], "big")
-        return "01" + "".join(_CROCKFORD[number >> shift & 31] for shift in range(115, -1, -5))
 
     def _count(self, kind: str) -> int:
         sql = "INSERT INTO counters VALUES (?, 1) ON CONFLICT DO UPDATE SET value = value + 1 RETURNING value"

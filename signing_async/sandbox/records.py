@@ -1,4 +1,4 @@
-"""Frozen records; their fields are the columns of the tables.
+"""Frozen records. Their fields are the columns of the tables, in the same order.
 
 Times are microseconds since the epoch on the sandbox's clock. A time of None means "not yet".
 """
@@ -6,8 +6,7 @@ Times are microseconds since the epoch on the sandbox's clock. A time of None me
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from .redaction import redact_body
 
@@ -200,13 +199,3 @@ class Attempt:
     def body(self) -> str | None:
         """The body of the response, without secrets; None if there was no response."""
         return None if self.response_body is None else redact_body(self.response_body)
-
-
-_COLUMNS: dict[type[Any], str] = {}
-
-
-def columns_of(record: type[Any]) -> str:
-    """Return the record's fields as a list of columns in SQL."""
-    if record not in _COLUMNS:
-        _COLUMNS[record] = ", ".join(f'"{field.name}"' for field in fields(record))
-    return _COLUMNS[record]

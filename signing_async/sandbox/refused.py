@@ -25,7 +25,7 @@ class Refused(Exception):
 
     def __str__(self) -> str:
         details = "; ".join(text for texts in self.errors.values() for text in texts)
-        return f"{self.message} ({self.code})" + (f" {details}" if details else "")
+        return f"{self.message} ({self.code}) {details}".rstrip()
 
 
 def invalid(errors: Mapping[str, Sequence[str]]) -> Refused:

@@ -16,7 +16,7 @@ from .refused import Refused, invalid
 MAX_BODY = 1024 * 1024
 """The largest JSON or form body, in bytes."""
 
-CHUNK = 64 * 1024
+FORM = "application/x-www-form-urlencoded"
 FILE_FIELD = "selected_file"
 
 BODY: web.RequestKey[bytes] = web.RequestKey("body", bytes)
@@ -32,7 +32,7 @@ async def chunks_of(request: web.Request) -> AsyncIterator[bytes]:
         raise _incomplete() from None
 
 
-async def read_body(request: web.Request) -> bytes:
+async def _read(request: web.Request) -> bytes:
     """Return the whole body; refuse a body longer than `MAX_BODY` with 413."""
     body = bytearray()
     async for chunk in chunks_of(request):
@@ -48,11 +48,7 @@ async def read_json(request: web.Request) -> dict[str, Any]:
     kind = request.content_type
     if kind != "application/json" and not kind.endswith("+json"):
         raise Refused(415, "unsupported_media_type", "The body must be application/json.")
-    return parse_json(await read_body(request))
-
-
-def parse_json(body: bytes) -> dict[str, Any]:
-    """Return the object in a JSON text; refuse anything else with 400."""
+    body = await _read(request)
     try:
         value = json.loads(body.decode(), parse_constant=_refuse_constant)
         json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be stored
@@ -69,20 +65,13 @@ def _refuse_constant(name: str) -> None:
 
 async def read_form(request: web.Request) -> dict[str, str]:
     """Return the fields of a form."""
-    if request.content_type != "application/x-www-form-urlencoded":
-        raise Refused(415, "unsupported_media_type", "The body must be application/x-www-form-urlencoded.")
-    body = await read_body(request)
+    if request.content_type != FORM:
+        raise Refused(415, "unsupported_media_type", f"The body must be {FORM}.")
+    body = await _read(request)
     try:
         return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=100, errors="strict"))
     except ValueError:
         raise Refused(400, "malformed_form", "The body is not a form in UTF-8.") from None
-
-
-async def read_form_or_json(request: web.Request) -> dict[str, Any]:
-    """Return the parameters of a token request, which may be a form or JSON."""
-    if request.content_type == "application/json":
-        return await read_json(request)
-    return dict(await read_form(request))
 
 
 async def receive_file(request: web.Request, incoming: Incoming) -> str:
@@ -100,7 +89,8 @@ async def receive_file(request: web.Request, incoming: Incoming) -> str:
         raise _incomplete() from None
     except (ValueError, RuntimeError, RuntimeWarning, HttpProcessingError) as error:  # RuntimeWarning under `-W error`
         problem = str(error).splitlines()[-1].strip()[:200]
-        raise _malformed(problem) from None
+        message = f"The body is not valid multipart/form-data: {problem}."
+        raise Refused(400, "malformed_multipart", message) from None
     if filename is None:
         raise invalid({FILE_FIELD: [f"The {FILE_FIELD} is required and must be a file."]})
     request[BODY] = f"[multipart/form-data: {FILE_FIELD} {filename!r}, {incoming.size} bytes]".encode()
@@ -109,36 +99,22 @@ async def receive_file(request: web.Request, incoming: Incoming) -> str:
 
 async def _receive(reader: MultipartReader, incoming: Incoming) -> str | None:
     filename: str | None = None
-    ignored = 0
     while (part := await reader.next()) is not None:
         if not isinstance(part, BodyPartReader):
-            raise _malformed("a part is multipart itself")
-        wanted = part.name == FILE_FIELD and part.filename is not None
-        if wanted and filename is not None:
+            raise HttpProcessingError(message="a part is multipart itself")
+        if part.name != FILE_FIELD or part.filename is None:
+            await part.release()
+            continue
+        if filename is not None:
             raise invalid({FILE_FIELD: [f"There must be only one {FILE_FIELD}."]})
-        if wanted:
-            filename = _unescape(part.filename or "")
-        while chunk := await part.read_chunk(CHUNK):
-            if not wanted:
-                ignored += len(chunk)
-            else:
-                await incoming.write(chunk)
+        filename = part.filename
+        for escaped, character in (("%22", '"'), ("%0D", "\r"), ("%0A", "\n")):  # as browsers escape file names
+            filename = filename.replace(escaped, character)
+        while chunk := await part.read_chunk(64 * 1024):
+            await incoming.write(chunk)
             if incoming.too_large:
                 return filename
-            if ignored > MAX_BODY:
-                raise Refused(413, "body_too_large", f"The parts other than the file have more than {MAX_BODY} bytes.")
     return filename
-
-
-def _unescape(filename: str) -> str:
-    """Undo the escapes that browsers use in file names (HTML, "multipart/form-data") and aiohttp leaves in place."""
-    for escaped, character in (("%22", '"'), ("%0D", "\r"), ("%0A", "\n")):
-        filename = filename.replace(escaped, character)
-    return filename
-
-
-def _malformed(problem: str) -> Refused:
-    return Refused(400, "malformed_multipart", f"The body is not valid multipart/form-data: {problem}.")
 
 
 def _incomplete() -> Refused:

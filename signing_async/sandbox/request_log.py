@@ -13,8 +13,8 @@ from aiohttp import web
 from .clock import Clock
 from .redaction import redact_body, redact_form, redact_headers
 from .request_body import BODY
-from .responses import is_api_path
 
+CONTROL_API = "/sandbox/api"
 BODIES = 200
 """How many of the newest requests are kept with their bodies."""
 
@@ -67,11 +67,11 @@ class RequestLog:
 
     def find(self, request_id: str) -> RequestRecord | None:
         """Return the record of that id, or None if it is no longer kept."""
-        return next((record for record in reversed(self.records) if record.id == request_id), None)
+        return next((record for record in self.records if record.id == request_id), None)
 
-    def begin(self, request: web.Request) -> RequestRecord:
-        """Record a request."""
-        record = RequestRecord(
+    def begin(self, request: web.Request) -> None:
+        """Record a request, unless it refreshes an open page: such requests would crowd out all others."""
+        request[RECORD] = RequestRecord(
             f"req_{self._random.getrandbits(96):024x}",
             None,
             request.method,
@@ -80,13 +80,11 @@ class RequestLog:
             redact_headers(request.headers),
             redact_form(request.rel_url.raw_query_string) if request.query_string else "",
         )
-        request[RECORD] = record
-        if not _is_refresh(request):
-            self.records.append(record)
+        if "X-Refresh" not in request.headers or is_api_path(request.path):
+            self.records.append(request[RECORD])
             if len(self.records) > BODIES:
                 old = self.records[-BODIES - 1]
                 old._request_body = old._response_body = None
-        return record
 
     def end(self, request: web.Request, response: web.StreamResponse | None, seconds: float) -> None:
         """Record the response, or that there was none, and log the request."""
@@ -98,24 +96,24 @@ class RequestLog:
         if is_api_path(request.path):
             record._request_body = _shorten(request.get(BODY))
             record._response_body = _shorten(_body_of(response))
-        if logger.isEnabledFor(logging.INFO) and not _is_refresh(request):
+        if "X-Refresh" not in request.headers or is_api_path(request.path):
             path = request.rel_url.raw_path.encode("ascii", "backslashreplace").decode()
             fault = f" (fault: {record.fault})" if record.fault else ""
             status = record.status or "no response"
             logger.info("%s %s %s %.0f ms%s", record.method, path, status, seconds * 1000, fault)
 
 
-def _is_refresh(request: web.Request) -> bool:
-    """Return whether the request refreshes an open page; such requests would crowd out all others."""
-    return "X-Refresh" in request.headers and not is_api_path(request.path)
+def is_api_path(path: str) -> bool:
+    """Return whether the path belongs to the service's API or the control API, and not to a page."""
+    return path == "/api" or path.startswith(("/api/", f"{CONTROL_API}/")) or path == "/openapi.json"
 
 
 def _body_of(response: web.StreamResponse | None) -> bytes | None:
-    if isinstance(response, web.Response):
-        return response.body if isinstance(response.body, bytes) else None
-    if isinstance(response, web.FileResponse):
-        return f"[a file of {response.content_type}]".encode()
-    return b"[a part of the body]" if response is not None else None
+    if not isinstance(response, web.Response):
+        return None if response is None else b"[a part of the body]"
+    if response.content_type == "application/pdf":
+        return b"[a file of application/pdf]"
+    return response.body if isinstance(response.body, bytes) else None
 
 
 def _shorten(body: bytes | None) -> bytes | None:

@@ -20,14 +20,12 @@ from .clock import Clock
 from .control import Control
 from .database import Database
 from .deliveries import Deliveries
-from .faults import Faults
+from .faults import Faults, RateLimit
 from .files import Files
-from .middleware import Middleware
 from .profile import Profile
-from .rate_limit import RateLimit
 from .records import App, Document, Notification, Recipient, Signing, User
 from .request_log import RequestRecord, logger
-from .responses import Encoder
+from .responses import Encoder, Middleware
 from .service import Service
 from .state import Snapshot, State
 
@@ -77,12 +75,18 @@ class Sandbox:
         self.faults: Faults = Faults()
         self.host: str = host
         self._port = port
-        self._data = None if data is None else Path(data)
-        self._seed = seed
+        self._data = data
         self._webhook = (webhook_url, webhook_secret)
-        self._allow_remote = allow_remote_webhooks
-        self._keep_requests = keep_requests
-        self._seal_level: Level = seal_level
+        self._new_state = partial(
+            State,
+            profile=self.profile,
+            faults=self.faults,
+            seed=seed,
+            seal_level=seal_level,
+            keep_requests=keep_requests,
+            allow_remote_webhooks=allow_remote_webhooks,
+            loopback_only=is_loopback(host),
+        )
         self._state: State
         self._exits: contextlib.AsyncExitStack | None = None
 
@@ -93,9 +97,9 @@ class Sandbox:
         if self._exits is not None:
             raise RuntimeError("this sandbox was already started once; create a new one")
         async with contextlib.AsyncExitStack() as exits:
-            self._open(self._open_folder(exits), exits)
+            self._open(exits)
             await self._listen(exits)
-            self.webhooks.start()
+            self.webhooks.wake()
             url, secret = self._webhook
             if url is not None:
                 self.webhooks.keep(url, secret)
@@ -113,43 +117,33 @@ class Sandbox:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    def _open_folder(self, exits: contextlib.AsyncExitStack) -> Path:
+    def _open(self, exits: contextlib.AsyncExitStack) -> None:
         if self._data is None:
             # A thread of a cancelled request may still be writing there.
-            folder = tempfile.TemporaryDirectory(prefix="signing-sandbox-", ignore_cleanup_errors=True)
-            return Path(exits.enter_context(folder))
-        self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
-        return self._data
-
-    def _open(self, folder: Path, exits: contextlib.AsyncExitStack) -> None:
+            temporary = tempfile.TemporaryDirectory(prefix="signing-sandbox-", ignore_cleanup_errors=True)
+            folder = Path(exits.enter_context(temporary))
+        else:
+            folder = Path(self._data)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         durable = self._data is not None
-        self._database = Database(folder / "sandbox.db", durable=durable)
-        exits.callback(self._database.close)
-        self._state = State(
-            self._database,
-            Files(folder / "files", durable=durable),
-            self.profile,
-            self.faults,
-            seed=self._seed,
-            seal_level=self._seal_level,
-            keep_requests=self._keep_requests,
-            allow_remote_webhooks=self._allow_remote,
-            loopback_only=is_loopback(self.host),
-        )
-        self.clock = self._state.clock
-        self.accounts = self._state.accounts
-        self.webhooks = self._state.webhooks
-        self.service = self._state.service
+        database = Database(folder / "sandbox.db", durable=durable)
+        exits.callback(database.close)
+        state = self._state = self._new_state(database, Files(folder / "files", durable=durable))
+        self.clock, self.accounts = state.clock, state.accounts
+        self.webhooks, self.service = state.webhooks, state.service
 
     async def _listen(self, exits: contextlib.AsyncExitStack) -> None:
         state = self._state
         encoder = Encoder(self.profile)
         api, site = Api(state, encoder), pages.Pages(state)
-        middlewares = [Middleware(state.requests, encoder).handle, state.forms.new_cookies, site.errors]
-        app = web.Application(middlewares=middlewares)
-        app.router.add_routes(api.routes())
-        app.router.add_routes(Control(state).routes())
-        app.router.add_routes(_with_faults(site.routes(), api))
+        app = web.Application(
+            middlewares=[Middleware(state.requests, encoder).handle, state.forms.new_cookies, site.errors]
+        )
+        for route in [*api.routes(), *Control(state).routes(), *site.routes()]:
+            if (route.method, route.path) == ("GET", "/oauth/authorize"):
+                app.router.add_get(route.path, partial(api.serve, "oauth.authorize", route.handler))
+            else:
+                route.register(app.router)
         app.router.add_get("/openapi.json", partial(openapi.serve, self.profile))
         runner = web.AppRunner(app, access_log=None, logger=logger, shutdown_timeout=SHUTDOWN, handle_signals=False)
         await runner.setup()
@@ -265,13 +259,3 @@ class Sandbox:
 
     def __repr__(self) -> str:
         return f"<Sandbox {getattr(self, 'base_url', 'not started')}>"
-
-
-def _with_faults(routes: list[web.RouteDef], api: Api) -> list[web.RouteDef]:
-    """Return the pages' routes, with the faults arranged for the consent page (`oauth.authorize`)."""
-    return [
-        web.get(route.path, partial(api.serve_page, "oauth.authorize", route.handler))
-        if (route.method, route.path) == ("GET", "/oauth/authorize")
-        else route
-        for route in routes
-    ]

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from .accounts import Accounts
 from .authority import Level
 from .clock import Clock
-from .courier import Courier
 from .database import Database
 from .deliveries import Deliveries
-from .faults import Faults
+from .faults import Faults, RateLimit
 from .files import Files
 from .forms import Forms
 from .ids import Ids
 from .invitations import Invitations
 from .profile import Profile
-from .rate_limit import RateLimit
 from .request_log import RequestLog
 from .sealer import Sealer
 from .service import Service
@@ -48,63 +46,59 @@ class State:
         allow_remote_webhooks: bool,
         loopback_only: bool,
     ) -> None:
-        self._database = database
+        self.database: Database = database
         self.profile: Profile = profile
         self.faults: Faults = faults
         self.base_url: str = ""
         self.rate_limit: RateLimit | None = None
         self.closing: asyncio.Event = asyncio.Event()
-        self.clock: Clock = Clock(self._saved_offset(), self._save_offset)
-        self.requests: RequestLog = RequestLog(self.clock, seed, keep_requests)
-        self.forms: Forms = Forms(loopback_only=loopback_only)
+        clock = self.clock = Clock(self._saved_offset(), self._clock_changed)
         ids = Ids(database, seed, profile.ids)
-        self.accounts: Accounts = Accounts(database, self.clock, ids, profile)
-        courier = Courier(database, self.clock, profile, faults, allow_remote=allow_remote_webhooks)
-        self.webhooks: Deliveries = Deliveries(database, self.clock, ids, profile, courier)
+        self.requests: RequestLog = RequestLog(clock, seed, keep_requests)
+        self.forms: Forms = Forms(loopback_only=loopback_only)
+        self.accounts: Accounts = Accounts(database, clock, ids, profile)
+        self.webhooks: Deliveries = Deliveries(
+            database, clock, ids, profile, faults, allow_remote=allow_remote_webhooks
+        )
         emit = self.webhooks.emit
-        self.service: Service = Service(database, files, self.clock, ids, profile, emit)
-        self.invitations: Invitations = Invitations(database, self.clock, profile, self.service, emit)
-        self.sealer: Sealer = Sealer(files.folder.parent / "authority", self.clock, seal_level)
+        self.service: Service = Service(database, files, clock, ids, profile, emit)
+        self.invitations: Invitations = Invitations(database, clock, profile, self.service, emit)
+        self.sealer: Sealer = Sealer(files.folder.parent / "authority", clock, seal_level)
         self.signatures: Signatures = Signatures(
-            database, files, self.clock, profile, self.service, self.invitations, self.sealer, emit
+            database, files, clock, profile, self.service, self.invitations, self.sealer, emit
         )
         files.remove_all_but(name for d in self.service.documents() for name in (d.file, d.sealed_file) if name)
         self.accounts.default_user()
 
     def limit_rate(self, rate: float | None, burst: int | None = None, retry_after: float | None = None) -> None:
         """Set the rate limit; None removes it. By default, one second's requests may arrive at once."""
-        if rate is None:
-            self.rate_limit = None
-            return
-        default = int(max(1, rate)) if isinstance(rate, int | float) and rate < 1e9 else 1
-        self.rate_limit = RateLimit(rate, default if burst is None else burst, retry_after, self.clock)
+        self.rate_limit = None if rate is None else RateLimit(rate, burst, retry_after, self.clock)
 
     def snapshot(self) -> Snapshot:
         """Return the database and the clock, without faults, the rate limit and the request log."""
-        return Snapshot(self._database.dump(), self._saved_offset())
+        return Snapshot(self.database.dump(), self._saved_offset())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Restore a snapshot."""
-        self._database.load(snapshot.database)
+        self.database.load(snapshot.database)
         self.clock.set_offset(snapshot.offset)
-        self.webhooks.wake_all()
 
     def reset(self) -> None:
         """Delete signings, notifications, events, requests, faults and the rate limit; set the clock to real time.
 
         Users, applications, tokens and webhook endpoints stay.
         """
-        with self._database.transaction():
+        with self.database.transaction():
             for table in ("signings", "documents", "recipients", "notifications", "events", "deliveries", "attempts"):
-                self._database.run(f"DELETE FROM {table}")
+                self.database.run(f"DELETE FROM {table}")
         self.faults.clear()
         self.limit_rate(None)
         self.requests.records.clear()
         self.clock.set_offset(0)
 
     def _saved_offset(self) -> int:
-        offset: int = self._database.value("SELECT value FROM meta WHERE key = 'offset'") or 0
-        return offset
+        return self.database.value("SELECT value FROM meta WHERE key = 'offset'") or 0
 
-    def _save_offset(self, offset: int) -> None:
-        self._database.run("INSERT OR REPLACE INTO meta VALUES ('offset', ?)", offset)
+    def _clock_changed(self, offset: int) -> None:
+        self.database.run("INSERT OR REPLACE INTO meta VALUES ('offset', ?)", offset)
+        self.webhooks.wake()

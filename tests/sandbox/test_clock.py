@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from datetime import timedelta
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 import signing_async.sandbox
 from signing_async.sandbox import Profile, Refused, Sandbox
-from signing_async.sandbox.clock import Clock
 from tests.sandbox.serving import API, Caller
 
 
@@ -42,38 +40,6 @@ async def test_clock_cannot_be_advanced_past_the_year_9999(signing_sandbox: Sand
     with pytest.raises(OverflowError):
         signing_sandbox.clock.advance(days=365 * 8000)
     assert (await call("GET", f"{API}/me"))[0] == 200
-
-
-async def test_waiting_ends_when_the_clock_is_advanced_or_woken_or_at_the_time() -> None:
-    clock, wake = Clock(), asyncio.Event()
-    async with asyncio.timeout(5):
-        await clock.wait(clock.micros() - 1, wake)
-        await clock.wait(clock.micros() + 10_000, wake)
-        for move in (lambda: clock.advance(days=1), wake.set):
-            waiting = asyncio.create_task(clock.wait(None, wake))
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-            move()
-            await waiting
-
-
-@pytest.mark.parametrize("ticks", range(6))
-async def test_cancellation_of_a_wait_is_never_swallowed(ticks: int) -> None:
-    clock, wake = Clock(), asyncio.Event()
-
-    async def wait_for_ever() -> None:
-        while True:
-            wake.clear()
-            await clock.wait(None, wake)
-
-    waiting = asyncio.create_task(wait_for_ever())
-    await asyncio.sleep(0.01)
-    wake.set()
-    for _ in range(ticks):
-        await asyncio.sleep(0)
-    waiting.cancel()
-    await asyncio.wait([waiting], timeout=1)
-    assert waiting.cancelled()
 
 
 async def test_advancing_expires_tokens_codes_and_invitations_together(signing_sandbox: Sandbox, call: Caller) -> None:

@@ -11,13 +11,9 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp.test_utils import make_mocked_request
 
 from signing_async.sandbox import Profile, Sandbox
-from signing_async.sandbox.fault_injection import FaultInjector
 from signing_async.sandbox.faults import DELIVERY, DELIVERY_KINDS, KINDS, OPERATIONS
-from signing_async.sandbox.request_log import RequestLog
-from signing_async.sandbox.responses import Encoder, Response
 from tests.pdfs import make_pdf
 from tests.sandbox.serving import API, Caller
 
@@ -98,16 +94,6 @@ async def test_truncating_for_a_disconnected_client_is_no_error(
         writer.transport.abort()
         await asyncio.sleep(0.005)
     assert caplog.text == ""
-
-
-async def test_dropping_a_connection_that_the_client_closed_is_no_error(signing_sandbox: Sandbox) -> None:
-    fault = signing_sandbox.faults.add("me", "drop-after-commit")
-    injector = FaultInjector(signing_sandbox.faults, Encoder(Profile()), asyncio.Event())
-    request = make_mocked_request("GET", "/api/1.0/me")
-    request.protocol.transport = None
-    RequestLog(signing_sandbox.clock, seed=None, keep=1).begin(request)
-    response = await injector.after(fault, request, Response(200))
-    assert not response.status
 
 
 async def test_download_is_truncated(call: Caller, signing_sandbox: Sandbox) -> None:

@@ -71,7 +71,7 @@ async def test_consent_page_binds_the_code_to_the_challenge(
     assert urlencode(S256) in html.unescape(page)
     _, _, location = await browser.submit("/oauth/authorize", {"decision": "allow"}, params=query)
     assert "code=" in location
-    assert signing_sandbox._database.value("SELECT challenge FROM codes") == CHALLENGE
+    assert signing_sandbox._state.database.value("SELECT challenge FROM codes") == CHALLENGE
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ async def test_pending_delivery_is_sent_by_the_next_process(tmp_path: Path) -> N
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         target = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
-        sandbox._database.run("UPDATE endpoints SET url = ?", target)  # the port was not known before
+        sandbox._state.database.run("UPDATE endpoints SET url = ?", target)  # the port was not known before
         sandbox.clock.advance(minutes=1)
         await sandbox.webhooks.settled()
         await runner.cleanup()
@@ -113,7 +113,7 @@ async def test_restored_snapshot_of_a_kept_sandbox_survives_a_restart(tmp_path: 
         sandbox.clock.advance(days=1)
         sandbox.restore(snapshot)
         assert sandbox.signings == [kept]
-        assert sandbox._database.value("PRAGMA journal_mode") == "wal"  # durability is not lost by it
+        assert sandbox._state.database.value("PRAGMA journal_mode") == "wal"  # durability is not lost by it
     async with Sandbox(data=tmp_path) as sandbox:
         assert sandbox.signings == [kept]
         assert sandbox.clock.offset.days == 0

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import random
 
-import aiohttp
 import pytest
 
 from signing_async.sandbox import Sandbox
@@ -99,11 +97,3 @@ async def test_small_parts_beside_the_file_are_ignored(call: Caller, signing_san
     path = f"{API}/signings/{signing_id}/documents"
     document = await call.ok("POST", path, data=b"preamble\r\n" + body + b"epilogue", headers={"Content-Type": kind})
     assert signing_sandbox.document_bytes(document["id"]) == data
-
-
-async def test_large_parts_beside_the_file_are_refused(call: Caller) -> None:
-    path = f"{API}/signings/{await call.draft()}/documents"
-    body, kind = body_of([("selected_file", "a.pdf", None), ("c", None, random.Random(1).randbytes(1_100_000))])
-    form = aiohttp.BytesIOPayload(io.BytesIO(body), headers={"Content-Type": kind})
-    status, response = await call("POST", path, data=form)
-    assert (status, response["code"]) == (413, "body_too_large")

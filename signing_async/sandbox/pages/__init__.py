@@ -7,9 +7,9 @@ from functools import partial
 
 from aiohttp import web
 
-from ..middleware import method_not_allowed
 from ..refused import Refused, not_found
-from ..responses import is_api_path
+from ..request_log import is_api_path
+from ..responses import method_not_allowed
 from ..state import State
 from .apps import AUTHORIZE, Apps
 from .dashboard import Dashboard
