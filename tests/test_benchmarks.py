@@ -42,13 +42,13 @@ def server() -> Iterator[Server]:
         yield server
 
 
-@pytest.mark.parametrize("name", names())
-def test_benchmark_runs_and_its_work_is_checked(name: str) -> None:
+@pytest.mark.timeout(300)
+def test_benchmarks_run_and_their_work_is_checked() -> None:
     """Each runs to its table; work that was not done would have ended it with an error."""
-    command = [sys.executable, "-m", "benchmarks", name, "--quick"]
+    command = [sys.executable, "-m", "benchmarks", *names(), "--quick"]
     done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "### " in done.stdout
+    assert done.stdout.count("### ") >= len(names())
     assert "Traceback" not in done.stderr
 
 

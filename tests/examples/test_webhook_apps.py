@@ -1,4 +1,4 @@
-"""Each example of a framework runs as it stands, and type-checks."""
+"""Each example of a framework runs as it stands."""
 
 from __future__ import annotations
 
@@ -70,16 +70,3 @@ async def _post(
                 return response.status, await response.json()
         except aiohttp.ClientConnectorError:
             await asyncio.sleep(0.05)  # the server starts
-
-
-def test_examples_type_check(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", f"--cache-dir={tmp_path}"]
-    options = ["--disable-error-code=import-untyped", "--disable-error-code=unused-ignore"]
-    ran = subprocess.run(
-        [*command, *options, *(f"{FOLDER / name}.py" for name in (*SERVED, "fastapi_app"))],
-        env={**os.environ, "MYPYPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr

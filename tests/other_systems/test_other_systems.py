@@ -22,6 +22,7 @@ from tests.cli.test_account import BROWSER, free_port
 from tests.pdfs import make_pdf
 
 SYSTEMS = ("windows", "macos")
+on_windows = pytest.mark.parametrize("system", ["windows"], indirect=True)  # macOS has all that these use
 LARGE = 400_000
 TIMEOUT = 100
 
@@ -87,6 +88,7 @@ def test_files_are_uploaded_byte_for_byte(service: Service, system: str, tmp_pat
     assert uploaded == {small: 2, large: 6}
 
 
+@on_windows
 def test_sealed_files_are_downloaded_and_archived(service: Service, system: str, tmp_path: Path) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
     service.call(service.sandbox.complete(signing))
@@ -114,6 +116,7 @@ def test_processes_share_a_token_file(service: Service, system: str, tmp_path: P
     assert sorted(path.name for path in (tmp_path / "tokens").iterdir()) == ["token.json", "token.json.lock"]
 
 
+@on_windows
 def test_lock_excludes_threads_and_processes_and_ends_with_its_holder(system: str, tmp_path: Path) -> None:
     file = tmp_path / "token.json"
     holder = start_step("hold", file=file)
@@ -129,12 +132,14 @@ def test_lock_excludes_threads_and_processes_and_ends_with_its_holder(system: st
     finish(waiting)
 
 
+@on_windows
 def test_events_are_received_through_wsgi_and_kept_in_an_inbox(system: str, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
     step("events", folder=folder)
 
 
+@on_windows
 def test_killed_dispatch_resumes_and_sends_each_package_once(
     service: Service, system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -166,6 +171,7 @@ def test_killed_dispatch_resumes_and_sends_each_package_once(
     assert not list(tmp_path.glob("*.lock"))
 
 
+@on_windows
 def test_login_and_logout(service: Service, system: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     redirect_uri = f"http://127.0.0.1:{free_port()}/callback"
     app = service.do(service.sandbox.register_app, redirect_uri=redirect_uri)
