@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from .addresses import is_loopback, split_url
 from .clock import Clock
@@ -277,13 +276,6 @@ def _required(parameters: Mapping[str, Any], name: str) -> str:
 def _s256_challenge(verifier: str) -> str:
     """Return the S256 challenge of a verifier (RFC 7636)."""
     return base64.urlsafe_b64encode(hashlib.sha256(verifier.encode()).digest()).rstrip(b"=").decode()
-
-
-def redirect_with(app: App, **parameters: str | None) -> str:
-    """Return the application's redirect URI with these query parameters added, except None."""
-    parts = urlsplit(app.redirect_uri)
-    added = urlencode({name: value for name, value in parameters.items() if value is not None})
-    return urlunsplit(parts._replace(query=f"{parts.query}&{added}" if parts.query else added))
 
 
 def _www_authenticate(status: int, error: str = "") -> dict[str, str]:

@@ -30,10 +30,6 @@ def split_url(url: str) -> SplitResult | None:
 
 def url_host(host: str) -> str:
     """Return a listening address as the host of a URL. An unspecified address becomes a loopback address."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return host
-    if address.is_unspecified:
-        return "127.0.0.1" if address.version == 4 else "[::1]"
-    return f"[{host}]" if address.version == 6 else host
+    if host in {"", "0.0.0.0", "::"}:  # noqa: S104
+        return "[::1]" if host == "::" else "127.0.0.1"
+    return f"[{host}]" if ":" in host else host

@@ -15,8 +15,7 @@ from .._files import sync_folder
 BLOCK = 512 * 1024
 """How many bytes of an upload are buffered in memory."""
 
-OWN_NAME = re.compile(r"\.?[0-9a-f]{24}\.(pdf|part)(\.\w+)?")
-"""Names of files created here, and of temporary files made by sealing: with a leading dot and a suffix."""
+_OWN_NAME = re.compile(r"[0-9a-f]{24}\.(pdf|part)")
 
 
 class Files:
@@ -31,13 +30,13 @@ class Files:
         """Return the path of a file."""
         return self.folder / name
 
-    def new_name(self) -> str:
+    def new_name(self, kind: str = "pdf") -> str:
         """Return an unused name."""
-        return f"{secrets.token_hex(12)}.pdf"
+        return f"{secrets.token_hex(12)}.{kind}"
 
     def incoming(self, limit: int) -> Incoming:
         """Return a temporary file for an upload."""
-        return Incoming(self, self.path(f"{secrets.token_hex(12)}.part"), limit)
+        return Incoming(self.path(self.new_name("part")), limit)
 
     def publish(self, source: Path, name: str) -> None:
         """Give a finished file its final name. Blocking."""
@@ -48,20 +47,18 @@ class Files:
         if self.durable:
             sync_folder(self.folder)
 
-    def remove_all_but(self, names: Iterable[str]) -> int:
-        """Delete the files that a killed process left behind and return how many there were."""
+    def remove_all_but(self, names: Iterable[str]) -> None:
+        """Delete the files that a killed process left behind."""
         known = set(names)
-        strays = [p for p in self.folder.iterdir() if OWN_NAME.fullmatch(p.name) and p.name not in known]
-        for path in strays:
-            path.unlink()
-        return len(strays)
+        for path in list(self.folder.iterdir()):
+            if _OWN_NAME.fullmatch(path.name) and path.name not in known:
+                path.unlink()
 
 
 class Incoming:
     """A file being received: written block by block, counted and hashed."""
 
-    def __init__(self, files: Files, path: Path, limit: int) -> None:
-        self.files = files
+    def __init__(self, path: Path, limit: int) -> None:
         self.path = path
         self.size: int = 0
         self._limit = limit
@@ -82,7 +79,6 @@ class Incoming:
         """Append bytes."""
         self.size += len(data)
         if self.too_large:
-            self._block.clear()
             return
         self._block += data
         if len(self._block) >= BLOCK:
@@ -93,7 +89,7 @@ class Incoming:
         self._hash.update(self._block)
         with self.path.open("ab") as file:
             file.write(self._block)
-        self._block = bytearray()
+        self._block.clear()
 
     def __enter__(self) -> Incoming:
         return self

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable
-from contextvars import ContextVar
-from urllib.parse import urlsplit
 
 from aiohttp import web
+from yarl import URL
 
 from .addresses import is_loopback
 from .refused import Refused
@@ -17,8 +14,7 @@ from .request_body import read_form
 
 COOKIE = "signing_sandbox"
 FIELD = "csrf_token"
-
-_NEW_COOKIE: ContextVar[str] = ContextVar("new cookie")
+_TOKEN: web.RequestKey[str] = web.RequestKey("token", str)
 
 PAGE_HEADERS = {
     "Content-Security-Policy": (
@@ -33,10 +29,9 @@ PAGE_HEADERS = {
 
 
 class Forms:
-    """Forms that only pages of this sandbox can send."""
+    """Forms that only pages of this sandbox can send: their token is also in the browser's cookie."""
 
     def __init__(self, *, loopback_only: bool) -> None:
-        self._key = secrets.token_bytes(32)
         self._loopback_only = loopback_only
 
     def page(self, request: web.Request, html: str, status: int = 200) -> web.Response:
@@ -46,47 +41,32 @@ class Forms:
             body=body, status=status, content_type="text/html", charset="utf-8", headers=PAGE_HEADERS
         )
         if not request.cookies.get(COOKIE):
-            response.set_cookie(COOKIE, self._cookie(request), httponly=True, samesite="Lax")
+            response.set_cookie(COOKIE, self.token(request), httponly=True, samesite="Lax")
         return response
 
     def token(self, request: web.Request) -> str:
         """Return the value of the hidden field `csrf_token` for forms on the page of this request."""
-        return hmac.new(self._key, self._cookie(request).encode("utf-8", "surrogatepass"), hashlib.sha256).hexdigest()
-
-    def _cookie(self, request: web.Request) -> str:
-        """Return the browser's cookie, or the one that this response sets."""
-        cookie = request.cookies.get(COOKIE)
-        return cookie or _NEW_COOKIE.get()
-
-    @web.middleware
-    async def new_cookies(
-        self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
-    ) -> web.StreamResponse:
-        """Prepare a cookie for a browser that has none."""
-        _NEW_COOKIE.set(secrets.token_urlsafe(24))
-        return await handler(request)
+        if _TOKEN not in request:
+            request[_TOKEN] = request.cookies.get(COOKIE) or secrets.token_urlsafe(24)
+        return request[_TOKEN]
 
     async def read(self, request: web.Request) -> dict[str, str]:
         """Return the fields of a form that a page of this sandbox sent; refuse any other form."""
         fields = await read_form(request)
-        if not hmac.compare_digest(fields.get(FIELD, "").encode(), self.token(request).encode()):
-            raise Refused(
-                403, "forgery", "This form is not from a page of this sandbox, or the page is too old: reload it."
-            )
+        sent, token = fields.get(FIELD, ""), self.token(request)
+        if not hmac.compare_digest(sent.encode(), token.encode("utf-8", "surrogateescape")):
+            message = "This form is not from a page of this sandbox, or the page is too old: reload it."
+            raise Refused(403, "forgery", message)
         return fields
 
     def check_site(self, request: web.Request) -> None:
         """Refuse requests that another site makes a browser send: a foreign Origin or host name (DNS rebinding)."""
+        own = f"{request.scheme}://{request.host}"
         try:
-            host = urlsplit(f"//{request.host}").hostname or ""
+            host = URL(own).host or ""
         except ValueError:
             host = ""
         if self._loopback_only and not is_loopback(host):
             raise Refused(421, "foreign_host", "This sandbox responds only to host names of this machine.")
-        origin = request.headers.get("Origin")
-        if (
-            origin is not None
-            and request.method not in {"GET", "HEAD"}
-            and origin != f"{request.scheme}://{request.host}"
-        ):
+        if request.method not in {"GET", "HEAD"} and request.headers.get("Origin", own) != own:
             raise Refused(403, "foreign_origin", "Requests from another site are not allowed.")

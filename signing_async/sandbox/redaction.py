@@ -14,20 +14,18 @@ _VALUE = r'"(?:[^"\\]|\\.)*"?|[^\s,}\]]+'
 _IN_RESPONSE = re.compile(rf'("(?:{_NAMES})"\s*:\s*)(?:{_VALUE})')
 _IN_REQUEST = re.compile(rf'("(?:{_NAMES}|code)"\s*:\s*)(?:{_VALUE})')  # in a response, `code` names an error
 _IN_FORM = re.compile(rf"(^|&)({_NAMES}|code|state)=[^&]*")
+_CODE = re.compile(r"\bcode_[\w-]{20,}")
 
 
 def redact_headers(headers: Mapping[str, str]) -> dict[str, str]:
     """Return the headers without credentials, signatures, and the queries of URLs."""
-    return {name: _redact_header(name.lower(), value) for name, value in headers.items()}
-
-
-def _redact_header(name: str, value: str) -> str:
-    if name in SECRET_HEADERS:
-        return REDACTED
-    return value.partition("?")[0] if name in URL_HEADERS else value
-
-
-_CODE = re.compile(r"\bcode_[\w-]{20,}")
+    redacted = dict(headers)
+    for name, value in headers.items():
+        if name.lower() in SECRET_HEADERS:
+            redacted[name] = REDACTED
+        elif name.lower() in URL_HEADERS:
+            redacted[name] = value.partition("?")[0]
+    return redacted
 
 
 def redact_body(body: bytes, *, of_request: bool = False) -> str:

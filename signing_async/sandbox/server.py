@@ -135,11 +135,10 @@ class Sandbox:
     async def _listen(self, exits: contextlib.AsyncExitStack) -> None:
         state = self._state
         encoder = Encoder(self.profile)
-        api, site = Api(state, encoder), pages.Pages(state)
-        app = web.Application(
-            middlewares=[Middleware(state.requests, encoder).handle, state.forms.new_cookies, site.errors]
-        )
-        for route in [*api.routes(), *Control(state).routes(), *site.routes()]:
+        api = Api(state, encoder)
+        app = web.Application(middlewares=[Middleware(state.requests, encoder).handle, pages.errors])
+        app[pages.STATE] = state
+        for route in [*api.routes(), *Control(state).routes(), *pages.ROUTES]:
             if (route.method, route.path) == ("GET", "/oauth/authorize"):
                 app.router.add_get(route.path, partial(api.serve, "oauth.authorize", route.handler))
             else:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from importlib.resources import files
+from typing import Any
 
 from aiohttp import web
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -19,6 +21,8 @@ from ..clock import to_datetime
 from ..records import Recipient, Signing
 from ..refused import Refused
 from ..state import State
+
+STATE: web.AppKey[State] = web.AppKey("state", State)
 
 DASHBOARD, INBOX, WEBHOOKS = "/sandbox", "/sandbox/inbox", "/sandbox/webhooks"
 REQUESTS, FAULTS, APPS = "/sandbox/requests", "/sandbox/faults", "/developer/my-apps"
@@ -30,39 +34,10 @@ SECTIONS = {
     FAULTS: "Faults",
     APPS: "My apps",
 }
-STYLE, SCRIPT = (files(__package__).joinpath(name).read_bytes() for name in ("style.css", "refresh.js"))
-
-NOTICES = {
-    "cancelled": "The signing was cancelled.",
-    "completed": "All recipients have signed; the documents are sealed.",
-    "clock": "The clock was advanced.",
-    "fault": "The fault was added.",
-    "fault-removed": "The fault was removed.",
-    "faults-cleared": "All faults were removed.",
-    "limit": "The rate limit was set.",
-    "limit-lifted": "The rate limit was removed.",
-    "resent": "The event is sent again, as a new delivery.",
-    "endpoint-removed": "The endpoint was removed; it gets no more events.",
-}
-"""What a page says after an action. The URL carries the key, never the text."""
-
-LABELS: dict[str, tuple[str, str]] = {
-    "draft": ("Draft", "quiet"),
-    "sent": ("Sent", "busy"),
-    "completed": ("Completed", "good"),
-    "cancelled": ("Cancelled", "bad"),
-    "waiting": ("Not invited yet", "quiet"),
-    "invited": ("Invited", "busy"),
-    "expired": ("Invitation expired", "warn"),
-    "signed": ("Signed", "good"),
-    "declined": ("Declined", "bad"),
-    "pending": ("Pending", "busy"),
-    "retrying": ("Retrying", "warn"),
-    "delivered": ("Delivered", "good"),
-    "failed": ("Failed", "bad"),
-    "lost": ("Lost", "warn"),
-}
-"""The text and the tone of each state of a signing, a recipient or a delivery."""
+STYLE, SCRIPT, _TEXTS = (
+    files(__package__).joinpath(name).read_bytes() for name in ("style.css", "refresh.js", "texts.toml")
+)
+TEXTS: dict[str, Any] = tomllib.loads(_TEXTS.decode())
 
 
 @dataclass(frozen=True)
@@ -72,38 +47,35 @@ class Filled:
     values: Mapping[str, str] = field(default_factory=dict)
     errors: Mapping[str, Sequence[str]] = field(default_factory=dict)
     problem: str | None = None
+    status: int = 200
 
     @classmethod
-    def refused(cls, values: Mapping[str, str], refused: Refused) -> Filled:
+    def refused(cls, refused: Refused, values: Mapping[str, str] | None = None) -> Filled:
         """Return a form that the service refused."""
-        return cls(values, refused.errors, None if refused.errors else refused.message)
+        return cls(values or {}, refused.errors, None if refused.errors else refused.message, refused.status)
 
 
 EMPTY = Filled()
 
 
-class Site:
-    """Renders the pages of one sandbox."""
+def page(request: web.Request, template: str, filled: Filled = EMPTY, **context: object) -> web.Response:
+    """Return a page. Templates see the whole state; `filled` is the refused form, if there is one."""
+    state = request.app[STATE]
+    html = _ENVIRONMENT.get_template(template).render(
+        state=state,
+        standing=partial(standing, state),
+        token=state.forms.token(request),
+        notice=TEXTS["notices"].get(request.query.get("done")),
+        page=page_number(request),
+        filled=filled,
+        **context,
+    )
+    return state.forms.page(request, html, filled.status)
 
-    def __init__(self, state: State) -> None:
-        self.state: State = state
 
-    def page(self, request: web.Request, template: str, status: int = 200, **context: object) -> web.Response:
-        """Return a page. Templates see the whole state; `filled` is the refused form, if there is one."""
-        shared = {
-            "state": self.state,
-            "standing": partial(standing, self.state),
-            "token": self.state.forms.token(request),
-            "notice": NOTICES.get(request.query.get("done", "")),
-            "page": page_number(request),
-            "filled": EMPTY,
-        }
-        html = _ENVIRONMENT.get_template(template).render(shared | context)
-        return self.state.forms.page(request, html, status)
-
-    async def fields(self, request: web.Request) -> dict[str, str]:
-        """Return the fields of a form that a page of this sandbox sent; refuse any other form."""
-        return await self.state.forms.read(request)
+async def form(request: web.Request) -> dict[str, str]:
+    """Return the fields of a form that a page of this sandbox sent; refuse any other form."""
+    return await request.app[STATE].forms.read(request)
 
 
 def redirect(path: str, done: str | None = None) -> web.HTTPSeeOther:
@@ -118,7 +90,7 @@ def page_number(request: web.Request) -> int:
 
 
 def standing(state: State, signing: Signing, recipient: Recipient) -> str:
-    """Return the state of a recipient, a key of `LABELS`."""
+    """Return the state of a recipient, a key of the labels."""
     if recipient.completed_at is not None:
         return "signed"
     if recipient.declined_at is not None:
@@ -130,17 +102,17 @@ def standing(state: State, signing: Signing, recipient: Recipient) -> str:
     return "expired" if state.signatures.refusal(recipient) else "invited"
 
 
-def isolated(text: str) -> str:
+def _isolated(text: str) -> str:
     """Return text that a user chose, isolated: its direction does not affect the text around it."""
     return f"\u2068{text}\u2069"
 
 
-def _isolated_element(text: str) -> Markup:
+def _bdi(text: str) -> Markup:
     return Markup("<bdi>{}</bdi>").format(text)
 
 
 def _badge(state: str) -> Markup:
-    text, tone = LABELS[state]
+    text, tone = TEXTS["labels"][state]
     return Markup('<span class="badge {}">{}</span>').format(tone, text)
 
 
@@ -163,7 +135,7 @@ def _indented(text: str) -> str:
         return text
 
 
-def duration(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     """Return a duration in its two largest units."""
     parts = []
     for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):
@@ -182,17 +154,17 @@ _ENVIRONMENT = Environment(
 )
 _ENVIRONMENT.filters |= {
     "badge": _badge,
-    "bdi": _isolated_element,
+    "bdi": _bdi,
     "counted": _counted,
-    "duration": duration,
+    "duration": _duration,
     "indented": _indented,
-    "isolated": isolated,
+    "isolated": _isolated,
     "moment": _moment,
 }
 _ENVIRONMENT.globals |= {
     "EMPTY": EMPTY,
-    "LABELS": LABELS,
     "SECTIONS": SECTIONS,
+    "TEXTS": TEXTS,
     "zip": zip,
     "VERSION": hashlib.sha256(STYLE + SCRIPT).hexdigest()[:12],
 }

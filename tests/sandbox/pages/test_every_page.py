@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-import signing_async.sandbox.pages as pages
 from signing_async.sandbox import Sandbox
-from signing_async.sandbox.pages.site import isolated
 from signing_async.sandbox.records import App
 from tests.sandbox.browsing import Visitor
 from tests.sandbox.pages.checks import CALLBACK, check_document, check_headers, consent, crawl, full
@@ -23,21 +20,17 @@ HOSTILE = {
     "markup": "<script>alert(1)</script></title></textarea><img src=x onerror=alert(1)>",
     "quotes": """ "onmouseover="alert(1)' onfocus='alert(1) `&quot;&amp;&lt;""".strip(),
     "bidi": "\u202eevil\u202c \u2066left\u2069 שלום",
-    "long": "Verylongword" * 16,
-    "emoji": "👩‍👩‍👧‍👦 😀 é",
     "template": "{{7*7}} {sender} %s ${x} \\u003cscript\\u003e",
 }
 
 
-async def test_every_page_of_a_new_sandbox_is_accessible_and_says_that_it_is_empty(visitor: Visitor) -> None:
+def isolated(text: str) -> str:
+    """Return the text in characters that keep its direction from the text around it."""
+    return f"\u2068{text}\u2069"
+
+
+async def test_every_page_of_a_new_sandbox_says_that_it_is_empty(visitor: Visitor) -> None:
     found = await crawl(visitor)
-    assert {"/sandbox", "/sandbox/inbox", "/sandbox/webhooks", "/sandbox/requests", "/sandbox/faults"} <= found.keys()
-    assert "/developer/my-apps" in found
-    for path, page in found.items():
-        assert page.status == 200, path
-        if page.headers["content-type"].startswith("text/html"):
-            check_document(page)
-            check_headers(page)
     for path, words in {
         "/sandbox": "No signings yet.",
         "/sandbox/inbox": "No messages yet.",
@@ -46,6 +39,7 @@ async def test_every_page_of_a_new_sandbox_is_accessible_and_says_that_it_is_emp
         "/sandbox/faults": "None: everything works.",
         "/developer/my-apps": "No applications yet.",
     }.items():
+        check_document(found[path])
         assert words in found[path].main.text
 
 
@@ -73,7 +67,7 @@ async def test_no_link_is_dead_and_every_page_is_accessible(visitor: Visitor, ca
 
 @pytest.mark.parametrize("kind", HOSTILE)
 async def test_names_and_messages_are_shown_as_text_and_never_as_markup(
-    visitor: Visitor, call: Caller, receiver: str, kind: str
+    visitor: Visitor, call: Caller, kind: str
 ) -> None:
     text = HOSTILE[kind]
     before: set[str] = set()
@@ -105,25 +99,16 @@ async def test_refused_input_is_shown_as_text_and_never_as_markup(visitor: Visit
     for text in HOSTILE.values():
         page = await visitor.get("/developer/my-apps")
         page = await visitor.send(page, "/developer/my-apps", name=text, redirect_uri=text)
-        assert page.status == 400
         check_document(page)
         assert page.main.find("input", name="name").attributes["value"] == text
         assert page.main.find("input", name="redirect_uri").attributes["value"] == text
         page = await visitor.get(f"/sandbox/inbox?{urlencode({'to': text})}")
-        check_document(page)
         assert text in page.main.find("strong").raw
-        page = await visitor.get(consent(App("app_x", "", text, "", 0), state=text))
-        assert page.status == 400
-        check_document(page)
-
-
-async def test_the_root_redirects_to_the_dashboard(visitor: Visitor) -> None:
-    page = await visitor.get("/")
-    assert page.path == "/sandbox"
-    assert page.main.find("h1").text == "Dashboard"
+        check_document(await visitor.get(consent(App("app_x", "", text, "", 0), state=text)))
 
 
 async def test_unknown_page_is_html_for_browsers_and_json_for_programs(visitor: Visitor, call: Caller) -> None:
+    assert (await visitor.get("/")).path == "/sandbox"
     for path in ("/sandbox/nowhere", "/nowhere", f"/sandbox/signings/{'0' * 8}", "/sandbox/sign/none",
                  "/sandbox/signings/a/documents/b/original.pdf", "/sandbox/webhooks/deliveries/none"):  # fmt: skip
         page = await visitor.get(path)
@@ -140,8 +125,7 @@ async def test_unknown_page_is_html_for_browsers_and_json_for_programs(visitor: 
 
 async def test_wrong_method_names_the_allowed_methods(visitor: Visitor) -> None:
     page = await visitor.request("DELETE", "/sandbox")
-    assert page.status == 405
-    assert page.headers["allow"] == "GET, HEAD"
+    assert (page.status, page.headers["allow"]) == (405, "GET, HEAD")
     assert "DELETE is not allowed here" in page.main.text
     check_document(page)
 
@@ -149,19 +133,19 @@ async def test_wrong_method_names_the_allowed_methods(visitor: Visitor) -> None:
 async def test_requests_of_other_sites_are_refused(visitor: Visitor) -> None:
     """A foreign Origin, a foreign Host, and a form without the page's token are refused."""
     page = await visitor.get("/sandbox")
-    foreign = {"Host": "evil.example"}
     for path in ("/sandbox", "/developer/my-apps", "/sandbox/nowhere", "/oauth/authorize"):
-        refused = await visitor.get(path, headers=foreign)
-        assert refused.status == 421
-        assert "only to host names of this machine" in refused.main.text
+        for host in ("evil.example", "["):
+            refused = await visitor.get(path, headers={"Host": host})
+            assert refused.status == 421
+            assert "only to host names of this machine" in refused.main.text
     token = page.form("/sandbox/clock", "Advance").find("input", type="hidden").attributes["value"]
     fields = {"amount": "1", "unit": "days", "csrf_token": token}
     assert (await visitor.post("/sandbox/clock", fields, Origin="https://evil.example")).status == 403
-    for token in ("", "0" * 64, "é"):
-        refused = await visitor.post("/sandbox/clock", fields | {"csrf_token": token})
+    for wrong in ("", "0" * 64, "é"):
+        refused = await visitor.post("/sandbox/clock", fields | {"csrf_token": wrong})
         assert refused.status == 403
         assert "not from a page of this sandbox" in refused.main.text
-    visitor.session.cookie_jar.clear()
+    visitor.session.cookie_jar.clear()  # the token of another browser
     assert (await visitor.post("/sandbox/clock", fields)).status == 403
     assert visitor.sandbox.clock.offset.total_seconds() == 0
 
@@ -182,16 +166,21 @@ def _rows(sandbox: Sandbox) -> dict[str, list[Any]]:
     """Return everything the sandbox holds, except deliveries, which are retried meanwhile."""
     with closing(sqlite3.connect(":memory:")) as database:
         database.deserialize(sandbox.snapshot().database)
-        tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-        kept = [name for name in tables if name not in ("deliveries", "attempts", "counters", "sqlite_sequence")]
-        assert len(kept) == len(tables) - 4
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        kept = tables - {"deliveries", "attempts", "counters", "sqlite_sequence"}
         return {name: database.execute(f'SELECT * FROM "{name}"').fetchall() for name in kept}
 
 
-async def test_colours_have_the_contrast_of_wcag_aa() -> None:
+async def test_style_is_cached_under_a_versioned_url_and_its_colours_have_the_contrast_of_wcag_aa(
+    visitor: Visitor,
+) -> None:
     """Text has a contrast of 4.5 and edges of 3, in light and dark."""
-    css = Path(pages.__file__).with_name("style.css").read_text()
-    blocks = re.findall(r":root \{(.*?)\}", css, re.S)
+    address = (await visitor.get("/sandbox")).root.find("link", rel="stylesheet").attributes["href"]
+    assert re.fullmatch(r"/sandbox/style\.css\?v=[0-9a-f]{12}", address)
+    style = await visitor.get(address)
+    assert style.headers["content-type"] == "text/css; charset=utf-8"
+    assert "immutable" in style.headers["cache-control"]
+    blocks = re.findall(r":root \{(.*?)\}", style.html, re.S)
     schemes = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in blocks]
     assert len(schemes) == 2
     texts = [(ink, ground, 4.5) for ink in ("ink", "quiet", "accent-ink") for ground in ("ground", "paper", "raised")]
@@ -211,12 +200,3 @@ def contrast(one: str, other: str) -> float:
         red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
         lights.append(0.2126 * red + 0.7152 * green + 0.0722 * blue)
     return (max(lights) + 0.05) / (min(lights) + 0.05)
-
-
-async def test_style_and_script_are_cached_under_a_versioned_url(visitor: Visitor) -> None:
-    page = await visitor.get("/sandbox")
-    address = page.root.find("link", rel="stylesheet").attributes["href"]
-    assert re.fullmatch(r"/sandbox/style\.css\?v=[0-9a-f]{12}", address)
-    style = await visitor.get(address)
-    assert style.headers["content-type"] == "text/css; charset=utf-8"
-    assert "immutable" in style.headers["cache-control"]
