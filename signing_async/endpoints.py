@@ -7,7 +7,6 @@ import json as json_module
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import ExitStack, aclosing, asynccontextmanager
-from string import Formatter
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 from urllib.parse import unquote, urlencode
 
@@ -37,10 +36,9 @@ T = TypeVar("T")
 Form = Mapping[str, str | PdfSource]
 """The fields of a multipart form."""
 
-_READING = ("GET", "HEAD")
-_METHODS = (*_READING, "POST", "PUT", "PATCH", "DELETE")
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 # As text, because compiling them would delay the import.
-_SEGMENTS = r"(?:/(?:[\w.~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*)+"
+_TEMPLATE = r"/(?!/)(?:[\w.~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2}|\{[^\W\d]\w*\})*"
 _HEADER_NAME = r"[\w!#$%&'*+.^`|~-]+"
 _OWN_HEADERS = ("Authorization", "Connection", "Content-Length", "Cookie", "Expect", "Host", "Transfer-Encoding")
 
@@ -93,9 +91,10 @@ class Reader:
     ) -> Response:
         """Return the response to a GET. Don't catch its errors, except `NotFound`: they leave the outcome unknown."""
         address = _build_address(template, path, params)
-        response: Response = await self._read(
-            Operation(f"GET {template}", "GET", address, Safety.READ, decode=_whole_response)
+        operation: Operation[Response] = Operation(
+            f"GET {template}", "GET", address, Safety.READ, decode=lambda response: response
         )
+        response: Response = await self._read(operation)
         return response
 
     @overload
@@ -197,14 +196,16 @@ class AnyEndpoint:
             f"{method} {template}",
             method,
             _build_address(template, path, params),
-            _choose_repeat(method, repeat, reconcile),
-            decode=_whole_response,
+            _check_safety(method, repeat, reconcile),
+            decode=lambda response: response,
             headers=_check_headers(headers),
         )
-        form = _check_form(body, operation.headers)
-        operation.body = _make_body(method, json, body)
-        operation.transfer = form is not None
-        await decode.prepare()
+        form: Form | None = None
+        if json is None and method not in wire.READING and isinstance(body, PdfSource | Mapping):
+            form = _check_form({"selected_file": body} if isinstance(body, PdfSource) else body, operation.headers)
+            operation.transfer = True
+        else:
+            operation.body = _make_body(method, json, body)
         if into is not None:
             decode.hook_of(into)
         if reconcile is not None:
@@ -272,7 +273,7 @@ class AnyEndpoint:
         The request is retried until the response begins, and not afterwards. ``Timeouts.transfer`` limits the time
         spent waiting for chunks, not the time that the caller spends on them.
         """
-        _require(_check_method(method) == "GET", f"method: only a GET can be streamed, got {method!r}")
+        _check_method(method, ("GET",))
         transport, checked = _transport_within(self._api.transport, timeout), _check_headers(headers)
 
         async def receive(response: wire.Response) -> wire.Response:
@@ -311,10 +312,6 @@ def as_timeouts(timeout: float | Timeouts) -> Timeouts:
     return timeout if isinstance(timeout, Timeouts) else Timeouts(call=timeout, transfer=timeout)
 
 
-def _whole_response(response: Response) -> Response:
-    return response
-
-
 def _identify(value: Any) -> str | None:
     """Return the id of an effect: a record, parsed JSON, or the record in a response."""
     if isinstance(value, Response):
@@ -334,64 +331,41 @@ def _require(is_valid: object, problem: str) -> None:
         raise InvalidRequest(problem)
 
 
-def _check_mapping(name: str, value: object, content: str = "") -> None:
-    _require(isinstance(value, Mapping), f"{name}: must be a mapping{content}, got {type(value).__name__}")
-
-
-def _check_method(method: Any) -> str:
-    is_known = isinstance(method, str) and method.upper() in _METHODS
-    _require(is_known, f"method: must be one of {', '.join(_METHODS)}, got {method!r}")
-    return str(method.upper())
-
-
-def _choose_repeat(method: str, repeat: object, reconcile: object) -> Safety:
+def _check_safety(method: str, repeat: object, reconcile: object) -> Safety:
     _require(isinstance(repeat, bool), f"repeat: must be true or false, got {repeat!r}")
-    is_repeated = repeat or method in _READING
+    is_repeated = repeat or method in wire.READING
     if reconcile is None:
         return Safety.READ if is_repeated else Safety.NEVER
     _require(callable(reconcile), f"reconcile: must be an async function of a Reader, got {reconcile!r}")
-    problem = "reconcile: not for GET, HEAD or repeat=True: these requests are retried without it"
-    _require(not is_repeated, problem)
+    _require(not is_repeated, "reconcile: not for GET, HEAD or repeat=True: these requests are retried without it")
     return Safety.RECONCILED
 
 
-def _build_address(template: Any, path: Any, params: object) -> str:
+def _check_method(method: object, allowed: Iterable[str] = _METHODS) -> str:
+    _require(str(method).upper() in allowed, f"method: must be one of {', '.join(allowed)}, got {method!r}")
+    return str(method).upper()
+
+
+def _build_address(template: Any, path: Any, params: Any) -> str:
     """Return the path with its placeholders filled, and the query."""
-    is_path = isinstance(template, str) and template.startswith("/") and not template.startswith("//")
-    _require(is_path, f"the path must begin with one slash, relative to the client's origin; got {template!r}")
-    is_bare = "?" not in template and "#" not in template
-    _require(is_bare, f"the path must have no query or fragment: use params=; got {template!r}")
-    _check_mapping("path", path, " of the placeholders' values")
-    address, parts = "", _split(template)
-    for text, name in parts:
-        is_encoded = re.fullmatch(_SEGMENTS, f"/{text}", re.ASCII)
-        _require(is_encoded, f"the path must be percent-encoded: {text!r} in {template!r}")
-        address += text
-        if name is not None:
-            _require(name in path, f"path: no value for {{{name}}} of {template!r}")
-            value = path[name]
-            address += urls.segment(f"path: {name}", str(value) if _checks.is_integer(value) else value)
-    for name in {*path} - {name for _, name in parts}:
-        raise InvalidRequest(f"path: {template!r} has no placeholder {{{name}}}")
+    is_template = isinstance(template, str) and re.fullmatch(_TEMPLATE, template, re.ASCII)
+    rule = "begin with one slash and be percent-encoded, without query or fragment (use params=)"
+    _require(is_template, f"the path must {rule}, and its placeholders must be names: got {template!r}")
+    _require(isinstance(path, Mapping), f"path: must be a mapping of the placeholders' values, got {path!r}")
+    names = re.findall(r"\{(\w+)\}", template)
+    for name in {*names} ^ {*path}:
+        reason = f"no value for {{{name}}} of {template!r}" if name in names else f"{template!r} has no {{{name}}}"
+        raise InvalidRequest(f"path: {reason}")
+    values = {name: str(value) if _checks.is_integer(value) else value for name, value in path.items()}
+    address = template.format_map({name: urls.segment(f"path: {name}", value) for name, value in values.items()})
     has_dots = any(unquote(segment) in (".", "..") for segment in address.split("/"))
     _require(not has_dots, f"the path must have no segments . and .., got {template!r}")
     query = urlencode(list(_query(params)))
     return f"{address}?{query}" if query else address
 
 
-def _split(template: str) -> list[tuple[str, str | None]]:
-    """Return the texts of a template, each with the placeholder that follows it."""
-    try:
-        parts = list(Formatter().parse(template))
-    except ValueError:
-        parts = [("", "", "", None)]
-    is_plain = all(name is None or (name.isidentifier() and not form and not code) for _, name, form, code in parts)
-    _require(is_plain, f"the path has a placeholder other than {{name}}: {template!r}")
-    return [(text, name) for text, name, _, _ in parts]
-
-
 def _query(params: Any) -> Iterable[tuple[str, str]]:
-    _check_mapping("params", params)
+    _require(isinstance(params, Mapping), f"params: must be a mapping, got {type(params).__name__}")
     for name, given in params.items():
         _require(_checks.is_text(name), f"params: names must be non-empty strings, got {name!r}")
         for value in given if isinstance(given, list | tuple) else [] if given is None else [given]:
@@ -403,24 +377,17 @@ def _query(params: Any) -> Iterable[tuple[str, str]]:
 
 def _check_headers(headers: Any) -> Mapping[str, str]:
     """Return the headers. No error shows a value: it may be a secret."""
-    _check_mapping("headers", headers)
-    checked: CIMultiDict[str] = CIMultiDict()
+    _require(isinstance(headers, Mapping), f"headers: must be a mapping, got {type(headers).__name__}")
     for name, value in headers.items():
         is_name = isinstance(name, str) and re.fullmatch(_HEADER_NAME, name, re.ASCII)
         _require(is_name, f"headers: invalid name {name!r}")
         _require(name.title() not in _OWN_HEADERS, f"headers: {name} is set by the client")
         is_valid = isinstance(value, str) and value.isascii() and value.isprintable()
         _require(is_valid, f"headers: {name}: must be a string of printable ASCII characters")
-        checked[name] = value
-    return checked
+    return CIMultiDict(headers)
 
 
-def _check_form(body: object, headers: Mapping[str, str]) -> Form | None:
-    """Return the fields of a form; None if the body is not a form."""
-    if isinstance(body, PdfSource):
-        body = {"selected_file": body}
-    if not isinstance(body, Mapping):
-        return None
+def _check_form(body: Mapping[Any, Any], headers: Mapping[str, str]) -> Form:
     _require("Content-Type" not in headers, "headers: Content-Type: the client sets that of a form")
     _require(body, "body: a form must have a field")
     for name, value in body.items():
@@ -430,25 +397,10 @@ def _check_form(body: object, headers: Mapping[str, str]) -> Form | None:
     return body
 
 
-async def _open_files(form: Form, stack: ExitStack, deadline: float, name: str) -> dict[str, str | OpenPdf]:
-    """Open the files of a form until the stack is closed. Their content is not checked: an endpoint may accept any."""
-    opened: dict[str, str | OpenPdf] = {}
-    try:
-        async with asyncio.timeout_at(deadline) as opening:
-            for field, value in form.items():
-                opened[field] = value if isinstance(value, str) else stack.enter_context(await value.open())
-    except TimeoutError:
-        if not opening.expired():
-            raise
-    if opening.expired():
-        raise RequestTimeout(f"{name}: deadline passed before anything was sent", operation=name, attempts=0)
-    return opened
-
-
 def _make_body(method: str, json: Any, body: Any) -> Callable[[], wire.Body] | None:
-    """Return a function that makes the body for each attempt; None for GET and HEAD. A form is made later."""
+    """Return a function that makes the body for each attempt; None for GET and HEAD."""
     _require(json is None or body is None, "json, body: pass only one of them")
-    if method in _READING:
+    if method in wire.READING:
         _require(json is None and body is None, f"{'body' if json is None else 'json'}: a {method} has no body")
         return None
     content, content_type = b"", "application/octet-stream"
@@ -458,10 +410,24 @@ def _make_body(method: str, json: Any, body: Any) -> Callable[[], wire.Body] | N
             content = json_module.dumps(json, allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"json: cannot encode as JSON: {error}") from None
-    elif isinstance(body, bytes | bytearray | memoryview):
+    elif body is not None:
+        is_bytes = isinstance(body, bytes | bytearray | memoryview)
+        kind = f"{type(body).__name__}, which cannot be sent a second time: read it, or wrap it in a PdfSource"
+        kind = "str: encode it, or use json=" if isinstance(body, str) else kind
+        _require(is_bytes, f"body: must be bytes, a PdfSource or a form, got {kind}")
         content = bytes(body)
-    elif body is not None and not isinstance(body, PdfSource | Mapping):
-        problem = f"{type(body).__name__}, which cannot be sent a second time: read it, or wrap it in a PdfSource"
-        problem = "str: encode it, or use json=" if isinstance(body, str) else problem
-        raise InvalidRequest(f"body: must be bytes, a PdfSource or a form, got {problem}")
     return lambda: wire.bytes_body(content, content_type if content else None)
+
+
+async def _open_files(form: Form, stack: ExitStack, deadline: float, name: str) -> dict[str, str | OpenPdf]:
+    """Open the files of a form until the stack is closed. Their content is not checked: an endpoint may accept any."""
+    opened: dict[str, str | OpenPdf] = {}
+    try:
+        async with asyncio.timeout_at(deadline) as opening:
+            for field, value in form.items():
+                opened[field] = value if isinstance(value, str) else stack.enter_context(await value.open())
+            return opened
+    except TimeoutError:
+        if not opening.expired():
+            raise
+    raise RequestTimeout(f"{name}: deadline passed before anything was sent", operation=name, attempts=0)

@@ -17,7 +17,7 @@ from .errors import DecodeError, InvalidRequest
 from .reconcile import Read
 from .transport import urls
 from .transport.call import Transport
-from .transport.decode import Unreadable, decode_each, look_up, parse, prepare
+from .transport.decode import Unreadable, decode_each, look_up, parse
 from .transport.operation import Operation
 from .transport.response import Response
 from .transport.retry import Safety
@@ -114,7 +114,6 @@ class Pager(Generic[T]):
         return DecodeError(text, operation=self._name)
 
     async def _fetch(self, cursor: str | None) -> Page[T]:
-        await prepare(self._model)
         assumptions, path = self._transport.options.assumptions, self._path
         params = {} if self._limit is None else {assumptions.limit_param: str(self._limit)}
         if cursor is not None and self._is_url(cursor):

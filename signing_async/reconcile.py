@@ -58,7 +58,6 @@ Listed = tuple[Document, ...] | None
 
 _FIRST_PAUSE = 0.2
 _NEVER = -math.inf
-_MAX_SIGNINGS = 10_000
 _MAX_NAME = 1000
 _SIMILAR = "a similar record differs in its size, content or other fields"
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -86,19 +85,19 @@ class Undecidable(Exception):  # stays inside the package: callers see OutcomeUn
 # The ledger
 
 
+@attrs.define(eq=False, repr=False, slots=False)
 class Collection:
     """What this client knows of the documents, or the recipients, of one signing."""
 
-    def __init__(self, known: set[str] | None) -> None:
-        self.known: set[str] | None = known
-        """Ids that are not the effect of a pending call; None before the first reading."""
-        self.pending: Counter[str] = Counter()
-        """Calls that are under way, by their match key."""
-        self.unresolved: Counter[str] = Counter()
-        """Calls whose outcome is unknown; their records may still appear."""
-        self.started: int = 0
-        self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self.first_reading: asyncio.Lock = asyncio.Lock()
+    known: set[str] | None
+    """Ids that are not the effect of a pending call; None before the first reading."""
+    pending: Counter[str] = attrs.field(factory=Counter, init=False)
+    """Calls that are under way, by their match key."""
+    unresolved: Counter[str] = attrs.field(factory=Counter, init=False)
+    """Calls whose outcome is unknown; their records may still appear."""
+    started: int = attrs.field(default=0, init=False)
+    locks: defaultdict[str, asyncio.Lock] = attrs.field(factory=lambda: defaultdict(asyncio.Lock), init=False)
+    first_reading: asyncio.Lock = attrs.field(factory=asyncio.Lock, init=False)
 
     @property
     def ids(self) -> set[str]:
@@ -114,15 +113,16 @@ class Collection:
 
 
 class SigningLedger:
-    """What this client knows of one signing."""
+    """What this client knows of one signing.
+
+    ``additions`` and ``sends`` count ambiguous attempts whose effect has not shown. True: it may still show.
+    """
 
     def __init__(self, documents: set[str] | None) -> None:
         self.documents: Collection = Collection(documents)
         self.recipients: Collection = Collection(set())
         self.additions: Counter[bool] = Counter()
-        """Ambiguous attempts to add to this signing whose effect has not shown. True: it may still show."""
         self.sends: Counter[bool] = Counter()
-        """The same for attempts to send this signing."""
 
     @property
     def is_tainted(self) -> bool:
@@ -140,7 +140,7 @@ class Ledger:
     Signings are known by their paths; the least recently used ones are forgotten first.
     """
 
-    def __init__(self, max_signings: int = _MAX_SIGNINGS) -> None:
+    def __init__(self, max_signings: int = 10_000) -> None:
         self._signings: OrderedDict[str, SigningLedger] = OrderedDict()
         self._max_signings = max_signings
 
@@ -253,7 +253,10 @@ class RecipientMatch:
         return is_named and self._fits(recipient)
 
     def _fits(self, recipient: Recipient) -> bool:
-        return _agrees(attrs.asdict(recipient), self._named) and _agrees(recipient.extra, self._extra)
+        """Return whether the service returned what was sent, apart from fields that it does not return."""
+        returned = {**recipient.extra, **attrs.asdict(recipient)}
+        sent = {field: value for field, value in {**self._extra, **self._named}.items() if value is not None}
+        return all(_alike(returned[field], sent[field]) for field in sent if returned.get(field) not in (None, ""))
 
 
 def _address(email: str) -> str:
@@ -274,21 +277,14 @@ def normalized(form: Literal["NFC", "NFKC"], text: str) -> str:
     return unicodedata.normalize(form, text) if len(text) <= _MAX_NAME else text
 
 
-def _agrees(returned: Mapping[str, Any], sent: Mapping[str, Any]) -> bool:
-    """Return whether the service returned what was sent, apart from fields that it does not return."""
-    given = {field: value for field, value in sent.items() if value is not None}
-    return all(_alike(returned[field], given[field]) for field in given if returned.get(field) not in (None, ""))
-
-
 def _alike(returned: Any, sent: Any) -> bool:
     """Return whether the values agree, ignoring case, spaces and punctuation, which services normalize."""
     if isinstance(returned, str | int) and isinstance(sent, str | int):
-        return _letters(str(returned)) == _letters(str(sent))
+        returned, sent = (
+            [character for character in normalized("NFKC", str(value)).casefold() if character.isalnum()]
+            for value in (returned, sent)
+        )
     return bool(returned == sent)
-
-
-def _letters(text: str) -> str:
-    return "".join(character for character in normalized("NFKC", text).casefold() if character.isalnum())
 
 
 # Effects
@@ -389,8 +385,9 @@ class Creation(Effect[Record]):
         collection.started += 1
         try:
             async with asyncio.timeout_at(self._deadline) as waiting:
-                if collection.known is None:
-                    await self._read_known()
+                async with collection.first_reading:
+                    if collection.known is None and self._read_first is not None:
+                        collection.known = {record.id for record in await self._read_first() or ()}
                 await collection.locks[key].acquire()
                 return
         except BaseException as error:
@@ -403,13 +400,6 @@ class Creation(Effect[Record]):
     async def __aexit__(self, *_: object) -> None:
         self._collection.locks[self._match.key].release()
         self._collection.leave(self._match.key)
-
-    async def _read_known(self) -> None:
-        async with self._collection.first_reading:
-            if self._collection.known is not None:
-                return  # another call has read it
-            assert self._read_first is not None
-            self._collection.known = {record.id for record in await self._read_first() or ()}
 
     async def find(self, read: Read) -> Found[Record] | None:
         unknown = await self._read_unknown(read)

@@ -26,69 +26,40 @@ from tests.servers import echo, serving
     [
         (("GETT", "/x"), {}, "method: must be one of GET, HEAD, POST, PUT, PATCH, DELETE, got 'GETT'"),
         ((5, "/x"), {}, "method: must be one of"),
-        (("GET", "x"), {}, "the path must begin with one slash, relative to the client's origin; got 'x'"),
-        (("GET", ""), {}, "the path must begin with one slash"),
-        (("GET", None), {}, "the path must begin with one slash"),
-        (("GET", "https://evil.example/x"), {}, "the path must begin with one slash"),
-        (("GET", "//evil.example/x"), {}, "the path must begin with one slash"),
-        (("GET", "/x?a=1"), {}, "the path must have no query or fragment: use params="),
-        (("GET", "/x#a"), {}, "the path must have no query or fragment"),
+        *(
+            (("GET", template), {}, "the path must begin with one slash and be percent-encoded, without query or")
+            for template in ("x", "", None, "https://evil.example/x", "//evil.example/x", "/x?a=1", "/x#a", "/å")
+        ),
+        *(
+            (("GET", template), {"path": {"id": "1"}}, "and its placeholders must be names: got")
+            for template in ("/x%", "/x\\y", "/x\r\nHost: y", "/{{id}}", "/{}", "/{id!r}", "/{id.x}", "/{id")
+        ),
         (("GET", "/x/../y"), {}, "the path must have no segments . and .."),
         (("GET", "/x/%2e%2E"), {}, "the path must have no segments . and .."),
-        (("GET", "/å"), {}, "the path must be percent-encoded: '/å' in '/å'"),
-        (("GET", "/a b"), {}, "the path must be percent-encoded"),
-        (("GET", "/x%"), {}, "the path must be percent-encoded"),
-        (("GET", "/x\\y"), {}, "the path must be percent-encoded"),
-        (("GET", "/x\r\nHost: y"), {}, "the path must be percent-encoded"),
-        (("GET", "/{{x}}"), {}, "the path must be percent-encoded"),
         (("GET", "/{id}"), {}, r"path: no value for {id} of '/{id}'"),
-        (("GET", "/x"), {"path": {"id": "1"}}, r"path: '/x' has no placeholder {id}"),
-        (("GET", "/{id}"), {"path": {"id": ""}}, "path: id: must be an id or a record with an id, got ''"),
-        (("GET", "/{id}"), {"path": {"id": ".."}}, "path: id: must be an id"),
-        (("GET", "/{id}"), {"path": {"id": None}}, "path: id: must be an id"),
-        (("GET", "/{id}"), {"path": {"id": True}}, "path: id: must be an id"),
-        (("GET", "/{id}"), {"path": "1"}, "path: must be a mapping of the placeholders' values, got str"),
-        (("GET", "/{}"), {"path": {}}, "the path has a placeholder other than {name}"),
-        (("GET", "/{id!r}"), {"path": {"id": "1"}}, "the path has a placeholder other than {name}"),
-        (("GET", "/{id.x}"), {"path": {"id": "1"}}, "the path has a placeholder other than {name}"),
-        (("GET", "/{id"), {"path": {"id": "1"}}, "the path has a placeholder other than {name}"),
+        (("GET", "/x"), {"path": {"id": "1"}}, r"path: '/x' has no {id}"),
+        *((("GET", "/{id}"), {"path": {"id": value}}, "path: id: must be an id") for value in ("", "..", None, True)),
+        (("GET", "/{id}"), {"path": "1"}, "path: must be a mapping of the placeholders' values, got '1'"),
         (("GET", "/x"), {"params": "a=1"}, "params: must be a mapping, got str"),
         (("GET", "/x"), {"params": {5: "a"}}, "params: names must be non-empty strings, got 5"),
         (("GET", "/x"), {"params": {"a": {}}}, "params: a: must be a string, a number, true, false, None or a list"),
-        (("GET", "/x"), {"params": {"a": [None]}}, "params: a: must be a string"),
-        (("GET", "/x"), {"params": {"a": float("nan")}}, "params: a: must be a string"),
-        (("GET", "/x"), {"params": {"a": "\ud800"}}, "params: a: must be a string"),
+        *((("GET", "/x"), {"params": {"a": bad}}, "params: a: must be") for bad in ([None], float("nan"), "\ud800")),
         (("GET", "/x"), {"headers": []}, "headers: must be a mapping, got list"),
         (("GET", "/x"), {"headers": {"a b": "c"}}, "headers: invalid name 'a b'"),
-        (("GET", "/x"), {"headers": {5: "c"}}, "headers: invalid name 5"),
-        (("GET", "/x"), {"headers": {"authorization": "x"}}, "headers: authorization is set by the client"),
-        (("POST", "/x"), {"headers": {"expect": "100-continue"}}, "headers: expect is set by the client"),
-        (("GET", "/x"), {"headers": {"HOST": "x"}}, "headers: HOST is set by the client"),
+        *((("POST", "/x"), {"headers": {name: "x"}}, "is set by the client") for name in ("authorization", "expect")),
         (("GET", "/x"), {"headers": {"X": "hush\r\n"}}, "headers: X: must be a string of printable ASCII"),
-        (("GET", "/x"), {"headers": {"X": 5}}, "headers: X: must be a string of printable ASCII"),
         (("GET", "/x"), {"json": {}}, "json: a GET has no body"),
         (("HEAD", "/x"), {"body": b""}, "body: a HEAD has no body"),
-        (("POST", "/x"), {"json": {}, "body": b""}, "json, body: pass only one of them"),
         (("POST", "/x"), {"json": {}, "body": {"a": "b"}}, "json, body: pass only one of them"),
         (("POST", "/x"), {"json": {"a": float("inf")}}, "json: cannot encode as JSON: Out of range"),
-        (("POST", "/x"), {"json": object()}, "json: cannot encode as JSON: Object of type object"),
-        (
-            ("POST", "/x"),
-            {"body": "text"},
-            "body: must be bytes, a PdfSource or a form, got str: encode it, or use json=",
-        ),
+        (("POST", "/x"), {"body": "text"}, "body: must be bytes, a PdfSource or a form, got str: encode it, or use"),
         (("POST", "/x"), {"body": io.BytesIO(b"x")}, "got BytesIO, which cannot be sent a second time: read it"),
-        (("POST", "/x"), {"body": iter([b"x"])}, "which cannot be sent a second time"),
-        (("POST", "/x"), {"body": Path("x")}, "which cannot be sent a second time"),
         (("POST", "/x"), {"body": {}}, "body: a form must have a field"),
         (("POST", "/x"), {"body": {5: "x"}}, "body: names of fields must be non-empty strings, got 5"),
         (("POST", "/x"), {"body": {"a": 5}}, "body: a: must be a string or a PdfSource, got int"),
-        (
-            ("POST", "/x"),
-            {"body": {"a": "b"}, "headers": {"content-type": "x"}},
-            "headers: Content-Type: the client sets that of a form",
-        ),
+        (("POST", "/x"), {"body": {"a": "b"}, "headers": {"content-type": "x"}}, "the client sets that of a form"),
         (("POST", "/x"), {"repeat": 1}, "repeat: must be true or false, got 1"),
+        (("POST", "/x"), {"reconcile": 1}, "reconcile: must be an async function of a Reader, got 1"),
         (("POST", "/x"), {"into": object}, "into: cannot decode JSON to <class 'object'>"),
     ],
 )
@@ -138,12 +109,6 @@ async def test_form_has_texts_and_files_in_their_order(size: int, tmp_path: Path
     assert sent["headers"]["content-length"] == str(len(sent["body"]))
 
 
-async def test_form_without_files_is_multipart_too() -> None:
-    async with serving(echo) as server, SigningClient(server.origin, "token") as client:
-        sent = (await client.request("POST", "/x", body={"a": "1"})).json()
-    assert _parts(sent) == [('Content-Disposition: form-data; name="a"', b"1")]
-
-
 async def test_source_alone_is_the_selected_file_of_the_service(sandbox: Sandbox, client: SigningClient) -> None:
     """Any stream of bytes can be sent, and sent again."""
     signing = await client.signings.create(name="x", language="EN")
@@ -179,17 +144,10 @@ async def test_source_that_is_slow_ends_at_the_deadline_before_anything_is_sent(
         raise TimeoutError("the bucket")
         yield b""
 
-    async def stubborn() -> AsyncIterator[bytes]:
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            yield b"x"
-
     async with serving(echo) as server, SigningClient(server.origin, "token") as client:
-        for source in (never, stubborn):
-            with pytest.raises(RequestTimeout, match="deadline passed before anything was sent") as caught:
-                await client.request("POST", "/x", body=PdfSource(source(), "a.pdf"), timeout=0.1)
-            assert caught.value.effect == "none"
+        with pytest.raises(RequestTimeout, match="deadline passed before anything was sent") as caught:
+            await client.request("POST", "/x", body=PdfSource(never(), "a.pdf"), timeout=0.1)
+        assert caught.value.effect == "none"
         with pytest.raises(TimeoutError, match="the bucket"):
             await client.request("POST", "/x", body=PdfSource(fails(), "a.pdf"), timeout=5)
         assert not server.requests

@@ -73,41 +73,43 @@ def _attempts(name: str, of: str, *attributes: str) -> Metric:
     return Metric(f"signing_async.{name}.attempts", "histogram", "{attempt}", f"Attempts of {of}.", attributes, _COUNTS)
 
 
-def _counter(name: str, unit: str, description: str, *attributes: str) -> Metric:
-    return Metric(f"signing_async.{name}", "counter", unit, description, attributes)
+def _counter(name: str, unit: str, of: str, *attributes: str) -> Metric:
+    return Metric(f"signing_async.{name}", "counter", unit, of, attributes)
+
+
+def _gauge(name: str, unit: str, of: str, combine: Callable[[Iterable[float]], float] = sum) -> Metric:
+    return Metric(f"signing_async.inbox.{name}", "gauge", unit, of, combine=combine)
+
+
+def _active(name: str, unit: str, of: str, *attributes: str) -> Metric:
+    return Metric(name, "up_down_counter", unit, of, attributes)
 
 
 _SERVER = METHOD, ADDRESS, PORT
 _REQUEST = *_SERVER, URL_TEMPLATE, STATUS_CODE, ERROR_TYPE
 _RESULT = OUTCOME, ERROR_TYPE
 _HANDLED = HANDLER, HANDLER_OUTCOME
-_WAITING = "Requests that use or await a pooled connection."
-_OLDEST = "Age of the oldest event that is not handled."
+_REQUESTS, _POOLED = "Duration of HTTP client requests.", "Requests that use or await a pooled connection."
+_UNKNOWN = "Operations that may have taken effect."
 
-REQUEST_DURATION = Metric(
-    "http.client.request.duration", "histogram", "s", "Duration of HTTP client requests.", _REQUEST, _SHORT
-)
-ACTIVE_REQUESTS = Metric("http.client.active_requests", "up_down_counter", "{request}", _WAITING, _SERVER)
+REQUEST_DURATION = Metric("http.client.request.duration", "histogram", "s", _REQUESTS, _REQUEST, _SHORT)
+ACTIVE_REQUESTS = _active("http.client.active_requests", "{request}", _POOLED, *_SERVER)
 OPERATION_DURATION = _duration("operation", "operations, with their waits", _LONG, OPERATION, *_RESULT)
 OPERATION_ATTEMPTS = _attempts("operation", "an operation", OPERATION)
-UNKNOWN_OUTCOMES = _counter(
-    "operation.unknown_outcomes", "{operation}", "Operations that may have taken effect.", OPERATION
-)
+UNKNOWN_OUTCOMES = _counter("operation.unknown_outcomes", "{operation}", _UNKNOWN, OPERATION)
 WAIT_DURATION = _duration("rate_limiter.wait", "waits for the rate limiter", _LONG, WAIT_PASSED)
 REFRESHES = _counter("token.refreshes", "{refresh}", "Token refreshes, by result.", REFRESH_RESULT)
 TRANSFERRED = _counter("transferred", "By", "Bytes of request and response bodies.", DIRECTION)
 JOURNAL_DURATION = _duration("journal", "a journal's operations", _SHORT, JOURNAL_OPERATION, ERROR_TYPE)
 DISPATCH_DURATION = _duration("dispatch.package", "the work on a package", _LONG, OUTCOME)
-DISPATCH_ACTIVE = Metric(
-    "signing_async.dispatch.active_packages", "up_down_counter", "{package}", "Packages being dispatched."
-)
+DISPATCH_ACTIVE = _active("signing_async.dispatch.active_packages", "{package}", "Packages being dispatched.")
 DELIVERIES = _counter("webhook.deliveries", "{delivery}", "Webhook deliveries, by verdict.", WEBHOOK_VERDICT)
 DELIVERY_DURATION = _duration("webhook.delivery", "webhook deliveries", _SHORT, WEBHOOK_VERDICT)
 HANDLER_DURATION = _duration("inbox.handler", "attempts to handle an event", _LONG, *_HANDLED, ERROR_TYPE)
 HANDLER_ATTEMPTS = _attempts("inbox", "an event that is settled", *_HANDLED)
-PENDING_EVENTS = Metric("signing_async.inbox.pending", "gauge", "{event}", "Events that are not handled yet.")
-OLDEST_PENDING = Metric("signing_async.inbox.oldest_pending.age", "gauge", "s", _OLDEST, combine=max)
-DEAD_LETTERS = Metric("signing_async.inbox.dead_letters", "gauge", "{event}", "Events whose handler failed too often.")
+PENDING_EVENTS = _gauge("pending", "{event}", "Events that are not handled yet.")
+OLDEST_PENDING = _gauge("oldest_pending.age", "s", "Age of the oldest event that is not handled.", max)
+DEAD_LETTERS = _gauge("dead_letters", "{event}", "Events whose handler failed too often.")
 SWEEP_DURATION = _duration("archive.sweep", "an archive's sweeps", _LONGEST, *_RESULT)
 ARCHIVE_SIGNINGS = _counter("archive.signings", "{signing}", "Signings that sweeps have read in the list.")
 ARCHIVE_DOCUMENTS = _counter("archive.documents", "{document}", "Documents to archive, by outcome.", *_RESULT)

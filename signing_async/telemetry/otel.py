@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
@@ -16,9 +15,8 @@ from opentelemetry import context, metrics, trace
 from opentelemetry.trace import SpanKind, StatusCode
 
 from .._version import __version__
-from . import names, null
+from . import Attributes, Span, Telemetry, log, names
 from .names import Metric, SpanType
-from .null import Attributes
 
 __all__ = ["OpenTelemetry"]
 
@@ -32,12 +30,9 @@ _SIGNING = re.compile(r"/signings/([^/?]+)")
 _ID = re.compile(r"[\w-]+", re.ASCII)
 _ID_NAMES = {names.SIGNING_ID, names.DOCUMENT_ID, names.EVENT_ID}
 _ID_PLACEHOLDERS = {"signings": "{id}", "documents": "{document_id}", "recipients": "{recipient_id}"}
-_PLACEHOLDER = re.compile(r"\{\w+\}")
 _FIXED = re.compile(r"|[a-z][A-Za-z_-]*|\d{1,2}\.\d{1,2}|v\d{1,2}", re.ASCII)
 """A segment that is not redacted: a word of an endpoint or a version."""
 _REDACTED = "REDACTED"
-
-log: logging.Logger = logging.getLogger("signing_async")
 
 
 class _Guard(ContextDecorator):
@@ -58,7 +53,7 @@ class _Guard(ContextDecorator):
 _guarded = _Guard()
 
 
-class OpenTelemetry(null.Telemetry):
+class OpenTelemetry(Telemetry):
     def __init__(self) -> None:
         self.tracer: trace.Tracer = trace.get_tracer(*_SCOPE, schema_url=names.SCHEMA_URL)
         meter = metrics.get_meter(*_SCOPE, schema_url=names.SCHEMA_URL)
@@ -102,7 +97,7 @@ class OpenTelemetry(null.Telemetry):
         return [metrics.Observation(metric.combine(values))] if values else []
 
 
-class _Timer(null.Span):
+class _Timer(Span):
     def __init__(self, telemetry: OpenTelemetry, metric: Metric, attributes: Attributes) -> None:
         self._telemetry, self._metric, self._attributes = telemetry, metric, attributes
         self._began = time.perf_counter()
@@ -112,7 +107,7 @@ class _Timer(null.Span):
         self._telemetry.record(self._metric, time.perf_counter() - self._began, attributes)
 
 
-class _Span(null.Span):
+class _Span(Span):
     def __init__(
         self,
         telemetry: OpenTelemetry,
@@ -171,17 +166,26 @@ class _Span(null.Span):
         with _guarded:
             self._span.set_status(StatusCode.ERROR)
 
+    def end(self, response: Any, error: BaseException | None, *, sent: int, received: int) -> None:
+        if response is not None:
+            self.set({names.STATUS_CODE: response.status, names.REQUEST_ID: response.request_id})
+        if error is not None:
+            self.fail(str(response.status) if response is not None and response.status >= 400 else error)
+        self.__exit__(None, None, None)
+        for direction, size in (("transmit", sent), ("receive", received)):
+            if size:
+                self._telemetry.record(names.TRANSFERRED, size, {names.DIRECTION: direction})
+
     def _record_metrics(self) -> None:
         values = {"histogram": time.perf_counter() - self._began, "counter": 1, "up_down_counter": -1}
         for metric in self._about.metrics:
             self._telemetry.record(metric, values[metric.kind], self._attributes)
 
 
-class _Call(_Span, null.CallSpan):
-    _attempts = 0
-
+class _Call(_Span):
     def __init__(self, telemetry: OpenTelemetry, name: str, path: str) -> None:
         super().__init__(telemetry, name, _CALL, {names.OPERATION: name, names.SIGNING_ID: _signing_of(path)})
+        self._attempts = 0
 
     def wait(self, seconds: float, acquired: bool) -> None:
         if seconds >= _SHORTEST_WAIT or not acquired:
@@ -201,10 +205,7 @@ class _Call(_Span, null.CallSpan):
     def verdict(self, verdict: str) -> None:
         self.event(names.VERDICT_EVENT, {names.VERDICT: verdict})
 
-    def created(self, signing_id: str) -> None:
-        self.set({names.SIGNING_ID: signing_id})
-
-    def attempt(self, name: str, method: str, origin: str, path: str, number: int) -> _Attempt:
+    def attempt(self, name: str, method: str, origin: str, path: str, number: int) -> Span:
         # A request to any other endpoint is named by its method and template: the values that fill it may be anything.
         own, _, query = path.partition("?")
         template, shown = _describe(name.removeprefix(f"{method} ") if " " in name else own)
@@ -221,7 +222,7 @@ class _Call(_Span, null.CallSpan):
             names.RESEND_COUNT: number - 1 or None,
             names.SIGNING_ID: _signing_of(path),
         }
-        return _Attempt(self._telemetry, f"{method} {template}", _ATTEMPT, attributes).__enter__()
+        return _Span(self._telemetry, f"{method} {template}", _ATTEMPT, attributes).__enter__()
 
     def _record_metrics(self) -> None:
         super()._record_metrics()
@@ -229,18 +230,6 @@ class _Call(_Span, null.CallSpan):
             self._telemetry.record(names.OPERATION_ATTEMPTS, self._attempts, self._attributes)
         if self._outcome == "unknown":
             self._telemetry.record(names.UNKNOWN_OUTCOMES, 1, self._attributes)
-
-
-class _Attempt(_Span, null.AttemptSpan):
-    def end(self, response: Any, error: BaseException | None, *, sent: int, received: int) -> None:
-        if response is not None:
-            self.set({names.STATUS_CODE: response.status, names.REQUEST_ID: response.request_id})
-        if error is not None:
-            self.fail(str(response.status) if response is not None and response.status >= 400 else error)
-        self.__exit__(None, None, None)
-        for direction, size in (("transmit", sent), ("receive", received)):
-            if size:
-                self._telemetry.record(names.TRANSFERRED, size, {names.DIRECTION: direction})
 
 
 def _outcome_of(error: BaseException) -> str:
@@ -280,7 +269,7 @@ def _describe(path: str) -> tuple[str, str]:
     before, *segments = path.split("/")
     templates, shown = [before], [before]
     for segment in segments:
-        if _PLACEHOLDER.fullmatch(segment):
+        if segment.startswith("{"):
             pair = segment, _REDACTED
         elif before in _ID_PLACEHOLDERS:
             pair = _ID_PLACEHOLDERS[before], segment if _ID.fullmatch(segment) else _REDACTED

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from .. import errors, telemetry
 from ..reconcile import Found, Reconciliation, Undecidable
+from ..telemetry import names
 from . import retry
 from .attempt import RESERVED_SHARE, Context, Outcome, attempt, report
 from .operation import Observer, Operation, Options, Shared, log
@@ -48,7 +49,7 @@ class Transport:
             finally:
                 budget.end_call()
             if operation.safety is Safety.CREATE:
-                span.created(result.id)  # type: ignore[attr-defined]  # a signing
+                span.set({names.SIGNING_ID: result.id})  # type: ignore[attr-defined]  # a signing
             return result
 
     async def find_effect(self, operation: Operation[T]) -> Found[T] | None:
@@ -82,7 +83,7 @@ class _Call(Generic[T]):
         transport: Transport,
         operation: Operation[T],
         deadline: float,
-        span: telemetry.CallSpan,
+        span: telemetry.Span,
         budget: RetryBudget | None = None,
     ) -> None:
         self._transport = transport

@@ -1,11 +1,7 @@
-"""Decodes JSON to the package's records, to the caller's classes, and to containers of them.
-
-The package's records are decoded by generated code, because a list may hold thousands; all else by cattrs.
-"""
+"""Decodes JSON to the package's records, and by cattrs to the caller's classes and to containers of them."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import math
@@ -14,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
-from operator import length_hint
+from types import NoneType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_origin
 
 import attrs
@@ -39,7 +35,6 @@ __all__ = [
     "hook_of",
     "look_up",
     "parse",
-    "prepare",
     "record",
     "record_decoder",
     "request_id",
@@ -49,7 +44,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-_BOM = b"\xef\xbb\xbf"
 _MAX_DEPTH = 100
 _MAX_REQUEST_ID = 500
 _MAX_TEXT = 200
@@ -82,7 +76,7 @@ class Unreadable(ValueError):  # stays inside the package: callers see a DecodeE
 
 def parse(body: bytes) -> Any:
     """Parse JSON; raise `Unreadable` for any other bytes, and for containers nested too deeply."""
-    body = body.removeprefix(_BOM)
+    body = body.removeprefix(b"\xef\xbb\xbf")
     try:
         data = _loads(body) if orjson is None else orjson.loads(body)
     except UnicodeError:
@@ -109,8 +103,8 @@ def _may_be_too_deep(body: bytes) -> bool:
 
 
 def _loads(body: bytes) -> Any:
-    """Parse as strictly as orjson, to the same numbers: results do not depend on what is installed."""
-    data = json.loads(body.decode(), parse_constant=_parse_float, parse_float=_parse_float, parse_int=_parse_int)
+    """Parse as strictly as orjson."""
+    data = json.loads(body.decode(), parse_constant=_parse_float, parse_float=_parse_float)
     if _SURROGATE.search(body):
         json.dumps(data, ensure_ascii=False).encode()  # fails for a lone surrogate
     return data
@@ -121,14 +115,6 @@ def _parse_float(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError("a number is not finite")
     return number
-
-
-def _parse_int(text: str) -> float:
-    number = int(text) if len(text) <= 20 else None
-    return number if number is not None and -(2**63) <= number < 2**64 else _parse_float(text)
-
-
-# Parts of a response
 
 
 def look_up(data: Any, path: str) -> Any:
@@ -164,10 +150,9 @@ def record(data: Any, assumptions: Assumptions, names: AbstractSet[str] = frozen
 
 def unwrap(data: Any, cls: Any, assumptions: Assumptions) -> Any:
     """Return the record, or the list, that parsed JSON wraps, unless the class has a field for the wrapper."""
-    origin = get_origin(cls) or cls
     if cls is Any or _is_mapping(cls):
         return data
-    if origin in _SEQUENCES:
+    if (get_origin(cls) or cls) in _SEQUENCES:
         found = (look_up(data, path) for path in assumptions.item_paths) if isinstance(data, dict) else ()
         return next((each for each in found if isinstance(each, list)), data)
     return record(data, assumptions, _field_names(cls))
@@ -204,12 +189,6 @@ def record_decoder(cls: type[T], assumptions: Assumptions) -> Callable[[Any], T]
     return lambda response: decode(record(parse(response.bytes), assumptions))
 
 
-async def prepare(cls: object = None) -> None:
-    """Make the converter for the caller's classes in a thread: importing cattrs would block the event loop."""
-    if cls not in _RECORDS and not _converter.cache_info().currsize:
-        await asyncio.to_thread(_converter)
-
-
 def hook_of(cls: object) -> Callable[[Any], Any]:
     """Return a function that decodes parsed JSON to this type. Raise `InvalidRequest` for an unsupported type."""
     try:
@@ -223,7 +202,7 @@ def hook_of(cls: object) -> Callable[[Any], Any]:
 
 @cache
 def _hook(cls: Any) -> Callable[[Any], Any]:
-    if cls in _RECORDS:
+    if cls in (Document, Signing, Recipient, User):
         return _record_hook(cls)
     structure = _converter().get_structure_hook(cls)
 
@@ -237,18 +216,19 @@ def _hook(cls: Any) -> Callable[[Any], Any]:
 
 
 def _decode_list(items: Any, hook: Callable[[Any], Any], name: str = "") -> tuple[Any, ...]:
-    if type(items) is not list:
-        _check(items, list, "a list", name)
-    remaining = iter(items)
+    decoded: list[Any] = []
     try:
-        return tuple(map(hook, remaining))
+        for item in _checked(items, list, "a list"):
+            decoded.append(hook(item))  # not a comprehension: the error needs the index
     except Unreadable as error:
-        raise error.under(f"{name}[{len(items) - length_hint(remaining) - 1}]") from None
+        raise error.under(f"{name}[{len(decoded)}]" if isinstance(items, list) else name) from None
+    return tuple(decoded)
 
 
-def _check(value: Any, kind: type | tuple[type, ...], expected: str, name: str = "") -> None:
+def _checked(value: Any, kind: type | tuple[type, ...], expected: str) -> Any:
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise Unreadable(f"expected {expected}, got {describe(value)}", name)
+        raise Unreadable(f"expected {expected}, got {describe(value)}")
+    return value
 
 
 def describe(value: Any) -> str:
@@ -266,11 +246,11 @@ def timestamp(value: Any) -> datetime | None:
 
     Return None if the value is null or empty; raise `Unreadable` for any other.
     """
-    if value is None or (isinstance(value, str) and not value.strip()):
+    if value is None or (type(value) is str and not value.strip()):
         return None
     try:
-        number = int(value) if isinstance(value, str) and len(value) > 8 and value.isdecimal() else value
-        if isinstance(number, int | float) and not isinstance(number, bool):
+        number = int(value) if type(value) is str and len(value) > 8 and value.isdecimal() else value
+        if type(number) in (int, float):
             # Seconds reach 1e11 in the year 5138; milliseconds reach it in 1973.
             return _EPOCH + timedelta(seconds=number if abs(number) < 1e11 else number / 1000)
         moment = datetime.fromisoformat(value)
@@ -279,89 +259,91 @@ def timestamp(value: Any) -> datetime | None:
         raise Unreadable(f"expected a timestamp, got {describe(value)}") from None
 
 
-# The package's records: one generated function for each class, since a list may hold thousands. It fills the record's
-# ``__dict__``, and calls no further function for a usual value.
+# The package's records
 
-_RECORDS = frozenset({Document, Signing, Recipient, User})
 _KINDS: dict[Any, tuple[Any, str]] = {  # what JSON holds for a type
     str: (str, "a string"),
     bool: (bool, "true or false"),
     int: (int, "an integer"),
     float: ((int, float), "a number"),
 }
-_FUNCTION = """
-def decode(data):
-    if type(data) is not dict:
-        _check(data, dict, "an object")
-    pop, record = data.pop, _new(cls)
-    fields = record.__dict__
-    {fields}
-    fields["extra"] = data
-    {derived}
-    return record
-"""
-_FIELD = "value = pop('{0}', None)\n    {1}\n    fields['{0}'] = value"
-_TIMESTAMP = """\
-if value is not None:
-        try:
-            moment = _from_iso(value)
-            zone = moment.tzinfo
-        except (TypeError, ValueError):
-            zone = None
-        value = moment if zone else _decode_timestamp('{0}', value, data)"""
-_SCALAR = "if type(value) is not {1} and value is not None: value = _convert('{0}', value, {1})"
-_MEMBER = """\
-if value is not None:
-        value = type(value) is str and {1}_members.get(value) or _convert('{0}', value, {1})"""
-_ENUMERATIONS = (Language, SigningMethod, SigningOrder)
-_CODE = {  # by the annotation of a field
-    "str": "if type(value) is not str: value = _convert('{0}', value, str)",
-    "datetime | None": _TIMESTAMP,
-    "tuple[Document, ...]": "value = _decode_list(value, decode_document, '{0}') if value else ()",
-    **{f"{kind} | None": _SCALAR.replace("{1}", kind) for kind in ("str", "bool", "int")},
-    **{f"{cls.__name__} | None": _MEMBER.replace("{1}", cls.__name__) for cls in _ENUMERATIONS},
-}
+_ENUMERATIONS = {f"{each.__name__} | None": each for each in (Language, SigningMethod, SigningOrder)}
+_SCALARS = {"str": str, **{f"{each.__name__} | None": each for each in (str, bool, int)}}
 
 
 def _record_hook(cls: Any) -> Callable[[Any], Any]:
+    """Return a function that fills a record's ``__dict__``: a list may hold thousands of records."""
     derived = [each.name for each in attrs.fields(cls) if each.kw_only]  # not members of the response
-    # Not the types of attrs: cattrs resolves these.
-    kinds = {name: kind for name, kind in cls.__annotations__.items() if name not in ("extra", *derived)}
-    codes = {name: _CODE[kind].format(name) for name, kind in kinds.items()}
-    members = {f"{each.__name__}_members": {member.value: member for member in each} for each in _ENUMERATIONS}
-    namespace = {**globals(), **members, "cls": cls, "_new": object.__new__, "_from_iso": datetime.fromisoformat}
-    if "documents" in codes:
-        namespace["decode_document"] = _hook(Document)
-    fields = "\n    ".join(_FIELD.format(*each) for each in codes.items())
-    rest = "\n    ".join(f"fields['{name}'] = None" for name in derived)
-    exec(_FUNCTION.format(fields=fields, derived=rest), namespace)  # noqa: S102
-    return cast("Callable[[Any], Any]", namespace["decode"])
+    # By the annotations as text: for each field the types whose values are kept, and what converts another value.
+    plan: list[tuple[str, tuple[type, ...], Callable[[str, Any, dict[str, Any]], Any]]] = []
+    for field, kind in cls.__annotations__.items():
+        if kind in _SCALARS:
+            plan.append((field, (_SCALARS[kind],) + (NoneType,) * (kind != "str"), _scalar_converter(_SCALARS[kind])))
+        elif kind in _ENUMERATIONS:
+            plan.append((field, (NoneType,), _enumeration_converter(_ENUMERATIONS[kind])))
+        elif kind == "datetime | None" and field not in derived:
+            plan.append((field, (NoneType,), _convert_timestamp))
+        elif kind == "tuple[Document, ...]":
+            plan.append((field, (), _convert_documents))
+
+    new = object.__new__
+
+    def decode(data: Any) -> Any:
+        if type(data) is not dict:
+            _checked(data, dict, "an object")
+        pop, decoded = data.pop, new(cls)
+        fields = decoded.__dict__
+        for name, kept, convert in plan:
+            value = pop(name, None)
+            fields[name] = value if value.__class__ in kept else convert(name, value, data)
+        fields["extra"] = data
+        for name in derived:
+            fields[name] = None
+        return decoded
+
+    return decode
 
 
-def _convert(name: str, value: Any, cls: Any) -> Any:
-    """Convert a value that does not have the type of its field; raise `Unreadable` if it means something else."""
-    if value is None:
-        if name == "id":
+def _scalar_converter(cls: Any) -> Callable[[str, Any, dict[str, Any]], Any]:
+    def convert(name: str, value: Any, rest: object) -> Any:
+        if value is None and name != "id":
+            return ""
+        if value is None:
             raise Unreadable("missing", name)
-        return ""
-    kind = type(value)
-    if (
-        (kind is str and issubclass(cls, str))  # an unknown value of an enumeration
-        or (kind is int and (cls is str or (cls is bool and value in (0, 1))))
-        or (kind is float and cls is int and value.is_integer())
-        or (kind is str and cls is int and re.fullmatch(r"[+-]?\d{1,15}", value, re.ASCII))
-    ):
-        return cls(value)
-    raise Unreadable(f"expected {_KINDS.get(cls, _KINDS[str])[1]}, got {describe(value)}", name)
+        kind = type(value)
+        if (
+            (kind is int and (cls is str or (cls is bool and value in (0, 1))))
+            or (kind is float and cls is int and value.is_integer())
+            or (kind is str and cls is int and re.fullmatch(r"[+-]?\d{1,15}", value, re.ASCII))
+        ):
+            return cls(value)
+        raise Unreadable(f"expected {_KINDS[cls][1]}, got {describe(value)}", name)
+
+    return convert
 
 
-def _decode_timestamp(name: str, value: Any, rest: dict[str, Any]) -> datetime | None:
+def _enumeration_converter(cls: Any) -> Callable[[str, Any, dict[str, Any]], Any]:
+    members = {member.value: member for member in cls}
+
+    def convert(name: str, value: Any, rest: object) -> Any:
+        if type(value) is str:
+            return members.get(value) or cls(value)
+        raise Unreadable(f"expected a string, got {describe(value)}", name)
+
+    return convert
+
+
+def _convert_timestamp(name: str, value: Any, rest: dict[str, Any]) -> datetime | None:
     """Parse a timestamp. If it is unreadable, keep it in ``rest`` and return None."""
     try:
         return timestamp(value)
     except Unreadable:
         rest[name] = value
         return None
+
+
+def _convert_documents(name: str, value: Any, rest: object) -> tuple[Document, ...]:
+    return _decode_list(value, _hook(Document), name) if value else ()  # PHP writes an empty list as an object
 
 
 # The caller's classes, by cattrs, but more strictly: cattrs itself would take a string for a list of characters, and
@@ -378,7 +360,7 @@ _SEQUENCES: dict[Any, Callable[[Any], Any]] = {
 
 @cache
 def _converter() -> cattrs.Converter:
-    import cattrs
+    import cattrs  # most clients decode only the package's records
     from cattrs.cols import list_structure_factory
     from cattrs.errors import StructureHandlerNotFoundError
     from cattrs.gen import make_dict_structure_fn, mapping_structure_factory
@@ -389,27 +371,33 @@ def _converter() -> cattrs.Converter:
 
     def sequence_hook(cls: Any) -> Callable[[Any, Any], Any]:
         make, decode = _SEQUENCES[get_origin(cls) or cls], list_structure_factory(cls, result)
-        return _checked(list, "a list", lambda data, _: make(decode(data, cls)))
+        return lambda data, _: make(decode(_checked(data, list, "a list"), cls))
 
     def mapping_hook(cls: Any) -> Callable[[Any, Any], Any]:
-        # `gen_structure_mapping` would register its unchecked hook for the type, and the next class would get it.
-        return _checked(dict, "an object", mapping_structure_factory(cls, result, dict))
+        decode = mapping_structure_factory(cls, result, dict)
+        return lambda data, _: decode(_checked(data, dict, "an object"), cls)
 
     def class_hook(cls: Any) -> Callable[[Any, Any], Any]:
         decode, names = make_dict_structure_fn(cls, result), _field_names(cls)
 
         def decode_with_extra(data: Any, _: Any) -> Any:
-            known = {name: value for name, value in data.items() if name in names and name != "extra"}
-            return decode({**known, "extra": {name: value for name, value in data.items() if name not in known}}, cls)
+            if _checked(data, dict, "an object") and "extra" in names:
+                known = {name: value for name, value in data.items() if name in names and name != "extra"}
+                data = {**known, "extra": {name: value for name, value in data.items() if name not in known}}
+            return decode(data, cls)
 
-        return _checked(dict, "an object", decode_with_extra if "extra" in names else decode)
+        return decode_with_extra
+
+    def scalar_hook(cls: Any) -> Callable[[Any, Any], Any]:
+        kind, expected = _KINDS[cls]
+        # Used for enumerations too: cattrs takes the hooks of str and int for StrEnum and IntEnum.
+        return lambda value, cls: cls(_checked(value, kind, expected))
 
     result = cattrs.Converter(structure_fallback_factory=refuse)
-    for cls in _RECORDS:
+    for cls in (Document, Signing, Recipient, User):
         result.register_structure_hook(cls, lambda data, cls: _hook(cls)(data))
-    for cls, (kind, expected) in _KINDS.items():
-        # Used for enumerations too: cattrs takes the hooks of str and int for StrEnum and IntEnum.
-        result.register_structure_hook(cls, _checked(kind, expected, lambda value, cls: cls(value)))
+    for cls in _KINDS:
+        result.register_structure_hook(cls, scalar_hook(cls))
     for each in (datetime, date, datetime | None, date | None):
         result.register_structure_hook(each, _decode_moment)
     configure_union_passthrough(str | int | float | bool | None, result)
@@ -417,16 +405,6 @@ def _converter() -> cattrs.Converter:
     result.register_structure_hook_factory(_is_mapping, mapping_hook)
     result.register_structure_hook_factory(lambda cls: bool(_field_names(cls)), class_hook)
     return result
-
-
-def _checked(kind: Any, expected: str, hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return a cattrs hook that decodes only what JSON holds for its type."""
-
-    def checked(data: Any, cls: Any) -> Any:
-        _check(data, kind, expected)
-        return hook(data, cls)
-
-    return checked
 
 
 def _decode_moment(value: Any, cls: Any) -> datetime | date | None:
@@ -453,22 +431,18 @@ def _field_names(cls: Any) -> frozenset[str]:
     return frozenset(field.name for field in fields)
 
 
-def _first_problem(error: Exception) -> Unreadable:
-    """Return the first problem in a group of cattrs, with its path."""
-    from cattrs.errors import AttributeValidationNote, IterableValidationNote
+def _first_problem(group: ExceptionGroup) -> Unreadable:
+    from cattrs import transform_error
 
-    place = ""
-    for note in getattr(error, "__notes__", ()):
-        if isinstance(note, AttributeValidationNote):
-            place = note.name
-        elif isinstance(note, IterableValidationNote):
-            place = f"[{note.index}]" if isinstance(note.index, int) else note.index
-    if isinstance(error, ExceptionGroup):
-        return _first_problem(error.exceptions[0]).under(place)
+    problem, _, place = transform_error(group, "", _describe_problem)[0].rpartition(" @ ")
+    return Unreadable(problem, place.removeprefix("."))
+
+
+def _describe_problem(error: BaseException, _: object) -> str:
     if isinstance(error, Unreadable):
-        return error.under(place)
-    if isinstance(error, KeyError) and place:
-        return Unreadable("missing", place)
+        return str(error)
+    if isinstance(error, KeyError):
+        return "missing"
     # Whole or not at all: redaction does not recognize half of a secret.
     text = str(error) if len(str(error)) <= _MAX_TEXT else type(error).__name__
-    return Unreadable(f"refused by the class: {text}", place)
+    return f"refused by the class: {text}"

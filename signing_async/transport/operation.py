@@ -14,7 +14,7 @@ from ..assumptions import Assumptions
 from ..errors import NotFound
 from ..models import Token
 from ..reconcile import Effect
-from ..telemetry import CallSpan
+from ..telemetry import Span
 from . import wire
 from .rate_limit import RateLimiter
 from .response import Response
@@ -25,7 +25,7 @@ __all__ = ["Attempt", "Auth", "Observer", "Operation", "Options", "Shared", "Tim
 T = TypeVar("T")
 log: logging.Logger = wire.log
 
-_NO_SPAN = CallSpan()
+_NO_SPAN = Span()
 _check_seconds = _checks.field(_checks.number, "timeout.", above=0)
 
 
@@ -73,7 +73,7 @@ class Observer:
 
     on_attempt: Callable[[Attempt], None] | None = None
     telemetry: bool = True
-    span: CallSpan = _NO_SPAN
+    span: Span = _NO_SPAN
 
 
 class Auth(Protocol):

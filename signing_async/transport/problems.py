@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
 from typing import Any
 
 from .. import errors
@@ -29,18 +29,8 @@ _BY_STATUS: dict[int, type[errors.APIError]] = {
 # Where common error bodies hold their parts: RFC 9457, JSON:API, OAuth, Google, Laravel, Django REST, FastAPI. A code
 # makes a 500 or 503 the service's own error, so it is searched for in few places.
 _CODES = (
-    *(
-        "code",
-        "error.code",
-        "error_code",
-        "error.error_code",
-        "error.status",
-        "type",
-        "error.type",
-        "error",
-        "error.error",
-    ),
-    *("detail.code", "errors.0.code", "0.code"),
+    *("code", "error.code", "error_code", "error.error_code", "error.status", "type", "error.type", "error"),
+    *("error.error", "detail.code", "errors.0.code", "0.code"),
 )
 _MESSAGES = ("message", "detail", "error_description", "error_message", "title", "error")
 _LISTS = ("errors", "details", "messages", "fields", "violations", "invalid-params", "invalid_params")
@@ -73,19 +63,26 @@ def error_from(
         data = _plain_text(body)
     given = {name: look_up(data, path) for name, path in assumptions.error_paths.items()}
     codes = [text for text in (*_texts(given.get("code")), *_codes(data)) if text != str(status)]
-    details = list(itertools.islice(_field_messages(given.get("fields") or _details(data)), _MAX_MESSAGES))
+    details = list(islice(_field_messages(given.get("fields") or _details(data)), _MAX_MESSAGES))
     texts = _texts(*_members(data, _MESSAGES), data if isinstance(data, str) else None)
-    candidates = [text for text in texts if text not in codes or " " in text] + [text for _, text in details]
-    candidates = [*_texts(given.get("message")), *candidates]
-    message = next((text for text in candidates if not _is_cannot_be_sent(text)), "")
+    candidates = [*_texts(given.get("message")), *(text for text in texts if text not in codes or " " in text)]
+    candidates += [text for _, text in details]
     messages: dict[str, list[str]] = {}
     for field, text in details:
         messages.setdefault(line(field), []).append(line(text))
-    kind = _pick_exception(status, data, not_found)
-    code = "cannot_be_sent" if kind is errors.CannotBeSent else next((code for code in codes if " " not in code), None)
+    kind = errors.ServerError if 500 <= status < 600 else _BY_STATUS.get(status, errors.APIError)
+    kind = not_found if status == 404 else kind
+    code = next((code for code in codes if " " not in code), None)
+    default = reason or ("the service failed" if status >= 500 else "the service refused the request")
+    if status == 400 and any(map(_is_cannot_be_sent, _strings(data))):
+        kind, code = errors.CannotBeSent, "cannot_be_sent"
+        default = "the signing has no document or no recipient, or is no longer a draft"
+    elif 300 <= status < 400:
+        default = "the service redirects this request; redirects of writes are not followed"
+    message = next((text for text in candidates if not _is_cannot_be_sent(text)), "")
     known_id = request_id(headers, data, assumptions)
     return kind(
-        line(message) or line(_default_message(kind, status, reason)) or _default_message(kind, status, ""),
+        line(message) or line(default) or "the service refused the request",
         status=status,
         operation=operation,
         code=None if code is None else line(code),
@@ -95,16 +92,6 @@ def error_from(
         redacted_body=redact_bytes(body, secrets),
         retry_after=retry_after,
     )
-
-
-def _pick_exception(status: int, data: Any, not_found: type[errors.NotFound]) -> type[errors.APIError]:
-    if 500 <= status < 600:
-        return errors.ServerError
-    if status == 404:
-        return not_found
-    if status == 400 and any(map(_is_cannot_be_sent, _strings(data))):
-        return errors.CannotBeSent
-    return _BY_STATUS.get(status, errors.APIError)
 
 
 def _is_cannot_be_sent(text: str) -> bool:
@@ -121,16 +108,8 @@ def _strings(data: Any, depth: int = 0) -> Iterator[str]:
     if isinstance(data, str):
         yield data
     elif isinstance(data, Mapping | list) and depth < _MAX_DEPTH:
-        for value in itertools.chain(data, data.values()) if isinstance(data, Mapping) else data:
+        for value in chain(data, data.values()) if isinstance(data, Mapping) else data:
             yield from _strings(value, depth + 1)
-
-
-def _default_message(kind: type[errors.APIError], status: int, reason: str) -> str:
-    if kind is errors.CannotBeSent:
-        return "the signing has no document or no recipient, or is no longer a draft"
-    if 300 <= status < 400:
-        return "the service redirects this request; redirects of writes are not followed"
-    return reason or ("the service failed" if status >= 500 else "the service refused the request")
 
 
 def one_line(text: str) -> str:

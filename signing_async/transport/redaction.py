@@ -19,18 +19,6 @@ _HTML_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&qu
 _BEARER = re.compile(r"(\bbearer[ +])(?=[a-z._~+/=-]*\d|[\w.~+/=-]{20})[\w.~+/=-]{8,}", re.ASCII | re.IGNORECASE)
 
 
-def _spellings(secrets: Iterable[str]) -> list[str]:
-    """Return each secret as it is and as escaped in JSON, HTML and URLs; longest first: one may contain another."""
-    found = set()
-    for secret in filter(None, secrets):
-        texts = {secret, json.dumps(secret)[1:-1]}
-        urls = {quote(secret, safe="", errors="replace"), quote(secret, errors="replace")}
-        urls.add(quote_plus(secret, errors="replace"))
-        urls |= {re.sub(r"%[0-9A-F]{2}", lambda escape: escape[0].lower(), text) for text in urls}
-        found |= texts | urls | {text.replace("/", "\\/") for text in texts} | {secret.translate(_HTML_ESCAPES)}
-    return sorted(found, key=len, reverse=True)
-
-
 def redact(text: str, secrets: Iterable[str]) -> str:
     """Return the text with the secrets redacted, and lone surrogates replaced."""
     return _redact_spellings(text, _spellings(secrets))
@@ -52,13 +40,6 @@ def redact_data(data: Any, secrets: Iterable[str]) -> Any:
     return redacted(data)
 
 
-def _redact_spellings(text: str, spellings: Iterable[str]) -> str:
-    for spelling in spellings:
-        text = text.replace(spelling, _PLACEHOLDER)
-    text = _BEARER.sub(rf"\1{_PLACEHOLDER}", text).replace(_PLACEHOLDER, _REDACTED)
-    return text.encode("utf-8", "replace").decode("utf-8")
-
-
 def redact_bytes(body: bytes, secrets: Iterable[str]) -> bytes:
     """Return the bytes with the secrets redacted, in UTF-16 and in every superset of ASCII.
 
@@ -70,9 +51,26 @@ def redact_bytes(body: bytes, secrets: Iterable[str]) -> bytes:
         sizes = range(len(whole) - 1, _HARMLESS_LENGTH, -1)
         cut_off = next((size for size in sizes if body.endswith(whole[:size])), 0)
         body = body[: len(body) - cut_off]
-    for encoding in ("utf-16-le", "utf-16-be"):
-        for spelling in spellings:
+        for encoding in ("utf-16-le", "utf-16-be"):
             body = body.replace(spelling.encode(encoding, "replace"), _REDACTED.encode(encoding))
     # Latin-1 maps every byte to a character and back.
     in_latin_1 = [spelling.encode("utf-8", "replace").decode("latin-1") for spelling in spellings]
     return _redact_spellings(body.decode("latin-1"), in_latin_1).encode("latin-1")
+
+
+def _spellings(secrets: Iterable[str]) -> list[str]:
+    """Return each secret as it is and as escaped in JSON, HTML and URLs; longest first: one may contain another."""
+    found = set()
+    for secret in filter(None, secrets):
+        texts = {secret, json.dumps(secret)[1:-1]}
+        urls = {quote(secret, safe, errors="replace") for safe in ("", "/")} | {quote_plus(secret, errors="replace")}
+        urls |= {re.sub(r"%[0-9A-F]{2}", lambda escape: escape[0].lower(), text) for text in urls}
+        found |= texts | urls | {text.replace("/", "\\/") for text in texts} | {secret.translate(_HTML_ESCAPES)}
+    return sorted(found, key=len, reverse=True)
+
+
+def _redact_spellings(text: str, spellings: Iterable[str]) -> str:
+    for spelling in spellings:
+        text = text.replace(spelling, _PLACEHOLDER)
+    text = _BEARER.sub(rf"\1{_PLACEHOLDER}", text).replace(_PLACEHOLDER, _REDACTED)
+    return text.encode("utf-8", "replace").decode("utf-8")

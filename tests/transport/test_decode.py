@@ -1,13 +1,11 @@
-"""Decoding: any bytes give a record of the package or of the caller's class, or `Unreadable` with the place."""
+"""Decoding: a response gives a record of the package or of the caller's class, or a `DecodeError` with the place."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import importlib.util
 import itertools
 import json
-import math
 import pickle
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,6 @@ from enum import Enum, IntEnum, StrEnum
 from typing import Any
 
 import attrs
-import orjson
 import pytest
 from aiohttp import web
 
@@ -35,28 +32,32 @@ from signing_async import (
     User,
 )
 from signing_async.sandbox import Profile, Sandbox
-from signing_async.transport import decode
-from signing_async.transport.decode import (
-    Unreadable,
-    decode_each,
-    decode_record,
-    hook_of,
-    parse,
-    request_id,
-    timestamp,
-    unwrap,
-)
 from tests.pdfs import make_pdf
 from tests.servers import serving
 
-_FAST = orjson
+_FAST = sys.modules["signing_async.transport.decode"].orjson
 
 
 @pytest.fixture(params=["orjson", "json"])
-def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run a test with each of the two JSON parsers."""
-    monkeypatch.setattr(decode, "orjson", _FAST if request.param == "orjson" else None)
-    return str(request.param)
+    monkeypatch.setattr("signing_async.transport.decode.orjson", _FAST if request.param == "orjson" else None)
+
+
+async def _decode(data: Any, cls: Any, **options: Any) -> Any:
+    """Return what a client decodes a body to: bytes as they are, anything else as JSON."""
+
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(body=data if isinstance(data, bytes) else json.dumps(data).encode())
+
+    async with serving(handler) as server, SigningClient(server.origin, "secret-token", **options) as client:
+        return await client.request("GET", "/x", into=cls)
+
+
+async def _problem(data: Any, cls: Any) -> str:
+    with pytest.raises(DecodeError) as caught:
+        await _decode(data, cls)
+    return str(caught.value).removeprefix("GET /x: the response cannot be read: ").removesuffix(" (HTTP 200)")
 
 
 # JSON
@@ -68,27 +69,24 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
         (b'{"a": [1, 2.5, true, null, "x"]}', {"a": [1, 2.5, True, None, "x"]}),
         (b'\xef\xbb\xbf{"a": 1}', {"a": 1}),
         ('{"a": "Åsa 😀"}'.encode(), {"a": "Åsa 😀"}),
-        (b'"\\\\ud800"', "\\ud800"),
-        (b"18446744073709551615", 2**64 - 1),
-        (b"18446744073709551616", float(2**64)),
-        (b"1" * 300, float("1" * 300)),
-        (b"1e-999", 0.0),
+        (b'{"a": "\\\\ud800"}', {"a": "\\ud800"}),
+        (b'{"a": 18446744073709551615}', {"a": 2**64 - 1}),
     ],
 )
-def test_json_is_parsed_alike_with_and_without_orjson(parser: str, body: bytes, data: Any) -> None:
-    found = parse(body)
-    assert found == data
-    assert type(found) is type(data)
+async def test_json_is_parsed_alike_with_and_without_orjson(parser: None, body: bytes, data: Any) -> None:
+    assert await _decode(body, dict) == data
 
 
-@pytest.mark.parametrize("body", [b"[NaN]", b"[1e999]", b"[" * 100_000, b"\xff", b"{", b""], ids=lambda body: body[:5])
-def test_other_bytes_are_unreadable_with_and_without_orjson(parser: str, body: bytes) -> None:
-    with pytest.raises(Unreadable, match=r"^(not JSON: |not UTF-8|nested too deeply|empty)"):
-        parse(body)
+@pytest.mark.parametrize(
+    "body", [b"[NaN]", b"[1e999]", b"[" * 100_000, b'["\\ud800"]', b"\xff", b"{", b""], ids=lambda body: body[:9]
+)
+async def test_other_bytes_are_unreadable_with_and_without_orjson(parser: None, body: bytes) -> None:
+    problem = await _problem(body, list)
+    assert problem.startswith(("not JSON: ", "not UTF-8", "nested too deeply", "empty"))
 
 
 @pytest.mark.parametrize("kinds", ["[", "{", "[{", "{{["])
-def test_a_hundred_levels_are_parsed_and_one_more_is_refused(parser: str, kinds: str) -> None:
+async def test_a_hundred_levels_are_parsed_and_one_more_is_refused(kinds: str) -> None:
     """Brackets in strings are no levels."""
 
     def nested(depth: int) -> bytes:
@@ -97,26 +95,14 @@ def test_a_hundred_levels_are_parsed_and_one_more_is_refused(parser: str, kinds:
             data = [data] if kind == "[" else {"a": data}
         return json.dumps(data).encode()
 
-    assert parse(nested(100)) == json.loads(nested(100))
-    with pytest.raises(Unreadable, match="nested too deeply"):
-        parse(nested(101))
-
-
-def test_json_is_parsed_where_orjson_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "orjson", None)
-    spec = importlib.util.find_spec("signing_async.transport.decode")
-    assert spec is not None
-    assert spec.loader is not None
-    slow = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(slow)
-    assert slow.orjson is None
-    assert slow.decode_record(slow.parse(b'{"id": "d"}'), Document) == Document("d")
+    assert await _decode(nested(100), Any) == json.loads(nested(100))
+    assert await _problem(nested(101), Any) == "nested too deeply"
 
 
 # Records
 
 
-def test_documented_fields_become_attributes_and_the_rest_extra(parser: str) -> None:
+async def test_documented_fields_become_attributes_and_the_rest_extra(parser: None) -> None:
     body = json.dumps(
         {
             "id": "s1",
@@ -150,7 +136,7 @@ def test_documented_fields_become_attributes_and_the_rest_extra(parser: str) -> 
         documents=(Document("d1", "a.pdf", noon, "/f", {"size": 5}), Document("d2", "b.pdf")),
         extra={"owner": {"id": "u1"}, "extra": "theirs"},
     )
-    signing = decode_record(parse(body), Signing)
+    signing = await _decode(body, Signing)
     assert signing == expected
     assert signing.language is Language.SV
     assert signing.signing_order is SigningOrder.SEQUENTIAL
@@ -158,16 +144,16 @@ def test_documented_fields_become_attributes_and_the_rest_extra(parser: str) -> 
 
 
 @pytest.mark.parametrize("cls", [Signing, Document, Recipient])
-def test_record_needs_only_an_id(cls: type[Any]) -> None:
+async def test_record_needs_only_an_id(cls: type[Any]) -> None:
     """Absent and null fields have the defaults of the class."""
     names = [field.name for field in attrs.fields(cls) if field.name not in ("id", "extra") and not field.kw_only]
-    assert decode_record({"id": "x"}, cls) == decode_record({"id": "x", **dict.fromkeys(names)}, cls) == cls(id="x")
+    assert await _decode({"id": "x"}, cls) == await _decode({"id": "x", **dict.fromkeys(names)}, cls) == cls(id="x")
 
 
 @pytest.mark.parametrize("empty", [None, [], {}])
-def test_null_empty_list_and_empty_object_are_no_documents(empty: Any) -> None:
+async def test_null_empty_list_and_empty_object_are_no_documents(empty: Any) -> None:
     """PHP writes an empty list as an object."""
-    assert decode_record({"id": "s", "documents": empty}, Signing).documents == ()
+    assert (await _decode({"id": "s", "documents": empty}, Signing)).documents == ()
 
 
 @pytest.mark.parametrize(
@@ -189,10 +175,8 @@ def test_null_empty_list_and_empty_object_are_no_documents(empty: Any) -> None:
         (None, Signing, "expected an object, got null"),
     ],
 )
-def test_error_names_path_expected_type_and_value(data: Any, cls: type[Any], message: str) -> None:
-    with pytest.raises(Unreadable) as caught:
-        decode_record(data, cls)
-    assert str(caught.value) == message
+async def test_error_names_path_expected_type_and_value(data: Any, cls: type[Any], message: str) -> None:
+    assert await _problem(data, cls) == message
 
 
 # Timestamps
@@ -218,18 +202,17 @@ _NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
         (-1.5, datetime(1969, 12, 31, 23, 59, 58, 500000, tzinfo=UTC)),
     ],
 )
-def test_timestamp_is_parsed_to_an_aware_datetime(value: Any, moment: datetime) -> None:
-    found = timestamp(value)
+async def test_timestamp_is_parsed_to_an_aware_datetime(value: Any, moment: datetime) -> None:
+    found = (await _decode({"id": "d", "completed_at": value}, Document)).completed_at
     assert found == moment
     assert found.utcoffset() is not None
-    assert decode_record({"id": "d", "completed_at": value}, Document) == Document("d", completed_at=found)
+    assert await _decode({"id": "d", "day": value}, Template) == Template("d", day=moment.date())
 
 
 @pytest.mark.parametrize("empty", [None, "", "  "])
-def test_null_and_empty_strings_are_no_timestamp(empty: Any) -> None:
+async def test_null_and_empty_strings_are_no_timestamp(empty: Any) -> None:
     """The specification says "empty until the document is fully signed"."""
-    assert timestamp(empty) is None
-    assert decode_record({"id": "d", "completed_at": empty}, Document) == Document("d")
+    assert await _decode({"id": "d", "completed_at": empty}, Document) == Document("d")
 
 
 @pytest.mark.parametrize(
@@ -240,8 +223,7 @@ def test_null_and_empty_strings_are_no_timestamp(empty: Any) -> None:
         "0000-00-00 00:00:00",
         " " * 100_000 + "x",
         "1" * 1_000_000,
-        10**400,
-        math.inf,
+        10**17,
         True,
         [],
         {"date": "x"},
@@ -249,12 +231,10 @@ def test_null_and_empty_strings_are_no_timestamp(empty: Any) -> None:
     ids=lambda value: type(value).__name__ if isinstance(value, int) else str(value)[:40],
 )
 @pytest.mark.timeout(30)
-def test_other_timestamp_is_unreadable_and_kept_in_extra_of_a_record(value: Any) -> None:
-    with pytest.raises(Unreadable, match=r"^expected a timestamp, got ") as caught:
-        timestamp(value)
-    assert len(str(caught.value)) < 80
+async def test_other_timestamp_is_unreadable_and_kept_in_extra_of_a_record(value: Any) -> None:
+    assert len(await _problem({"id": "t", "created_at": value}, Template)) < 80
     data = {"id": "s", "name": "Lease", "updated_at": value, "documents": [{"id": "d", "completed_at": value}]}
-    signing = decode_record(data, Signing)
+    signing = await _decode(data, Signing)
     assert (signing.id, signing.name, signing.updated_at) == ("s", "Lease", None)
     assert signing.extra == {"updated_at": value}
     assert signing.documents == (Document("d", extra={"completed_at": value}),)
@@ -270,25 +250,10 @@ def test_other_timestamp_is_unreadable_and_kept_in_extra_of_a_record(value: Any)
         ({}, SigningState.SENT),
     ],
 )
-def test_signing_with_unreadable_cancelled_at_is_cancelled(value: Any, state: SigningState) -> None:
+async def test_signing_with_unreadable_cancelled_at_is_cancelled(value: Any, state: SigningState) -> None:
     """Unless the value stands for null."""
-    signing = decode_record({"id": "s", "is_draft": False, "cancelled_at": value}, Signing)
+    signing = await _decode({"id": "s", "is_draft": False, "cancelled_at": value}, Signing)
     assert (signing.state, signing.cancelled_at) == (state, None)
-
-
-# Parts of a response
-
-
-def test_request_id_comes_from_a_header_before_the_body() -> None:
-    """Never from a flag, an object or an empty string."""
-    assumptions = Assumptions()
-    assert request_id({"X-Request-Id": "h"}, {"request_id": "b"}, assumptions) == "h"
-    assert request_id({"request_id": "g", "X-Request-Id": "h"}, None, assumptions) == "g"
-    assert request_id({}, {"request_id": "b"}, assumptions) == "b"
-    assert request_id({}, {"meta": {"request_id": 7}}, assumptions) == "7"
-    assert request_id({}, {"request_id": ""}, assumptions) is None
-    assert request_id({}, {"request_id": True, "error": {"request_id": {}}}, assumptions) is None
-    assert request_id({"X-Trace": "t"}, None, Assumptions(request_id_headers="X-Trace")) == "t"
 
 
 # The caller's classes
@@ -339,7 +304,7 @@ class Template:
     extra: Mapping[str, Any] = attrs.field(factory=dict)
 
 
-def test_every_kind_of_field_is_decoded() -> None:
+async def test_every_kind_of_field_is_decoded() -> None:
     data = {
         "id": "t1",
         "pages": 2,
@@ -358,7 +323,7 @@ def test_every_kind_of_field_is_decoded() -> None:
         "either": "b",
         "anything": [1, {}],
     }
-    assert decode_record(data, Template) == Template(
+    assert await _decode(data, Template) == Template(
         "t1",
         2,
         False,
@@ -390,56 +355,72 @@ def test_every_kind_of_field_is_decoded() -> None:
         ({"id": "t", "created_at": "soon"}, "created_at: expected a timestamp, got 'soon'"),
         ({"id": "t", "fields": "abc"}, "fields: expected a list, got 'abc'"),
         ({"id": "t", "fields": [{"label": "a"}, {}]}, "fields[1].label: missing"),
-        ({"id": "t", "widths": {"a": ["x"]}}, "widths.a[0]: expected a number, got 'x'"),
+        ({"id": "t", "widths": {"a": ["x"]}}, "widths['a'][0]: expected a number, got 'x'"),
         ([], "expected an object, got a list"),
     ],
 )
-def test_problem_names_the_place_and_the_value(data: Any, said: str) -> None:
-    with pytest.raises(Unreadable) as caught:
-        decode_record(data, Template)
-    assert str(caught.value) == said
+async def test_problem_names_the_place_and_the_value(data: Any, said: str) -> None:
+    assert await _problem(data, Template) == said
 
 
-def test_containers_are_decoded_and_nothing_else_passes_for_them() -> None:
-    assert decode_record([{"id": "t"}], list[Template]) == [Template("t")]
-    assert decode_record(["a"], tuple[str, ...]) == ("a",)
-    assert decode_record([1, "a"], list) == [1, "a"]
-    assert decode_record({"a": 1}, dict) == {"a": 1}
-    assert decode_record({"a": {"id": "t"}}, dict[str, Template]) == {"a": Template("t")}
-    assert decode_each([{"id": "s"}], Signing) == (Signing("s"),)
+async def test_containers_are_decoded_and_nothing_else_passes_for_them() -> None:
+    assert await _decode([{"id": "t"}], list[Template]) == [Template("t")]
+    assert await _decode(["a"], tuple[str, ...]) == ("a",)
+    assert await _decode([1, "a"], list) == [1, "a"]
+    assert await _decode({"a": 1}, dict) == {"a": 1}
+    assert await _decode({"a": {"id": "t"}}, dict[str, Template]) == {"a": Template("t")}
     for data, cls in (("abc", list[str]), ({"a": 1}, list[str]), ([["a", 1]], dict), ("", date), (" ", datetime)):
-        with pytest.raises(Unreadable, match="expected"):
-            decode_record(data, cls)
+        assert (await _problem(data, cls)).startswith("expected")
 
 
 @pytest.mark.parametrize("cls", [object, 5, {}, list[object], "Template"])
-def test_type_that_cannot_be_decoded_is_refused_by_name(cls: Any) -> None:
+async def test_type_that_cannot_be_decoded_is_refused_by_name(cls: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^into: cannot decode JSON to .*: pass an attrs class, a dataclass"):
-        hook_of(cls)
+        await _decode({}, cls)
 
 
-def test_wrapped_record_or_list_is_unwrapped_unless_the_class_has_a_field_for_it() -> None:
+async def test_wrapped_record_or_list_is_unwrapped_unless_the_class_has_a_field_for_it() -> None:
     @attrs.frozen
     class Usage:
         user: dict[str, Any]
         count: int
 
     record = {"id": "t"}
-    names = Assumptions()
-    assert unwrap({"data": record}, Template, names) == record
-    assert unwrap({"data": record}, Field, names) == record
-    assert unwrap({"id": "x", "data": record}, Template, names) == {"id": "x", "data": record}
-    assert unwrap({"user": {}, "count": 1}, Usage, names) == {"user": {}, "count": 1}
-    assert unwrap({"items": [record]}, list[Template], names) == [record]
-    assert unwrap({"id": "x", "items": [record]}, list[Template], names) == [record]
-    assert unwrap({"other": 1}, list[Template], names) == {"other": 1}
-    assert unwrap({"data": record}, dict, names) == {"data": record}
-    assert unwrap({"data": record}, Any, names) == {"data": record}
-    assert unwrap([record], list[Template], names) == [record]
-    assert unwrap({"data": 5}, int, names) == {"data": 5}
+    assert await _decode({"data": record}, Template) == Template("t")
+    assert (await _decode({"id": "x", "data": record}, Template)).id == "x"
+    assert await _decode({"user": {}, "count": 1}, Usage) == Usage({}, 1)
+    for wrapped in ([record], {"items": [record]}, {"id": "x", "items": [record]}):
+        assert await _decode(wrapped, list[Template]) == [Template("t")]
+    assert await _problem({"other": 1}, list[Template]) == "expected a list, got an object"
+    assert await _decode({"data": record}, dict) == await _decode({"data": record}, Any) == {"data": record}
 
 
 # Through the client
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "expected"),
+    [
+        ({"X-Request-Id": "h"}, {"request_id": "b"}, "h"),
+        ({"request_id": "g", "X-Request-Id": "h"}, {}, "g"),
+        ({}, {"meta": {"request_id": 7}}, "7"),
+        ({}, {"request_id": ""}, None),
+        ({}, {"request_id": True, "error": {"request_id": {}}}, None),
+        ({"X-Trace": "t"}, {}, "t"),
+    ],
+)
+async def test_request_id_comes_from_a_header_before_the_body(
+    headers: dict[str, str], body: Any, expected: str | None
+) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.json_response(body, headers=headers)
+
+    assumptions = Assumptions(request_id_headers=("request_id", "X-Request-Id", "X-Trace"))
+    async with (
+        serving(handler) as server,
+        SigningClient(server.origin, "secret-token", assumptions=assumptions) as client,
+    ):
+        assert (await client.request("GET", "/x")).request_id == expected
 
 
 async def test_records_of_an_unchanged_signing_are_equal_and_errors_carry_the_request_id() -> None:
@@ -543,17 +524,3 @@ async def test_records_are_the_same_in_every_timestamp_and_id_format(timestamps:
         assert done.documents[0].signed_file_path
         assert "created_at" in done.extra
         assert "size" in done.documents[0].extra
-
-
-def test_note_of_a_validator_is_not_mistaken_for_a_place() -> None:
-    def refuse(instance: object, attribute: object, value: object) -> None:
-        error = ValueError("too long")
-        error.add_note("at most 10")
-        raise error
-
-    @attrs.frozen
-    class Noted:
-        name: str = attrs.field(validator=refuse)
-
-    with pytest.raises(Unreadable, match=r"^\[0\]: refused by the class: too long$"):
-        decode_record([{"name": "x"}], list[Noted])
