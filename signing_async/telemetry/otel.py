@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
@@ -15,8 +16,9 @@ from opentelemetry import context, metrics, trace
 from opentelemetry.trace import SpanKind, StatusCode
 
 from .._version import __version__
-from . import Attributes, Span, Telemetry, log, names
+from . import names
 from .names import Metric, SpanType
+from .null import Attributes, Span, Telemetry
 
 __all__ = ["OpenTelemetry"]
 
@@ -33,6 +35,8 @@ _ID_PLACEHOLDERS = {"signings": "{id}", "documents": "{document_id}", "recipient
 _FIXED = re.compile(r"|[a-z][A-Za-z_-]*|\d{1,2}\.\d{1,2}|v\d{1,2}", re.ASCII)
 """A segment that is not redacted: a word of an endpoint or a version."""
 _REDACTED = "REDACTED"
+
+log: logging.Logger = logging.getLogger("signing_async")
 
 
 class _Guard(ContextDecorator):
