@@ -11,11 +11,10 @@ import mimetypes
 import re
 import secrets
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Self
-from urllib.parse import urlsplit
 
 from .. import _checks
 from .._connections import is_refused_by_proxy, is_untrusted, roots_problem
@@ -26,7 +25,6 @@ from .stores import MissingBytes, check_lines, check_name
 try:
     import aiobotocore.session
     import aiohttp
-    import botocore.loaders
     from botocore import exceptions as aws
 except ModuleNotFoundError:
     raise ModuleNotFoundError(
@@ -41,18 +39,17 @@ _PART = re.compile(r"(.+)/([0-9]{20})\.part")
 _LOCK_MODES = ("COMPLIANCE", "GOVERNANCE")
 _ERRORS = (aws.ClientError, aws.BotoCoreError, aiohttp.ClientError, OSError)
 _NO_CREDENTIALS = (aws.CredentialRetrievalError, aws.MetadataRetrievalError)
-_LOST = (aws.ConnectionError, aws.HTTPClientError, aws.IncompleteReadError, aiohttp.ClientError)
-_TRANSIENT = (*_LOST, *_NO_CREDENTIALS, aws.FlexibleChecksumError)
+_LOST = (aws.ConnectionError, aws.HTTPClientError, aws.IncompleteReadError, aws.FlexibleChecksumError)
+_TRANSIENT = (*_LOST, *_NO_CREDENTIALS, aiohttp.ClientError)
+# Another request for the key is in progress: the service requires a retry.
 _CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
 _CONFLICT_PAUSES = (0.1, 0.3, 1.0)
 _DAMAGED = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}  # the request was damaged in transit
-_THROTTLED = {"SlowDown", "Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded"}
-_TRANSIENT_CODES = _CONFLICTS | _DAMAGED | _THROTTLED | {"RequestTimeout"}
+_TRANSIENT_CODES = _CONFLICTS | _DAMAGED | {"RequestTimeout"}
 # The error concerns one key, not the whole bucket.
 _REFUSED_KEY = {"EntityTooLarge", "KeyTooLongError", "InvalidObjectState", "XMinioInvalidObjectName"}
 _SINGLE_KEY_CODES = _CONFLICTS | _DAMAGED | _REFUSED_KEY | {"XMinioObjectExistsAsDirectory", "XMinioParentIsObject"}
 _NOT_SUPPORTED = (501, 505)  # for example a header that a compatible service does not implement
-_LOADER = botocore.loaders.create_loader()  # shared, as it caches models: a second client opens in 0.03 s, not 0.16 s
 _SESSION_TOKEN = re.compile(r"(x-amz-security-token\W+(?:b['\"])?)[^'\"\s,]+", re.IGNORECASE)
 
 
@@ -82,12 +79,7 @@ class S3Store:
         self._prefix = f"{prefix}/" if prefix else ""
         self.url: str = f"s3://{self._bucket}/{prefix}".rstrip("/")
         """The bucket and the prefix."""
-        if endpoint_url is not None:
-            _check_endpoint(endpoint_url)
-        if region is not None:
-            _checks.string("region", region)
-        if object_lock is not None:
-            _check_object_lock(object_lock)
+        _check_options(endpoint_url, region, object_lock)
         self._options = {"endpoint_url": endpoint_url, "region_name": region}
         self._object_lock = object_lock
         self._ends: dict[str, int] = {}
@@ -103,23 +95,25 @@ class S3Store:
     async def put(self, name: str, source: Path, sha256: str) -> None:
         key = self._key(name)
         with io.FileIO(source) as file:
-            found = (await asyncio.to_thread(hashlib.file_digest, file, "sha256")).hexdigest()
-            if found != sha256:
-                message = f"{source}: changed before it was stored (sha256 mismatch: expected {sha256}, found {found})"
-                raise ArchiveError(message, transient=False, client_wide=False)
             is_new = await self._create(key, file, bytes.fromhex(sha256), {"sha256": sha256})
-        if not is_new and await self._hash(key) != sha256:
+        if is_new:
+            return
+        found = (await self._call("head_object", Key=key))["Metadata"].get("sha256")
+        if found is None:  # another program stored the object
+            content = hashlib.sha256()
+            async for chunk in self._get(key):
+                content.update(chunk)
+            found = content.hexdigest()
+        if found != sha256:
             raise ArchiveConflict(f"{self.url}: {name!r} holds another file")
 
     async def read(self, name: str, offset: int = 0) -> AsyncIterator[bytes]:
         key = self._key(name)
         if name not in self._ends:
-            try:
+            with suppress(FileNotFoundError):
                 async for chunk in self._get(key, offset):
                     yield chunk
                 return
-            except FileNotFoundError:
-                pass
         starts: list[int] = []
         missing: MissingBytes | None = None
         try:
@@ -128,8 +122,12 @@ class S3Store:
         except MissingBytes as error:
             missing = error  # raised after the bytes before the gap
         for at in range(0, len(starts), _GETS_AT_ONCE):
-            for content in await self._get_parts(key, starts[at : at + _GETS_AT_ONCE], offset):
-                yield content
+            batch = starts[at : at + _GETS_AT_ONCE]
+            contents = await asyncio.gather(*(self._get_part(key, start) for start in batch), return_exceptions=True)
+            for start, content in zip(batch, contents, strict=True):
+                if isinstance(content, BaseException):
+                    raise content
+                yield content[max(0, offset - start) :]
         if missing is not None:
             raise missing
         if name not in self._ends:
@@ -145,10 +143,8 @@ class S3Store:
                 raise ArchiveConflict(f"{self.url}: {name!r} has {end} bytes, not {offset}")
         # A retry after a lost response is refused. The object's metadata tells who created the object.
         part, writer = _part_key(key, offset), {"writer": secrets.token_hex(16)}
-        if (
-            not await self._create(part, io.BytesIO(data), hashlib.sha256(data).digest(), writer)
-            and await self._metadata(part) != writer
-        ):
+        is_new = await self._create(part, io.BytesIO(data), hashlib.sha256(data).digest(), writer)
+        if not is_new and (await self._call("head_object", Key=part))["Metadata"] != writer:
             raise ArchiveConflict(f"{self.url}: {name!r} has more than {offset} bytes")
         self._ends[name] = offset + len(data)
 
@@ -177,10 +173,8 @@ class S3Store:
         check_name(name)
         return f"{self._prefix}{name}"
 
-    # Files that grow by appends
-
     async def _parts(self, name: str, offset: int) -> AsyncIterator[int]:
-        """Yield the starts of the parts that reach beyond ``offset``, and update ``_ends``."""
+        """Yield the starts of a file's parts that reach beyond ``offset``, and update ``_ends``."""
         key, known = self._key(name), self._ends.get(name, 0)
         end = known if known <= offset else 0
         async for part, size in self._list(f"{key}/", _part_key(key, end - 1) if end else ""):
@@ -194,20 +188,8 @@ class S3Store:
             if end > offset:
                 yield end - size
 
-    async def _get_parts(self, key: str, starts: list[int], offset: int) -> list[bytes]:
-        """Return the content of parts, without the bytes before ``offset``."""
-
-        async def get(start: int) -> bytes:
-            content = b"".join([chunk async for chunk in self._get(_part_key(key, start))])
-            return content[max(0, offset - start) :]
-
-        found = await asyncio.gather(*map(get, starts), return_exceptions=True)
-        for content in found:
-            if isinstance(content, BaseException):
-                raise content
-        return [content for content in found if isinstance(content, bytes)]
-
-    # Objects
+    async def _get_part(self, key: str, start: int) -> bytes:
+        return b"".join([chunk async for chunk in self._get(_part_key(key, start))])
 
     async def _create(self, key: str, content: io.FileIO | io.BytesIO, sha256: bytes, metadata: dict[str, str]) -> bool:
         """Create an object; return False if it exists, perhaps through a request whose response was lost."""
@@ -223,34 +205,15 @@ class S3Store:
             mode, days = self._object_lock
             until = datetime.now(UTC) + timedelta(days=days)
             arguments |= {"ObjectLockMode": mode, "ObjectLockRetainUntilDate": until}
-        pauses = list(_CONFLICT_PAUSES)
-        while True:
+        for pause in (*_CONFLICT_PAUSES, None):
             content.seek(0)
             try:
                 return await self._call("put_object", "PreconditionFailed", Body=content, **arguments) is not None
-            except _Conflict:
-                if not pauses:
+            except _InProgress:
+                if pause is None:
                     raise
-            await asyncio.sleep(pauses.pop(0))
-
-    async def _hash(self, key: str) -> str:
-        metadata = await self._metadata(key)
-        if "sha256" in metadata:
-            return metadata["sha256"]
-        # Another program stored the object: it has no hash in its metadata.
-        found = hashlib.sha256()
-        async for chunk in self._get(key):
-            found.update(chunk)
-        return found.hexdigest()
-
-    async def _metadata(self, key: str) -> dict[str, str]:
-        """Return the metadata of an object that the bucket reported to exist."""
-        try:
-            found: dict[str, str] = (await self._call("head_object", Key=key))["Metadata"]
-            return found
-        except FileNotFoundError as error:
-            message = f"{error} does not exist any more: it was removed while it was stored"
-        raise ArchiveError(message, client_wide=False)
+            await asyncio.sleep(pause)
+        raise AssertionError
 
     async def _get(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
         """Yield the content of an object from ``offset`` on; raise `FileNotFoundError` if there is no such object."""
@@ -258,15 +221,14 @@ class S3Store:
         response = await self._call("get_object", "InvalidRange", Key=key, **place)
         if response is None:
             return
-        failure = None
         try:
             async with response["Body"] as body:
                 while chunk := await body.read(_BLOCK):
                     yield chunk
+            return
         except _ERRORS as error:
             failure = self._failure("get_object", error)
-        if failure is not None:
-            raise failure
+        raise failure
 
     async def _list(self, prefix: str, after: str = "") -> AsyncIterator[tuple[str, int]]:
         """Yield the keys that begin with a prefix and follow ``after``, with the sizes of their objects, in order."""
@@ -279,19 +241,17 @@ class S3Store:
                 return
             place = {"ContinuationToken": page["NextContinuationToken"]}
 
-    # Calls
-
-    async def _call(self, operation: str, *refusals: str, **arguments: Any) -> Any:
-        """Return the response; None if the service refuses the request with one of the codes ``refusals``."""
+    async def _call(self, operation: str, refusal: str = "", **arguments: Any) -> Any:
+        """Return the response; None if the service refuses the request with the code ``refusal``."""
         await self._open()
         try:
             return await getattr(self._client, operation)(Bucket=self._bucket, **arguments)
         except _ERRORS as error:
             code = _code(error)
             failure: Exception = self._failure(operation, error)
-        if code in refusals:
+        if code is not None and code == refusal:
             return None
-        # A response to `head_object` has no body, and so no code of S3; any other 404 may come from a proxy.
+        # Only a response to `head_object` has no code of S3. Any other 404 may come from a proxy.
         if code == "NoSuchKey" or (code == "404" and operation == "head_object"):
             failure = FileNotFoundError(f"s3://{self._bucket}/{arguments['Key']}")
         # Raised outside of the handler: the original error may hold the request, with a session token.
@@ -305,7 +265,6 @@ class S3Store:
                 return
             try:
                 session = aiobotocore.session.get_session()
-                session.register_component("data_loader", _LOADER)
                 problem, transient = roots_problem(session.get_config_variable("ca_bundle")), False
                 if not problem:
                     self._client = await self._exits.enter_async_context(session.create_client("s3", **self._options))
@@ -318,7 +277,7 @@ class S3Store:
         raise ArchiveError(message) if transient else ConfigurationError(message)
 
     def _failure(self, operation: str, error: Exception) -> ArchiveError:
-        kind = _Conflict if _code(error) in _CONFLICTS else ArchiveError
+        kind = _InProgress if _code(error) in _CONFLICTS else ArchiveError
         return kind(
             f"s3://{self._bucket}: {operation} failed: {_describe(error)}",
             transient=_is_transient(error),
@@ -326,8 +285,8 @@ class S3Store:
         )
 
 
-class _Conflict(ArchiveError):
-    """Another request for the same key is in progress. The service requires a retry of this request."""
+class _InProgress(ArchiveError):
+    """Another request for the same key is in progress."""
 
 
 def _is_transient(error: Exception) -> bool:
@@ -372,23 +331,21 @@ def _parse_url(url: Any) -> tuple[str, str]:
     return bucket, prefix
 
 
-def _check_endpoint(endpoint_url: Any) -> None:
-    _checks.string("endpoint_url", endpoint_url)
-    try:
-        parts = urlsplit(endpoint_url)
-        is_valid = parts.scheme in ("http", "https") and parts.hostname is not None and "@" not in parts.netloc
-    except ValueError:
-        is_valid = False
-    if not is_valid:
-        shown = f", got {endpoint_url!r}" if "@" not in endpoint_url else ""
-        raise ConfigurationError(f"endpoint_url: must be https://host or https://host:port, without a user{shown}")
-
-
-def _check_object_lock(object_lock: Any) -> None:
-    if not isinstance(object_lock, tuple) or len(object_lock) != 2 or object_lock[0] not in _LOCK_MODES:
-        modes = " or ".join(_LOCK_MODES)
-        raise ConfigurationError(f"object_lock: must be a tuple of {modes} and a number of days, got {object_lock!r}")
-    _checks.integer("object_lock: days", object_lock[1])
+def _check_options(endpoint_url: Any, region: Any, object_lock: Any) -> None:
+    if endpoint_url is not None:
+        _checks.string("endpoint_url", endpoint_url)
+        if not re.fullmatch(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d+)?(/[^@]*)?", endpoint_url):
+            shown = f", got {endpoint_url!r}" if "@" not in endpoint_url else ""
+            raise ConfigurationError(f"endpoint_url: must be https://host or https://host:port, without a user{shown}")
+    if region is not None:
+        _checks.string("region", region)
+    if object_lock is not None:
+        if not isinstance(object_lock, tuple) or len(object_lock) != 2 or object_lock[0] not in _LOCK_MODES:
+            modes = " or ".join(_LOCK_MODES)
+            raise ConfigurationError(
+                f"object_lock: must be a tuple of {modes} and a number of days, got {object_lock!r}"
+            )
+        _checks.integer("object_lock: days", object_lock[1])
 
 
 def _redact_session_token(record: logging.LogRecord) -> bool:

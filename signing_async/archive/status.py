@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, get_args
@@ -109,8 +109,9 @@ async def archive_status(
             print(stuck.kind, stuck.signing.name, [recipient.email for recipient in stuck.pending])
     """
     now = datetime.now(UTC)
-    for name, value in (("after", after), ("dispatches_after", dispatches_after), ("remind_every", remind_every)):
-        if not isinstance(value, timedelta) and not (name == "remind_every" and value is None):
+    durations = {"after": after, "dispatches_after": dispatches_after, "remind_every": remind_every or _WEEK}
+    for name, value in durations.items():
+        if not isinstance(value, timedelta):
             raise InvalidRequest(f"{name}: must be a timedelta, got {value!r}")
     if isinstance(since, timedelta):
         since = now - since
@@ -120,8 +121,8 @@ async def archive_status(
         raise InvalidRequest(f"kinds: must be among {', '.join(_ALL_KINDS)}, got {kinds!r}")
     if journal is None and remind_every is not None:
         raise InvalidRequest("remind_every: needs a journal, which keeps when recipients were reminded")
-    api, opened = client._api, NoJournal() if journal is None else open_journal(journal)
-    remind = None if remind_every is None else _Reminders(api, opened, now, now - remind_every)
+    opened = NoJournal() if journal is None else open_journal(journal)
+    search = _Search(client._api, opened, kinds, since, now - after, remind_every)
     try:
         dispatches: list[OpenDispatch] = []
         if journal is not None:
@@ -130,20 +131,14 @@ async def archive_status(
             async for record in opened.records():
                 if (since or record.updated_at) <= record.updated_at <= now - dispatches_after:
                     dispatches += _open_dispatch(record)
-        pool: Results[StuckSigning] = Results(
-            _candidates(api, kinds, since, now - after),
-            lambda signing: _examine(api, signing, kinds, remind),
-            _CONCURRENCY,
-            flat=True,
-        )
-        async with pool as results:
+        results: Results[StuckSigning] = Results(search.candidates(), search.examine, _CONCURRENCY, flat=True)
+        async with results:
             found = [stuck async for stuck in results]
     finally:
         if opened is not journal:
             await opened.aclose()
-    return ArchiveStatus(
-        tuple(sorted(found, key=lambda stuck: (stuck.kind, stuck.signing.updated_at or now))), tuple(dispatches)
-    )
+    found.sort(key=lambda stuck: (stuck.kind, stuck.signing.updated_at or now))
+    return ArchiveStatus(tuple(found), tuple(dispatches))
 
 
 def _open_dispatch(record: JournalRecord) -> list[OpenDispatch]:
@@ -152,7 +147,7 @@ def _open_dispatch(record: JournalRecord) -> list[OpenDispatch]:
     try:
         fields = json.loads(record.state)
         state = PackageState(**fields)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         if not isinstance(fields, dict) or "content" not in fields:
             return []
         # A newer version wrote the entry of a dispatch.
@@ -162,100 +157,90 @@ def _open_dispatch(record: JournalRecord) -> list[OpenDispatch]:
     return [OpenDispatch(record.key, state.signing, state.status == SENDING, state.error, record.updated_at)]
 
 
-async def _candidates(
-    api: Api, kinds: Collection[StuckKind], since: datetime | None, before: datetime
-) -> AsyncIterator[Signing]:
-    async with aclosing(api.signings.list().pages()) as pages:
-        async for page in pages:
-            for signing in page.items:
-                updated = signing.updated_at
-                # A signing whose date is unknown is reported rather than missed.
-                if _is_wanted(signing, kinds) and (updated is None or (since or updated) <= updated <= before):
-                    yield signing
+@attrs.frozen
+class _Search:
+    """The search for stuck signings, last updated between ``since`` and ``before``."""
 
+    api: Api
+    journal: Journal
+    kinds: Collection[StuckKind]
+    since: datetime | None
+    before: datetime
+    remind_every: timedelta | None
 
-def _is_wanted(signing: Signing, kinds: Collection[StuckKind]) -> bool:
-    return signing.state is SigningState.UNKNOWN or _KIND_OF.get(signing.state) in kinds
+    async def candidates(self) -> AsyncIterator[Signing]:
+        """Yield the listed signings that may be stuck."""
+        async with aclosing(self.api.signings.list().pages()) as pages:
+            async for page in pages:
+                for signing in page.items:
+                    updated = signing.updated_at
+                    # A signing whose date is unknown is reported rather than missed.
+                    is_due = updated is None or (self.since or updated) <= updated <= self.before
+                    if is_due and self._is_wanted(signing):
+                        yield signing
 
+    def _is_wanted(self, signing: Signing) -> bool:
+        return signing.state is SigningState.UNKNOWN or _KIND_OF.get(signing.state) in self.kinds
 
-async def _examine(
-    api: Api, signing: Signing, kinds: Collection[StuckKind], remind: _Reminders | None
-) -> list[StuckSigning]:
-    try:
-        if signing.state is not SigningState.SENT and not signing.documents:
-            # The list may lack the documents.
-            signing = await api.signings.get(signing)
-        if _is_wanted(signing, kinds):
+    async def examine(self, signing: Signing) -> list[StuckSigning]:
+        try:
+            if signing.state is not SigningState.SENT and not signing.documents:
+                signing = await self.api.signings.get(signing)  # the list may lack the documents
+            if not self._is_wanted(signing):
+                return []
             if signing.state is SigningState.SENT:
-                pending = tuple(await api.recipients.pending(signing))
-                reminders = await remind.send(signing, pending) if remind is not None and pending else ()
+                pending = tuple(await self.api.recipients.pending(signing))
+                reminders = await self._remind(signing, pending) if pending else ()
                 return [StuckSigning("no_progress", signing, pending, reminders=reminders)]
             if signing.state is SigningState.DRAFT and signing.documents:
                 return [StuckSigning("not_sent", signing, documents=signing.documents)]
-            if signing.state is SigningState.COMPLETED and (documents := await _unsealed(api, signing)):
+            if signing.state is SigningState.COMPLETED and (documents := await self._unsealed(signing)):
                 return [StuckSigning("not_sealed", signing, documents=documents)]
-    except NotFound:
-        pass  # the signing was deleted after it was listed
-    except Exception as error:
-        raise_if_client_wide(error)
-        return [StuckSigning("not_examined", signing, error=error)]
-    return []
+        except NotFound:
+            pass  # the signing was deleted after it was listed
+        except Exception as error:
+            raise_if_client_wide(error)
+            return [StuckSigning("not_examined", signing, error=error)]
+        return []
 
+    async def _unsealed(self, signing: Signing) -> tuple[Document, ...]:
+        unmarked = [one for one in signing.documents if one.completed_at is None and one.signed_file_path is None]
+        if len(unmarked) < len(signing.documents):
+            return tuple(unmarked)
+        # The service may send neither field for any document. Then only a download shows whether it is sealed.
+        found = []
+        for document in unmarked:
+            try:
+                async with self.api.documents.stream_signed(signing, document):
+                    pass
+            except NotYetSigned:
+                found.append(document)
+        return tuple(found)
 
-async def _unsealed(api: Api, signing: Signing) -> tuple[Document, ...]:
-    unmarked = [one for one in signing.documents if one.completed_at is None and one.signed_file_path is None]
-    if len(unmarked) < len(signing.documents):
-        return tuple(unmarked)
-    # The service may send neither field for any document. Then only a download shows whether it is sealed.
-    found = []
-    for document in unmarked:
-        try:
-            async with api.documents.stream_signed(signing, document):
-                pass
-        except NotYetSigned:
-            found.append(document)
-    return tuple(found)
-
-
-@attrs.frozen
-class _Reminders:
-    """Reminds recipients, except those who were reminded after ``latest``. The journal records when."""
-
-    _api: Api
-    _journal: Journal
-    _now: datetime
-    _latest: datetime
-
-    async def send(self, signing: Signing, pending: tuple[Recipient, ...]) -> tuple[RemindResult, ...]:
-        journal = GuardedJournal(self._journal, telemetry=self._api.telemetry)
-        claim = await journal.claim(f"archive-remind:{self._api.origin}:{signing.id}")
+    async def _remind(self, signing: Signing, pending: tuple[Recipient, ...]) -> tuple[RemindResult, ...]:
+        """Remind recipients, except those who were reminded within ``remind_every``; the journal records when."""
+        if self.remind_every is None:
+            return ()
+        journal = GuardedJournal(self.journal, telemetry=self.api.telemetry)
+        claim = await journal.claim(f"archive-remind:{self.api.origin}:{signing.id}")
         if claim is None:
             return ()
         results: list[RemindResult] = []
         try:
-            reminded = _decode_reminded(claim.state)
-            due = [one for one in pending if one.id not in reminded or reminded[one.id] <= self._latest]
+            now, reminded = datetime.now(UTC), dict[str, str]()
+            with suppress(ValueError):
+                reminded = json.loads(claim.state or "{}")
+            latest = (now - self.remind_every).isoformat()
+            due = [one for one in pending if reminded.get(one.id, "") <= latest]
             if due:
                 # Written first: if the run is killed after this, the recipients are not reminded twice.
-                await journal.write(claim, _encode_reminded(reminded | {one.id: self._now for one in due}))
-                results = await self._api.recipients.remind_pending(signing, due)
+                await journal.write(claim, json.dumps(reminded | {one.id: now.isoformat() for one in due}))
+                results = await self.api.recipients.remind_pending(signing, due)
                 sent = [one.recipient.id for one in results if one.error is None or one.error.effect == "unknown"]
                 if len(sent) < len(due):
-                    await journal.write(claim, _encode_reminded(reminded | dict.fromkeys(sent, self._now)))
+                    await journal.write(claim, json.dumps(reminded | dict.fromkeys(sent, now.isoformat())))
         except ClaimLost as error:
             log.warning("%s", error)
         finally:
             await journal.release(claim)
         return tuple(results)
-
-
-def _encode_reminded(reminded: Mapping[str, datetime]) -> str:
-    return json.dumps({recipient: time.isoformat() for recipient, time in reminded.items()})
-
-
-def _decode_reminded(state: str | None) -> dict[str, datetime]:
-    """Return when each recipient was reminded, by id."""
-    with suppress(ValueError, TypeError, AttributeError, RecursionError):
-        return {recipient: datetime.fromisoformat(time) for recipient, time in json.loads(state or "{}").items()}
-    # If the entry cannot be decoded, the recipients are reminded again.
-    return {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
 import logging
 import subprocess
 import sys
@@ -139,32 +138,6 @@ async def test_append_is_known_as_own_after_a_lost_response(store: S3Store, prox
     await store.append("manifest.jsonl", 2, b"2\n")
     await store.append("manifest.jsonl", 4, b"3\n")
     assert await content_of(store, "manifest.jsonl") == b"1\n2\n3\n"
-
-
-async def test_object_that_is_removed_while_it_is_stored_is_a_transient_error_of_its_file(
-    store: S3Store, proxy: Proxy, tmp_path: Path
-) -> None:
-    """The bucket reports that it exists, and a moment later that it does not."""
-    await put(store, "lease.pdf", PDF, tmp_path)
-    await store.append("manifest.jsonl", 0, b"1\n")
-    proxy.fail = lambda request: 404 if request.method == "HEAD" else "forward"
-    for storing in (put(store, "lease.pdf", PDF, tmp_path), store.append("manifest.jsonl", 0, b"1\n")):
-        with pytest.raises(ArchiveError, match="it was removed while it was stored") as caught:
-            await storing
-        assert (caught.value.transient, caught.value.client_wide) == (True, False)
-
-
-@pytest.mark.parametrize("content", [PDF, LARGE], ids=["short", "long"])
-async def test_file_that_changed_before_it_was_stored_is_refused(
-    store: S3Store, tmp_path: Path, content: bytes
-) -> None:
-    source = tmp_path / "lease.pdf"
-    source.write_bytes(content)
-    with pytest.raises(ArchiveError, match=r"lease\.pdf: changed before it was stored \(sha256 mismatch") as changed:
-        await store.put("lease.pdf", source, hashlib.sha256(b"checked").hexdigest())
-    assert (changed.value.transient, changed.value.client_wide) == (False, False)
-    with pytest.raises(FileNotFoundError):
-        await content_of(store, "lease.pdf")
 
 
 @pytest.mark.parametrize("content", [PDF, LARGE], ids=["short", "long"])

@@ -257,20 +257,6 @@ async def test_reminders_of_a_run_whose_claim_is_lost_are_reported(
     assert count(sandbox)["recipients.remind"] == reminders
 
 
-async def test_reminders_that_cannot_be_decoded_from_the_journal_are_sent_again(
-    client: SigningClient, one_of_each: None, journal: Path
-) -> None:
-    signing = next(one for one in [one async for one in client.signings.list()] if one.name == "sent")
-    async with SqliteJournal(journal) as opened:
-        for state in ("[", "7", '{"r": 7}', '{"r": "lately"}'):
-            claim = await opened.claim(f"archive-remind:{client.base_url}:{signing.id}")
-            assert claim is not None
-            await opened.write(claim, state)
-            await opened.release(claim)
-            waiting, _ = (await archive_status(client, opened, after=NOW, remind_every=WEEK)).signings
-            assert [one.error for one in waiting.reminders] == [None]
-
-
 async def test_nobody_is_reminded_while_another_run_does(
     client: SigningClient, one_of_each: None, journal: Path
 ) -> None:
