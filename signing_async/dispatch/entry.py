@@ -123,12 +123,14 @@ class PackageState:
     signing: str | None = attrs.field(default=None, validator=validators.optional(_text))
     documents: dict[str, str | None] = attrs.field(factory=dict, validator=_ids)
     recipients: dict[str, str | None] = attrs.field(factory=dict, validator=_ids)
-    error: str | None = attrs.field(default=None, validator=validators.optional(_text))
-    abandoned: list[str] = attrs.field(
-        factory=list, validator=validators.deep_iterable(_text, validators.instance_of(list))
-    )
-    trace_context: str | None = attrs.field(default=None, validator=validators.optional(_text))
+    error: str | None = None
+    abandoned: list[str] = attrs.Factory(list)
+    trace_context: str | None = None
     """The context of the span of the last run; the next run links to it."""
+
+    def __attrs_post_init__(self) -> None:
+        if self.status != DRAFT and not self.signing:
+            raise ValueError(f"status {self.status!r} without a signing")
 
 
 class Entry:
@@ -157,14 +159,14 @@ class Entry:
 
     def load(self) -> PackageState:
         """Return the state that earlier runs saved; raise `OutcomeUnknown` if it can't be decoded."""
-        if self._claim.state is None:
-            return self.state
-        with suppress(TypeError, ValueError, RecursionError):
-            state = PackageState(**json.loads(self._claim.state))
-            if state.status == DRAFT or state.signing:
-                self.state, self._may_be_sending = state, state.status != DRAFT
-                return state
-        raise OutcomeUnknown("the journal entry of this package cannot be decoded: the package may have been sent")
+        if self._claim.state is not None:
+            try:
+                self.state = PackageState(**json.loads(self._claim.state))
+            except (TypeError, ValueError, RecursionError):
+                message = "the journal entry of this package cannot be decoded: the package may have been sent"
+                raise OutcomeUnknown(message) from None
+            self._may_be_sending = self.state.status != DRAFT
+        return self.state
 
     async def save(self) -> None:
         """Write the current state. Raises `ClaimLost` if the claim is stale.
@@ -173,21 +175,18 @@ class Entry:
         """
         async with self._writing:
             self._is_saved = True
-            is_draft = self.state.status == DRAFT
+            state, is_draft = attrs.asdict(self.state) | {"trace_context": self._context}, self.state.status == DRAFT
+            if is_draft and self.state.signing is not None and self.ledger.is_tainted:
+                # A lost request may still add to the draft: the next run abandons a draft with a step of unknown
+                # outcome.
+                state |= {name: dict.fromkeys(state[name]) for name in ("documents", "recipients")}
             try:
-                await self._journal.write(self._claim, self._encode())
+                await self._journal.write(self._claim, json.dumps(state))
             except SigningError as error:
                 if is_draft or not self._may_be_sending:
                     raise
                 raise with_effect(error, "unknown") from error.__cause__
             self._may_be_sending = not is_draft
-
-    def _encode(self) -> str:
-        state = attrs.asdict(self.state) | {"trace_context": self._context}
-        if self.state.status == DRAFT and self.state.signing is not None and self.ledger.is_tainted:
-            # A lost request may still add to the draft: the next run abandons a draft with a step of unknown outcome.
-            state |= {name: dict.fromkeys(state[name]) for name in ("documents", "recipients")}
-        return json.dumps(state)
 
     async def note_failure(self, error: Exception) -> None:
         """Save the error, if this run has saved anything, and log it."""
@@ -218,13 +217,12 @@ class Entry:
             return None
         if state.content != package.content:
             return Signing(state.signing)
-        order = fields["signing_order"]
         ids = [(state.documents.get(str(n)), pdf.source.filename) for n, pdf in enumerate(package.documents)]
         return Signing(
             state.signing,
             name=fields["name"],
             language=Language(fields["language"]),
-            signing_order=None if order is None else SigningOrder(order),
+            signing_order=fields["signing_order"] and SigningOrder(fields["signing_order"]),
             message=fields["message"],
             is_draft={DRAFT: True, SENDING: None, SENT: False}[state.status],
             documents=tuple(Document(id_, name) for id_, name in ids if id_ is not None),
@@ -238,7 +236,7 @@ def with_effect(error: SigningError, effect: Literal["none", "unknown"]) -> Sign
 
 def find_context(state: str | None) -> str | None:
     """Return the trace context in the saved state of a package, a sweep or an archived signing."""
-    with suppress(ValueError, RecursionError, AttributeError):
+    with suppress(ValueError, AttributeError):
         context: str | None = json.loads(state or "{}").get("trace_context")
         return context
     return None

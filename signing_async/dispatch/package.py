@@ -107,19 +107,30 @@ class Prepared:
         self.buffers.close()
 
 
-class _Problems(list[str]):
+@attrs.define
+class _Problems:
     """The problems of a package."""
 
-    all_transient = True
+    found: list[str] = attrs.Factory(list)
+    all_transient: bool = True
 
     @contextmanager
-    def of(self, field: str) -> Iterator[None]:
+    def of(self, field: str = "") -> Iterator[None]:
         """Collect the problems of an `InvalidRequest` that the block raises, with ``field`` before each of them."""
         try:
             yield
         except InvalidRequest as error:
-            self += [field + problem.removeprefix("source: ") for problem in error.problems]
+            self.found += [field + problem.removeprefix("source: ") for problem in error.problems]
             self.all_transient = self.all_transient and error.transient
+
+    def items(self, field: str, values: tuple[T, ...]) -> Iterator[tuple[int, T]]:
+        """Yield the values with their numbers; note the problem if they are not a list, or an empty one."""
+        with self.of(f"{field}: "):
+            if not isinstance(values, tuple):
+                raise InvalidRequest(f"must be a list, got {type(values).__name__}")
+            if not values:
+                raise InvalidRequest("must not be empty")
+            yield from enumerate(values)
 
 
 async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
@@ -128,37 +139,27 @@ async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
         raise InvalidRequest(f"package: must be a SigningPackage, got {type(package).__name__}")
     fields = {name: getattr(package, name) for name in ("name", "language", "signing_order", "message")}
     problems, recipients, documents = _Problems(), list[dict[str, Any]](), list[CheckedPdf]()
-    with problems.of(""):
+    with problems.of():
         check_signing(fields)
-    with problems.of(""):
+    with problems.of():
         if package.key is not None:
             check_key(package.key)
-    for number, recipient in _enumerate("recipients", package.recipients, problems):
+    for number, recipient in problems.items("recipients", package.recipients):
         separator = "." if isinstance(recipient, NewRecipient) else ": "
         with problems.of(f"recipients[{number}]{separator}"):
             recipients.append(_check_recipient(recipient))
-    if package.signing_order == SigningOrder.SEQUENTIAL and isinstance(package.recipients, tuple):
-        with problems.of(""):
-            orders = _check_orders([getattr(recipient, "order", None) for recipient in package.recipients])
-            recipients = [{**recipient, "order": order} for recipient, order in zip(recipients, orders, strict=False)]
+    if package.signing_order == SigningOrder.SEQUENTIAL and len(recipients) == len(package.recipients):
+        with problems.of():
+            orders = _check_orders([recipient["order"] for recipient in recipients])
+            recipients = [{**recipient, "order": order} for recipient, order in zip(recipients, orders, strict=True)]
     with ExitStack() as buffers:
-        for number, source in _enumerate("documents", package.documents, problems):
+        for number, source in problems.items("documents", package.documents):
             with problems.of(f"documents[{number}]: "):
                 documents.append(await _check_document(source, max_pdf_bytes, buffers))
-        if problems:
-            raise InvalidRequest("; ".join(problems), problems=problems, transient=problems.all_transient)
+        if problems.found:
+            raise InvalidRequest("; ".join(problems.found), problems=problems.found, transient=problems.all_transient)
         content = _hash_content(fields, documents, recipients)
         return Prepared(package.key or content, content, fields, documents, recipients, buffers.pop_all())
-
-
-def _enumerate(field: str, values: tuple[T, ...], problems: _Problems) -> Iterator[tuple[int, T]]:
-    """Yield the values with their numbers; note the problem if they are not a list, or an empty one."""
-    with problems.of(f"{field}: "):
-        if not isinstance(values, tuple):
-            raise InvalidRequest(f"must be a list, got {type(values).__name__}")
-        if not values:
-            raise InvalidRequest("must not be empty")
-        yield from enumerate(values)
 
 
 def _check_recipient(recipient: object) -> dict[str, Any]:

@@ -122,7 +122,7 @@ class _Run:
         self._is_own_journal = self._journal is not journal
         self._is_kept = not isinstance(journal, NoJournal)
         self._guarded = GuardedJournal(self._journal, telemetry=api.telemetry and self._is_kept)
-        self._concurrency = concurrency
+        self._concurrency = 1 if ordered else concurrency
         self._ordered = ordered
         self._free_uploads = asyncio.Semaphore(concurrency)
         self._unprepared = 1
@@ -177,13 +177,17 @@ class _Run:
         try:
             if self._ended_by is not None:
                 raise copy_unsent(self._ended_by)
-            prepared = await self._prepare(number, package)
+            prepared = await prepare(package, self._api.transport.options.assumptions.max_pdf_bytes)
+            first = number if package.key is not None else self._without_key.setdefault(prepared.content, number)
+            if first != number:
+                prepared.close()
+                problem = f"key: missing, and packages[{number}] is the same package as packages[{first}]"
+                raise InvalidRequest(f"{problem}; if both are to be sent, give each a key")
             documents = prepared.documents
         except Exception as error:
             return DispatchFailure(package, None, error)
         finally:
-            files = self._count(documents)
-        uploads = Uploads(files, self._ordered, 1 if self._ordered else self._concurrency, self._free_uploads)
+            uploads = Uploads(self._count(documents), self._ordered, self._concurrency, self._free_uploads)
         deferrals = Deferrals(f"package {prepared.label}")
         try:
             with closing(prepared):
@@ -196,18 +200,6 @@ class _Run:
             # The caller can repeat the package.
             del self._without_key[prepared.content]
         return result
-
-    async def _prepare(self, number: int, package: SigningPackage) -> Prepared:
-        """Check a package. Without a key, it must differ from the earlier ones of this run."""
-        prepared = await prepare(package, self._api.transport.options.assumptions.max_pdf_bytes)
-        first = number if package.key is not None else self._without_key.setdefault(prepared.content, number)
-        if first != number:
-            prepared.close()
-            raise InvalidRequest(
-                f"key: missing, and packages[{number}] is the same package as packages[{first}];"
-                " if both are to be sent, give each a key"
-            )
-        return prepared
 
     async def _attempt(
         self, number: int, package: SigningPackage, prepared: Prepared, uploads: Uploads
@@ -226,8 +218,14 @@ class _Run:
         recorder, links = telemetry.active(self._api.telemetry), [find_context(claim.state)]
         with recorder.span(PACKAGE_SPAN, {PACKAGE_NUMBER: number}, links=links) as span:
             entry = Entry(self._guarded, claim, prepared, self._api, span.context)
+            result: DispatchResult
             try:
-                result = await self._send(package, prepared, entry, uploads)
+                try:
+                    signing, sent_earlier = await send_package(self._api, prepared, entry, uploads)
+                    result = DispatchSuccess(package, signing, entry.abandoned, sent_earlier)
+                except Exception as error:
+                    result = await self._fail(package, entry, error)
+                    span.fail(error)
             except ClaimLost as error:
                 log.warning("%s", error)
                 span.set({OUTCOME: "deferred"})
@@ -235,32 +233,24 @@ class _Run:
             finally:
                 await self._guarded.release(claim)
             span.set({SIGNING_ID: None if result.signing is None else result.signing.id})
-            if result.error is not None:
-                span.fail(result.error)
             return result
 
-    async def _send(
-        self, package: SigningPackage, prepared: Prepared, entry: Entry, uploads: Uploads
-    ) -> DispatchResult:
-        try:
-            signing, sent_earlier = await send_package(self._api, prepared, entry, uploads)
-            return DispatchSuccess(package, signing, entry.abandoned, sent_earlier)
-        except ClaimLost:
-            raise
-        except BaseException as error:
-            entry.add_notes(error)
-            if not isinstance(error, Exception) or (isinstance(error, JournalError) and error.client_wide):
-                raise
-            failure = error
-        if isinstance(failure, OutcomeUnknown) and self._is_kept:
+    async def _fail(self, package: SigningPackage, entry: Entry, error: Exception) -> DispatchFailure:
+        """Save the error of a package; raise it if it ends the run, or another run has the package."""
+        if isinstance(error, ClaimLost):
+            raise error
+        entry.add_notes(error)
+        if isinstance(error, JournalError) and error.client_wide:
+            raise error
+        if isinstance(error, OutcomeUnknown) and self._is_kept:
             # The next run knows from the journal what is ambiguous, and reads the service first.
-            failure = amended(failure, transient=failure.may_clear).with_traceback(failure.__traceback__)
+            error = amended(error, transient=error.may_clear).with_traceback(error.__traceback__)
         try:
-            await entry.note_failure(failure)
-        except SigningError as error:
-            if error.client_wide:
+            await entry.note_failure(error)
+        except SigningError as unsaved:
+            if unsaved.client_wide:
                 raise
-            log.warning("%s", error)
-        if isinstance(failure, SigningError) and failure.fatal:
-            self._ended_by = failure
-        return DispatchFailure(package, entry.signing, failure, entry.abandoned)
+            log.warning("%s", unsaved)
+        if isinstance(error, SigningError) and error.fatal:
+            self._ended_by = error
+        return DispatchFailure(package, entry.signing, error, entry.abandoned)

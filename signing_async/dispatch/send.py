@@ -130,10 +130,16 @@ class _Draft:
         """
         api, state, entry = self._api, self._entry.state, self._entry
         resumed = state.signing is not None
-        if not resumed:
-            await self._create()
-        elif not await self._is_unchanged():
-            return False
+        if resumed:
+            if not await self._is_unchanged():
+                return False
+        else:
+            await entry.save()
+            try:
+                state.signing = (await api.signings.create(**self._package.fields)).id
+            except SigningError as error:
+                raise with_effect(error, "none") from error.__cause__
+            log.debug("package %s: draft %s was created", self._package.label, state.signing)
         # Recipients of an earlier run are not the effect of this run's requests.
         entry.ledger.recipients.ids.update(_known(state.recipients))
         missing = [number for number in range(len(self._package.documents)) if str(number) not in state.documents]
@@ -157,15 +163,6 @@ class _Draft:
                 raise unsent from error
             return False
         return not (resumed or entry.ledger.additions.total()) or await self._is_unchanged()
-
-    async def _create(self) -> None:
-        await self._entry.save()
-        try:
-            signing = await self._api.signings.create(**self._package.fields)
-        except SigningError as error:
-            raise with_effect(error, "none") from error.__cause__
-        self._entry.state.signing = signing.id
-        log.debug("package %s: draft %s was created", self._package.label, signing.id)
 
     async def _upload(self, number: int) -> None:
         source, file = self._package.documents[number].source, self._uploads.files[number]
@@ -233,9 +230,6 @@ class _Draft:
         for number, file in enumerate(self._uploads.files):
             if number not in but:
                 file.finish(self._package.documents[number].size)
-
-
-# The send request
 
 
 async def send_own(api: Api, signing_id: str) -> Signing | None:

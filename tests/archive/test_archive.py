@@ -16,27 +16,22 @@ from signing_async import (
     ConfigurationError,
     DecodeError,
     InvalidRequest,
-    NewRecipient,
     NotFound,
     NotSound,
     NotYetSigned,
     Progress,
-    RequestTimeout,
     SigningClient,
-    SigningPackage,
     SqliteJournal,
     Unauthorized,
 )
 from signing_async.archive import Archive, ArchiveResult, FolderStore, verify_archive
-from signing_async.archive import archive as archive_module
 from signing_async.dispatch.journal import Claim
 from signing_async.errors import ArchiveConflict, ArchiveError, JournalError
-from signing_async.sandbox import Profile, Sandbox
+from signing_async.sandbox import Sandbox
 from signing_async.webhooks import Event, Wakeups
 from tests.archive.tenants import completed, count, files_in, front_of, judge, lines_of, sent
 from tests.dispatch.holders import taken
 from tests.dispatch.observing import Failing
-from tests.pdfs import make_pdf
 
 DOWNLOAD = "documents.download_signed"
 
@@ -134,17 +129,6 @@ async def test_tenants_share_a_folder_and_a_journal(folder: Path, journal: Path)
     assert len({line["service"] for line in lines_of(folder)}) == 2
     assert len({line["signing"] for line in lines_of(folder)}) == 1
     assert (await verify_archive(folder)).documents == 2
-
-
-async def test_documents_in_the_list_are_not_read_again(folder: Path, journal: Path) -> None:
-    async with (
-        Sandbox(profile=Profile(documents_in_list=True, list_order="oldest_first", pagination="bare")) as sandbox,
-        SigningClient(sandbox.base_url, sandbox.access_token()) as client,
-        Archive(client, folder, journal=journal) as archive,
-    ):
-        await completed(sandbox, client)
-        assert len(await archived(archive)) == 2
-        assert count(sandbox)["signings.get"] == 0
 
 
 async def test_progress_counts_documents_and_bytes(
@@ -290,32 +274,6 @@ async def test_name_that_is_always_taken_is_a_result_with_an_error(
         assert [str(result.error) for result in await sweep(archive)] == ["taken", "taken"]
 
 
-async def test_stray_file_in_place_of_a_folder_fails_only_the_documents_of_that_folder(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
-) -> None:
-    """In each sweep, until the file is removed. The error of `collect` is not one of the whole archive."""
-    for number in range(3):
-        await completed(sandbox, client, f"Lease {number}", ("a.pdf",))
-    folder.mkdir()
-    (folder / "Lease 1").write_bytes(b"mine")
-    template = "{signing.name}/{signing.id}-{document.name}"
-    async with Archive(client, folder, journal=journal, template=template, concurrency=1) as archive:
-        results = await sweep(archive)
-        assert sorted((result.signing.name, result.error is None) for result in results) == [
-            ("Lease 0", True),
-            ("Lease 1", False),
-            ("Lease 2", True),
-        ]
-        (again,) = await sweep(archive)
-        assert "File exists" in str(again.error)
-        with pytest.raises(ArchiveConflict) as caught:
-            await archive.collect(again.signing)
-        assert not caught.value.client_wide
-        (folder / "Lease 1").unlink()
-        assert len(await archived(archive)) == 1
-    assert (await judge(sandbox, folder)).wrong == []
-
-
 async def test_download_that_cannot_be_written_stops_the_sweep(
     sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path
 ) -> None:
@@ -326,16 +284,6 @@ async def test_download_that_cannot_be_written_stops_the_sweep(
         await sweep(archive)
     (folder / ".incoming").unlink()
     assert len(await archived(archive)) == 2
-
-
-async def test_timeout_of_a_request_is_not_taken_for_a_failing_disk(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
-) -> None:
-    """It is an OSError too, as all timeouts are."""
-    await completed(sandbox, client, documents=("a.pdf",))
-    async with Archive(client, Broken(folder, RequestTimeout("too slow")), journal=journal) as archive:
-        (result,) = await sweep(archive)
-        assert isinstance(result.error, RequestTimeout)
 
 
 async def test_name_that_another_file_has_gets_a_hash(
@@ -548,11 +496,6 @@ async def test_client_archives_one_signing_and_returns_all_its_documents_each_ti
     assert count(sandbox) == before
 
 
-async def test_client_archives_nothing_until_the_signing_is_completed(client: SigningClient, folder: Path) -> None:
-    signing = await client.dispatch(SigningPackage("L", "EN", [make_pdf()], [NewRecipient("a@example.com")]))
-    assert await client.archive(signing, folder) == ()
-
-
 # Follow
 
 
@@ -643,22 +586,6 @@ async def test_event_that_names_no_signing_starts_a_sweep(
     wakeups.publish(event())
     await follower.wait_for(2)
     assert count(sandbox)["signings.list"] == 2
-
-
-async def test_events_that_name_no_signing_start_a_sweep_only_after_a_pause(
-    sandbox: Sandbox, following: Callable[..., Follower], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert archive_module._REQUESTED_SWEEP_PAUSE == 5
-    monkeypatch.setattr(archive_module, "_REQUESTED_SWEEP_PAUSE", 2.0)
-    loop, wakeups, started = asyncio.get_running_loop(), Wakeups(), dict[int, float]()
-    following(wakeups)
-    await listed(sandbox, 1)
-    async with asyncio.timeout(30):
-        while 3 not in started:
-            wakeups.publish(event())
-            await asyncio.sleep(0.005)
-            started.setdefault(count(sandbox)["signings.list"], loop.time())
-    assert started[3] - started[2] > 0.3
 
 
 class Gated:

@@ -125,17 +125,6 @@ async def test_file_that_was_changed_before_it_got_its_line_is_fetched_again(fil
     ]
 
 
-async def test_journal_entry_that_cannot_be_decoded_costs_a_download(filled: Sandbox, tmp_path: Path) -> None:
-    journal = MemoryJournal()
-    for state in ("[]", "{", '{"pending": {"a": 7}, "complete": []}', '{"pending": {}, "complete": 7}'):
-        journal.states |= {f"archive:{filled.base_url}:{signing.id}": state for signing in filled.signings}
-        journal.states[f"archive-sweep:{filled.base_url}"] = state
-        folder = tmp_path / str(len(journal.fences)) / str(abs(hash(state)))
-        async with fated_client(filled, Fate()) as client:
-            await sweep(client, FolderStore(folder), journal)
-        assert (await judge(filled, folder)).documents == 3
-
-
 async def test_downloads_of_a_killed_process_are_removed_by_the_next_run(filled: Sandbox, tmp_path: Path) -> None:
     folder = tmp_path / "archive"
     filled.faults.add(DOWNLOAD, "hang", times=None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import subprocess
 import sys
@@ -13,15 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from aiobotocore.client import AioBaseClient
 from aiohttp import web
-from botocore.exceptions import (
-    CredentialRetrievalError,
-    MetadataRetrievalError,
-    NoCredentialsError,
-    ReadTimeoutError,
-    SSLError,
-)
 
 from signing_async import SigningClient
 from signing_async.archive import Archive, S3Store, verify_archive
@@ -118,18 +109,6 @@ async def test_document_whose_upload_is_refused_does_not_stop_the_sweep(
         assert failed.error.transient == transient
         (again,) = [result async for result in archive.sweep()]
         assert f"failed: {code}" in str(again.error)
-
-
-async def test_404_that_is_not_of_s3_ends_the_sweep_with_an_error(
-    sandbox: Sandbox, client: SigningClient, store: S3Store, proxy: Proxy, tmp_path: Path
-) -> None:
-    """As of a proxy before the service, or of a wrong endpoint: no object is missing."""
-    await completed(sandbox, client)
-    proxy.fail = lambda _: 404
-    async with Archive(client, store, journal=tmp_path / "journal") as archive:
-        with pytest.raises(ArchiveError, match="failed: 404") as caught:
-            _ = [result async for result in archive.sweep()]
-    assert (caught.value.transient, caught.value.client_wide) == (False, True)
 
 
 async def test_append_is_known_as_own_after_a_lost_response(store: S3Store, proxy: Proxy) -> None:
@@ -261,24 +240,6 @@ async def test_unreachable_service_is_a_transient_error(bucket: str, tmp_path: P
         assert failed.value.__cause__ is failed.value.__context__ is None
 
 
-@pytest.mark.parametrize(("status", "transient"), [(403, False), (407, False), (503, True)])
-async def test_refusal_of_a_proxy_to_connect_is_permanent(
-    s3: S3Server, monkeypatch: pytest.MonkeyPatch, status: int, transient: bool
-) -> None:
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode())
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
-        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        async with S3Store("s3://leases/archive", endpoint_url="https://s3.example.com") as store:
-            with pytest.raises(ArchiveError, match="proxy") as failed:
-                await content_of(store, "manifest.jsonl")
-    assert (failed.value.transient, failed.value.client_wide) == (transient, True)
-
-
 async def test_no_log_or_error_holds_a_secret(
     store: S3Store, proxy: Proxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -345,31 +306,6 @@ def test_missing_extra_is_named() -> None:
     assert "needs aiobotocore: pip install 'signing-async[s3]'" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("error", "transient"),
-    [
-        (CredentialRetrievalError(provider="iam-role", error_msg="timeout"), True),
-        (MetadataRetrievalError(error_msg="timeout"), True),
-        (SSLError(endpoint_url="https://s3.example", error="record layer failure"), True),
-        (ReadTimeoutError(endpoint_url="https://s3.example"), True),
-        (OSError(errno.EMFILE, "Too many open files"), True),
-        (PermissionError(errno.EACCES, "Permission denied"), False),
-        (NoCredentialsError(), False),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-async def test_error_of_the_aws_library_is_judged_by_its_cause(
-    store: S3Store, monkeypatch: pytest.MonkeyPatch, error: Exception, transient: bool
-) -> None:
-    async def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(AioBaseClient, "_make_api_call", fail)
-    with pytest.raises(ArchiveError) as failed:
-        await content_of(store, "lease.pdf")
-    assert failed.value.transient is transient
-
-
 async def test_error_of_a_program_that_prints_credentials_does_not_hold_its_output(
     s3: S3Server, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -383,9 +319,3 @@ async def test_error_of_a_program_that_prints_credentials_does_not_hold_its_outp
         ) as failed:
             await content_of(store, "manifest.jsonl")
     assert "whsec" not in str(failed.value)
-
-
-def test_all_names_can_be_imported_without_the_extra() -> None:
-    script = "import sys; sys.modules['aiobotocore'] = None\n"
-    script += "from signing_async.archive import *; Archive, verify_archive"
-    subprocess.run([sys.executable, "-c", script], check=True)

@@ -10,8 +10,6 @@ import pytest
 from aiohttp import web
 
 from signing_async import (
-    Claim,
-    ClaimLost,
     NewRecipient,
     RetryPolicy,
     SigningClient,
@@ -227,36 +225,6 @@ async def test_only_reminders_that_were_surely_not_sent_are_sent_by_the_next_run
     assert [name for name, _ in await remind(NOW)] == ["an", "bo", "cy"]
 
 
-class Losing:
-    """A journal whose claims are lost at one of its writes."""
-
-    def __init__(self, journal: SqliteJournal, at: int) -> None:
-        self.claim, self.release, self.records = journal.claim, journal.release, journal.records
-        self._journal = journal
-        self._left = at
-
-    async def write(self, claim: Claim, state: str) -> None:
-        self._left -= 1
-        if not self._left:
-            raise ClaimLost(claim.key)
-        await self._journal.write(claim, state)
-
-
-@pytest.mark.parametrize(("at", "reminders"), [(1, 0), (2, 1)])
-async def test_reminders_of_a_run_whose_claim_is_lost_are_reported(
-    sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path, at: int, reminders: int
-) -> None:
-    """If the claim is lost before any reminder is sent, this run sends none: the other run does."""
-    sandbox.faults.add("recipients.remind", "429", times=None)
-    async with (
-        SqliteJournal(journal) as opened,
-        SigningClient(client.base_url, sandbox.access_token(), retry=RetryPolicy(max_attempts=1)) as hasty,
-    ):
-        waiting, _ = (await archive_status(hasty, Losing(opened, at), after=NOW, remind_every=WEEK)).signings
-    assert (waiting.kind, len(waiting.reminders)) == ("no_progress", reminders)
-    assert count(sandbox)["recipients.remind"] == reminders
-
-
 async def test_nobody_is_reminded_while_another_run_does(
     client: SigningClient, one_of_each: None, journal: Path
 ) -> None:
@@ -303,12 +271,6 @@ async def test_dispatch_without_an_outcome_is_found(sandbox: Sandbox, client: Si
     assert not status.ok
 
 
-class Unlisted:
-    """A journal that cannot list its records."""
-
-    claim = write = release = aclose = None
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -318,19 +280,8 @@ class Unlisted:
         ({"remind_every": WEEK}, "remind_every: needs a journal"),
         ({"since": datetime(2031, 1, 1)}, "since: must be a datetime with a time zone"),
         ({"kinds": ["stuck"]}, "kinds: must be among not_sent, no_progress, not_sealed, got"),
-        ({"journal": Unlisted()}, "journal: must be a path or a Journal"),
     ],
 )
 async def test_bad_argument_is_refused(client: SigningClient, arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequest, match=message):
         await archive_status(client, **arguments)
-
-
-async def test_journal_without_a_list_is_refused(client: SigningClient) -> None:
-    class Silent:
-        async def claim(self, key: str) -> None: ...
-        async def write(self, claim: Any, state: str) -> None: ...
-        async def release(self, claim: Any) -> None: ...
-
-    with pytest.raises(InvalidRequest, match="journal: must be a ListedJournal"):
-        await archive_status(client, Silent())  # type: ignore[arg-type]  # that is what is tested

@@ -77,19 +77,6 @@ async def test_interrupted_sweep_resumes_at_its_page_and_then_covers_the_start(
     assert count(sandbox)[DOWNLOAD] == 10
 
 
-async def test_sweep_that_was_finished_begins_at_the_start(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
-) -> None:
-    await fill(sandbox, client, 5)
-    async with Archive(client, folder, journal=journal) as archive:
-        for _ in range(2):
-            before = len(cursors(sandbox))
-            async for _ in archive.sweep():
-                pass
-            assert cursors(sandbox)[before] is None
-            assert len(cursors(sandbox)) - before == 3
-
-
 async def test_cursor_that_the_service_refuses_is_forgotten(
     sandbox: Sandbox, client: SigningClient, folder: Path
 ) -> None:
@@ -136,26 +123,6 @@ async def test_sweep_that_lost_its_place_to_another_goes_on(
         async for result in archive.sweep():
             assert result.error is None
     assert (await judge(sandbox, folder)).wrong == []
-
-
-async def test_list_that_says_nothing_of_the_state_is_enough(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
-) -> None:
-    draft = {
-        "id": "s1",
-        "name": "Lease",
-        "is_draft": True,
-        "is_completed": False,
-        "documents": [{"id": "d", "name": "a"}],
-    }
-
-    async def answer(request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "s1"}]} if request.path.endswith("/signings") else draft)
-
-    async with serving(answer) as server, SigningClient(server.origin, "token") as one:
-        async with Archive(one, folder, journal=journal) as archive:
-            assert [result async for result in archive.sweep()] == []
-        assert len(server.requests) == 2
 
 
 async def test_cancelled_sweep_closes_the_list(
