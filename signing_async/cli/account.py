@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import webbrowser
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -73,13 +72,14 @@ def login(state: State, no_browser: bool, wait: float) -> None:
     """
     from .callback import is_loopback
 
-    settings = state.settings
-    answers = _prompt_for_missing(settings, can_prompt=sys.stdin.isatty() and not state.json)
-    settings = attrs.evolve(settings, **answers)
+    answers = _prompt_for_missing(state)
+    settings = attrs.evolve(state.settings, **answers)
     oauth = state.oauth(settings)
     # Fail before the user goes to the browser if the token file holds anything but a token: `save` would raise.
     state.run(settings.store.load())
-    if no_browser or not is_loopback(oauth.redirect_uri):
+    if not no_browser and is_loopback(oauth.redirect_uri):
+        state.run(_login_with_browser(state, settings, oauth.redirect_uri, wait))
+    else:
         request = oauth.authorization_request()
         state.out.say(f"Visit this URL in a browser, and allow access:\n  {request.url}", url=request.url)
         # Prompt before an event loop runs: inside one, Ctrl-C would not interrupt the prompt.
@@ -94,16 +94,15 @@ def login(state: State, no_browser: bool, wait: float) -> None:
                 await _report_login(state, settings, oauth)
 
         state.run(finish())
-    else:
-        state.run(_login_with_browser(state, settings, oauth.redirect_uri, wait))
     if answers:
-        _save_answers(state, settings, answers)
+        _save_answers(state, answers)
 
 
-def _prompt_for_missing(settings: Settings, *, can_prompt: bool) -> dict[str, Any]:
+def _prompt_for_missing(state: State) -> dict[str, Any]:
     """Prompt for missing settings and return the answers."""
+    settings = state.settings
     missing = [name for name in _PROMPTS if getattr(settings, name) is None]
-    if missing and not can_prompt:
+    if missing and (state.json or not sys.stdin.isatty()):
         names = ", ".join(f"SIGNING_{name.upper()}" for name in missing)
         raise ConfigurationError(
             f"settings are missing and there is no prompt (no terminal, or --json): set {names}{settings.note}"
@@ -111,36 +110,27 @@ def _prompt_for_missing(settings: Settings, *, can_prompt: bool) -> dict[str, An
     answers: dict[str, Any] = {}
     for name in missing:
         prompt = _PROMPTS[name].format(base_url=answers.get("base_url", settings.base_url))
-        hidden = name == "client_secret"
-        answers[name] = click.prompt(prompt, hide_input=hidden, err=True, value_proc=partial(_check_answer, name))
+        check = _check_origin if name == "base_url" else str.strip
+        answers[name] = click.prompt(prompt, hide_input=name == "client_secret", err=True, value_proc=check)
     return answers
 
 
-def _check_answer(name: str, answer: str) -> str:
-    """Return the normalized answer; raise `click.UsageError` to repeat the prompt."""
+def _check_origin(answer: str) -> str:
     from ..transport import urls
-    from .callback import is_loopback
 
-    answer = answer.strip()
-    if not answer:
-        raise click.UsageError("a value is required")
     try:
-        if name == "base_url":
-            return urls.check_origin(answer)
-        if name == "redirect_uri":
-            is_loopback(answer)
-    except ConfigurationError as error:
+        return urls.check_origin(answer.strip())
+    except ConfigurationError as error:  # repeats the prompt
         raise click.UsageError(str(error)) from None
-    return answer
 
 
-def _save_answers(state: State, settings: Settings, answers: dict[str, Any]) -> None:
+def _save_answers(state: State, answers: dict[str, Any]) -> None:
     """Save the answers in a settings file unless one exists."""
     from ..settings import config_folder
 
-    folder = config_folder()
-    if settings.file is not None or folder is None:
-        place = settings.file or "the environment"
+    folder, file = config_folder(), state.settings.file
+    if file is not None or folder is None:
+        place = file or "the environment"
         state.out.warn(f"{', '.join(answers)} not saved: add them to {place} to avoid the prompt")
         return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -162,7 +152,9 @@ async def _login_with_browser(state: State, settings: Settings, redirect_uri: st
             await oauth.exchange(query, request.state, request.code_verifier)
             return f"The token for {settings.origin} is saved on your machine."
 
-        if _can_open_browser():
+        is_remote = any(map(os.environ.get, ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")))
+        has_display = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+        if os.environ.get("BROWSER") or (has_display and not is_remote):
             state.out.say(f"Opening your browser. If nothing happens, visit\n  {request.url}", url=request.url)
             # In a daemon thread: some browsers return only when they are closed.
             threading.Thread(target=webbrowser.open, args=(request.url,), daemon=True).start()
@@ -178,15 +170,6 @@ async def _login_with_browser(state: State, settings: Settings, redirect_uri: st
             advice = "run login again with a longer --wait, or with --no-browser"
             raise WaitTimeout(f"no callback from the browser within {wait:g} s: {advice}") from None
         await _report_login(state, settings, oauth)
-
-
-def _can_open_browser() -> bool:
-    """Return whether a browser would open on the user's screen: not over SSH, and not without a display."""
-    if os.environ.get("BROWSER"):
-        return True
-    is_remote = any(map(os.environ.get, ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")))
-    has_display = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-    return has_display and not is_remote
 
 
 async def _report_login(state: State, settings: Settings, oauth: OAuth) -> None:

@@ -16,7 +16,7 @@ try:
 except ModuleNotFoundError:  # a sentence instead of a traceback
     sys.exit("signing-async: the command line needs an extra: pip install 'signing-async[cli]'")
 
-from .command_base import State, common_options
+from .command_base import State, command, common_options
 from .exits import CODES, FAILED, INTERRUPTED, code_of, facts_of
 from .output import Output, discard_output
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "add-recipient": ("recipients:add_recipient", "Add a recipient to a draft."),
     "archive": ("archive:archive", "Archive the sealed PDFs of all signings, verify the archive, list what is stuck."),
-    "completion": ("completion:completion", "Print the completion script for your shell."),
+    "completion": ("app:completion", "Print the completion script for your shell."),
     "create": ("signings:create", "Create a draft."),
     "demo": ("demo:demo", "Run through everything on this machine in seconds, from a new app to an archive."),
     "dispatch": ("dispatch:dispatch", "Send every package of a manifest, each once."),
@@ -48,7 +48,7 @@ COMMANDS = {
         "verify_sealed:verify_sealed",
         "Check whether a sealed PDF is unchanged since it was signed, and who signed it.",
     ),
-    "watch": ("watch:watch", "Follow a signing until it is completed."),
+    "watch": ("signings:watch", "Follow a signing until it is completed."),
     "webhook": ("webhook:webhook", "Verify, diagnose and check webhook deliveries."),
 }
 """The location and the help line of each command."""
@@ -65,21 +65,19 @@ class _LazyGroup(click.Group):
             return None
         module, _, attribute = COMMANDS[name][0].partition(":")
         try:
-            command: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+            found: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
         except ModuleNotFoundError as error:
             if ctx.resilient_parsing:  # a shell asks for completions
                 return None
             message = f"{name} needs the module {error.name}: pip install 'signing-async[all]'"
             raise click.ClickException(message) from None
-        return command
+        return found
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError:
-            if hint := did_you_mean(args[0], COMMANDS):
-                raise click.UsageError(f"No such command {args[0]!r}{hint}", ctx) from None
-            raise
+        hint = did_you_mean(args[0], COMMANDS)
+        if hint and args[0] not in COMMANDS:
+            raise click.UsageError(f"No such command {args[0]!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         # Click would import every command for its help line, and leave out those whose extra is missing.
@@ -112,6 +110,28 @@ def group() -> None:
     """
 
 
+@command()
+@click.argument("shell", type=click.Choice(("bash", "fish", "zsh")))
+def completion(state: State, shell: str) -> None:
+    """Print the script that completes commands and options in your SHELL.
+
+    \b
+    Example:
+      signing-async completion bash > signing-async.bash
+      signing-async completion zsh > _signing-async
+      signing-async completion fish > signing-async.fish
+
+    Load it when the shell starts: put "source .../signing-async.bash" into ~/.bashrc, "_signing-async" into a folder of
+    zsh's fpath, or "signing-async.fish" into ~/.config/fish/completions.
+    """
+    from click.shell_completion import get_completion_class
+
+    found = get_completion_class(shell)
+    assert found is not None
+    script = found(group, {}, "signing-async", "_SIGNING_ASYNC_COMPLETE").source()
+    state.out.result({"shell": shell, "script": script}, script)
+
+
 def main() -> None:
     """Run the command and exit with its exit code."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
@@ -128,35 +148,28 @@ def run(arguments: Sequence[str]) -> int:
         with contextlib.suppress(AttributeError):  # not every stream has reconfigure()
             getattr(sys, name).reconfigure(errors=errors)
     out, state = Output(json="--json" in arguments), State(arguments)
+    problem: BaseException
     try:
         returned: Any = group.main(list(arguments), prog_name="signing-async", standalone_mode=False, obj=state)
-        return returned if isinstance(returned, int) else 0
+        return int(returned or 0)
     except (KeyboardInterrupt, click.Abort):
         message = "interrupted" + ("; a request in flight may have taken effect" if state.changing else "")
         out.error(message, {"type": "Interrupted", "message": message, "exit_code": INTERRUPTED})
         return INTERRUPTED
     except SigningError as error:
-        return _report(out, error, code_of(error), _with_login_hint(error, state))
+        problem, code, message = error, code_of(error), str(error)
+        if isinstance(error, Unauthorized | AuthError) and not error.transient and "signing-async login" not in message:
+            is_given = isinstance(error, Unauthorized) and state.settings.access_token is not None
+            how = "Replace SIGNING_ACCESS_TOKEN, or unset it and run" if is_given else "To log in, run"
+            message += f". {how}: signing-async login"
     except click.ClickException as error:
         if not out.json:
             error.show()
             return error.exit_code
-        return _report(out, error, error.exit_code, error.format_message())
+        code, message, problem = error.exit_code, error.format_message(), error
     except OSError as error:
         discard_output()
-        return _report(out, error, FAILED, f"{error.filename or 'could not write the output'}: {error.strerror}")
-
-
-def _with_login_hint(error: SigningError, state: State) -> str:
-    """Return the error's message; for a rejected login, also how to log in."""
-    message = str(error)
-    if not isinstance(error, Unauthorized | AuthError) or error.transient or "signing-async login" in message:
-        return message
-    if isinstance(error, Unauthorized) and state.settings.access_token is not None:
-        return f"{message}. Replace SIGNING_ACCESS_TOKEN, or unset it and run: signing-async login"
-    return f"{message}. To log in, run: signing-async login"
-
-
-def _report(out: Output, error: BaseException, code: int, message: str) -> int:
-    out.error(message, {**facts_of(error, code), "message": message})
+        message = f"{error.filename or 'could not write the output'}: {error.strerror}"
+        code, problem = FAILED, error
+    out.error(message, {**facts_of(problem, code), "message": message})
     return code

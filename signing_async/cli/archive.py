@@ -14,31 +14,37 @@ import click
 
 from .._toml import did_you_mean
 from ..errors import ConfigurationError, InvalidRequest, NotYetSigned, SigningError
-from .command_base import Seconds, State, command, common_options, make_folder, refuse_password
-from .dispatch import MAX_SHOWN, open_journal, without_log_of
+from .command_base import (
+    NAME_HELP,
+    Seconds,
+    State,
+    command,
+    common_options,
+    duration,
+    duration_or_moment,
+    journal_option,
+    make_folder,
+    moment,
+    name_pattern,
+    refuse_password,
+)
+from .dispatch import MAX_SHOWN, open_journal
 from .exits import FAILED, NOT_SOUND, STUCK, code_of, code_of_all, facts_of
-from .output import ProgressDisplay, ago, count, iso, on_one_line
+from .output import ProgressDisplay, ago, count, iso, on_one_line, recipient_facts, signing_facts
 from .recipients import show_reminder
-from .records import recipient_facts, signing_facts
-from .signings import NAME_HELP, duration, duration_or_moment, moment, name_pattern
 
 if TYPE_CHECKING:
-    from ..archive import Archive, ArchiveReport, ArchiveResult, ArchiveStore
+    from ..archive import ArchiveResult, ArchiveStore
     from ..client import SigningClient
     from ..dispatch.journal import Journal
 
-SECONDS_BETWEEN_REMINDERS = 3600.0
-"""With --follow: the interval between reminder runs, each of which lists all signings."""
-
-KINDS = {
+_SECONDS_BETWEEN_REMINDERS = 3600.0  # with --follow; each run lists all signings
+_KINDS = {
     "no_progress": "not signed",
     "not_sealed": "not sealed",
     "not_sent": "not sent",
     "not_examined": "could not be examined",
 }
-
-VERBS = ("check", "fetch", "get", "help", "list", "ls", "pull", "run", "start", "stats", "sync", "update")
-"""Words that are more likely a mistyped command than a new folder."""
 
 
 class _Group(click.Group):
@@ -50,11 +56,10 @@ class _Group(click.Group):
         word = args[0]
         if word in self.commands:
             return super().resolve_command(ctx, args)
-        hint = did_you_mean(word, self.commands) if word.isidentifier() else ""
-        if (hint or word in VERBS) and not Path(word).exists():
-            commands = " and ".join(sorted(self.commands))
-            problem = f"No such command {word!r}{hint or f'; the commands are {commands}.'}"
-            raise click.UsageError(f"{problem} To archive into a new folder of that name, use {word}/", ctx)
+        hint = did_you_mean(word, self.commands) if word.isidentifier() and not Path(word).exists() else ""
+        if hint:
+            problem = f"No such command {word!r}{hint} To archive into a new folder of that name, use {word}/"
+            raise click.UsageError(problem, ctx)
         return "", run, args
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -70,24 +75,9 @@ def archive() -> None:
     """Archive the sealed PDFs of all signings."""
 
 
-_journal_option = click.option(
-    "--journal",
-    metavar="PATH|URL",
-    help="The journal: a file on a local disk, or postgresql://... for many machines. Put a URL with a password into"
-    " SIGNING_JOURNAL.",
-)
-
-
-def _check_not_a_command(context: click.Context, parameter: click.Parameter, to: str) -> str:
-    # Options came first, or the group would have found the command.
-    if to in archive.commands:
-        raise click.UsageError(f'put options after "{to}"; for a folder of that name use ./{to}')
-    return to
-
-
 @command()
-@click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX", callback=_check_not_a_command)
-@_journal_option
+@click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX")
+@journal_option
 @click.option("--follow", is_flag=True, help="Keep archiving until Ctrl-C or SIGTERM.")
 @click.option(
     "--every", default=300.0, show_default=True, type=Seconds(1), help="With --follow: seconds between sweeps."
@@ -119,7 +109,7 @@ async def run(
     object_lock: tuple[str, int] | None,
     trust: tuple[str, ...],
     **options: Any,
-) -> None:
+) -> int:
     """Archive the sealed PDFs of all signings: each document of a completed signing once, in a folder or in S3.
 
     Whatever ends the command, run it again: nothing is fetched twice, and no partial file is left. The files are listed
@@ -136,38 +126,48 @@ async def run(
     """
     from ..archive import Archive
 
+    if to in archive.commands:  # options came first, or the group would have found the command
+        raise click.UsageError(f'put options after "{to}"; for a folder of that name use ./{to}')
     if template is not None:
         options["template"] = template
     if object_lock is not None and "://" not in to:
         raise InvalidRequest(f"--object-lock: only S3 retains objects, and {to!r} is a folder")
-    journal = _journal_of(state, journal) or _default_journal(to)
+    journal = _journal_of(state, journal)
+    if journal is None:
+        if "://" in to:
+            raise InvalidRequest("--journal: an archive in S3 needs one: a path, or postgresql://... for many machines")
+        make_folder(Path(to), "FOLDER")
+        journal = str(Path(to, ".journal"))  # names that begin with a dot are not part of the archive
     work = _Run(state, follow)
     async with contextlib.AsyncExitStack() as exits:
         store = await exits.enter_async_context(_store(to, object_lock))
         opened = await exits.enter_async_context(open_journal(journal))
         client = await exits.enter_async_context(state.client())
         await client.me()  # a rejected token would fail every document
-        archive = await exits.enter_async_context(
+        archived = await exits.enter_async_context(
             Archive(client, store, journal=opened, since=since, trust=trust or None, **options)
         )
-        async for _ in archive.entries():
+        async for _ in archived.entries():
             work.present += 1
-        exits.enter_context(without_log_of("document %s of signing %s was not archived", "signing %s was not archived"))
         exits.callback(work.summarize)
         exits.enter_context(work.display)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(work.archive(archive, every))
                 if remind_after is not None:
                     group.create_task(work.remind(client, opened, remind_after))
+                if follow:
+                    await archived.follow(every=every, on_result=work.report)
+                async with archived.sweep() as results:
+                    async for result in results:
+                        work.report(result)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-    state.end(code_of_all(work.errors.values(), done=work.archived))
+    return code_of_all(work.errors.values(), done=work.archived)
 
 
 @command()
 @click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX")
-async def verify(state: State, to: str) -> None:
+async def verify(state: State, to: str) -> int:
     """Verify an archive against its manifest: no file or line is missing, changed or added. The service is not used.
 
     Exit codes: 0: the archive matches its manifest. 7: it does not. 2: there is no archive.
@@ -181,7 +181,8 @@ async def verify(state: State, to: str) -> None:
     async with _store(to) as store:
         with state.out.progress("Verifying") as on_progress:
             found = await verify_archive(store, on_progress)
-        _check_manifest(to, found)
+    if not found.lines and not found.findings:
+        raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")
     for finding in found.findings:
         facts = {"finding": finding.kind, "path": finding.path, "line": finding.line, "text": finding.text}
         state.out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")
@@ -189,16 +190,16 @@ async def verify(state: State, to: str) -> None:
     verdict = "the archive matches its manifest" if found.ok else count(len(found.findings), "finding")
     text = f"{count(found.documents, 'document')} ({found.size} bytes): {verdict}. Head: {found.head}"
     state.out.result({"summary": {**facts, "lines": found.lines, "findings": len(found.findings)}}, text)
-    state.end(0 if found.ok else NOT_SOUND)
+    return 0 if found.ok else NOT_SOUND
 
 
 @command()
-@_journal_option
+@journal_option
 @click.option(
     "--after", default="7d", show_default=True, type=duration, help="List what was not updated for this time."
 )
 @click.option("--since", type=moment, help="Only signings and dispatches updated since: 90d, 2031-03-31, ...")
-async def status(state: State, journal: str | None, after: timedelta, since: datetime | None) -> None:
+async def status(state: State, journal: str | None, after: timedelta, since: datetime | None) -> int:
     """List what is stuck.
 
     Unsent drafts that have documents, sent signings without progress (with the recipients who have not signed),
@@ -221,7 +222,8 @@ async def status(state: State, journal: str | None, after: timedelta, since: dat
         client = await exits.enter_async_context(state.client())
         opened = None if journal is None else await exits.enter_async_context(open_journal(journal))
         found = await archive_status(client, opened, after=after, since=since)
-    rows = []
+    when = ago if state.out.is_terminal else iso
+    rows: list[tuple[object, ...]] = []
     for stuck in found.signings:
         signing, error = stuck.signing, stuck.error
         facts: dict[str, Any] = {"stuck": stuck.kind, "signing": signing_facts(signing)}
@@ -231,7 +233,7 @@ async def status(state: State, journal: str | None, after: timedelta, since: dat
         if error is not None:
             facts["error"], names = facts_of(error), [str(error)]
         state.out.result(facts)
-        rows.append((signing.id, signing.name, KINDS[stuck.kind], signing.updated_at, ", ".join(names)))
+        rows.append((signing.id, signing.name, _KINDS[stuck.kind], when(signing.updated_at), ", ".join(names)))
     known = {stuck.signing.id: stuck.signing.name for stuck in found.signings}
     for dispatch in found.dispatches:
         state.out.result({"stuck": "dispatch", "dispatch": dispatch})
@@ -239,27 +241,22 @@ async def status(state: State, journal: str | None, after: timedelta, since: dat
         if re.fullmatch("[0-9a-f]{64}", name):  # a hash, which says nothing
             name = known.get(dispatch.signing or "") or f"{name[:12]}…"
         problem = "perhaps sent" if dispatch.may_be_sent else "not dispatched"
-        rows.append((dispatch.signing or "", name, problem, dispatch.updated_at, dispatch.error or ""))
+        rows.append((dispatch.signing or "", name, problem, when(dispatch.updated_at), dispatch.error or ""))
     if found.ok:
         state.out.say("Nothing is stuck.")
-    elif not state.json:
-        when = ago if state.out.is_terminal else iso
-        shown = [(*row[:3], when(row[3]), row[4]) for row in rows]
-        state.out.table(("ID", "NAME", "PROBLEM", "SINCE", "DETAILS"), shown, optional=("SINCE",))
-    is_stuck = bool(found.dispatches) or any(stuck.error is None for stuck in found.signings)
-    state.end(0 if found.ok else STUCK if is_stuck else FAILED)
+        return 0
+    if not state.json:
+        state.out.table(("ID", "NAME", "PROBLEM", "SINCE", "DETAILS"), rows, optional=("SINCE",))
+    return STUCK if found.dispatches or any(stuck.error is None for stuck in found.signings) else FAILED
+
+
+for _command in (verify, status):
+    archive.add_command(_command)
 
 
 def _journal_of(state: State, given: str | None) -> str | None:
     refuse_password("--journal", given, "put the URL into SIGNING_JOURNAL")
     return given or (None if state.settings.journal is None else str(state.settings.journal))
-
-
-def _default_journal(to: str) -> str:
-    if "://" in to:
-        raise InvalidRequest("--journal: an archive in S3 needs one: a path, or postgresql://... for many machines")
-    make_folder(Path(to), "FOLDER")
-    return str(Path(to, ".journal"))  # names that begin with a dot are not part of the archive
 
 
 @contextlib.asynccontextmanager
@@ -285,68 +282,58 @@ class _Run:
         self._follow = follow
         self.display = ProgressDisplay(state.out, "Archiving", None)
         self.archived = self.present = self._size = self._reminded = 0
-        self._failed: set[tuple[str, str | None]] = set()
-        """The documents that failed last, by the ids of signing and document (None: the signing was not read)."""
-        self._unsealed: set[tuple[str, str | None]] = set()
-        """The documents that were not sealed yet."""
+        self._last_errors: dict[tuple[str, str | None], Exception] = {}
+        """The errors of the last sweep, by the ids of signing and document (None: the signing was not read)."""
         self.errors: dict[int, BaseException] = {}
         """One error for each exit code."""
 
-    async def archive(self, archive: Archive, every: float) -> None:
-        if self._follow:
-            await archive.follow(every=every, on_result=self._report)
-        async with archive.sweep() as results:
-            async for result in results:
-                self._report(result)
-
-    def _report(self, result: ArchiveResult) -> None:
+    def report(self, result: ArchiveResult) -> None:
+        """Count and print the result of a document."""
         signing, document = result.signing, None if result.document is None else result.document.id
         facts: dict[str, Any] = {"signing": signing.id, "name": signing.name, "document": document}
-        # With --follow, each sweep tries again.
-        had_failed = (signing.id, document) in self._failed
-        for documents in (self._failed, self._unsealed):
-            documents.difference_update({(signing.id, None), (signing.id, document)})
-        if result.error is not None:
-            documents = self._unsealed if isinstance(result.error, NotYetSigned) else self._failed
-            documents.add((signing.id, document))
-        if result.entry is not None:
+        had_failed = (signing.id, document) in self._last_errors  # with --follow, each sweep tries again
+        for key in ((signing.id, None), (signing.id, document)):
+            self._last_errors.pop(key, None)
+        if result.error is None:
             self.archived, self._size = self.archived + 1, self._size + result.entry.size
             self._out.result({**facts, **result.entry.as_dict(), "signing": signing.id})
-        elif result.error is not None and not isinstance(result.error, NotYetSigned):
-            self.errors.setdefault(code_of(result.error), result.error)
-            if self._out.json or (not had_failed and len(self._failed) <= MAX_SHOWN):
-                self._out.failed(signing.name or signing.id, result.error, facts)
+        else:
+            self._last_errors[signing.id, document] = result.error
+            if not isinstance(result.error, NotYetSigned):
+                self.errors.setdefault(code_of(result.error), result.error)
+                if self._out.json or (not had_failed and len(self._last_errors) <= MAX_SHOWN):
+                    self._out.failed(signing.name or signing.id, result.error, facts)
         self.display.advance(failed=result.error is not None)
 
     async def remind(self, client: SigningClient, journal: Journal, after: timedelta) -> None:
+        """Remind the recipients of signings without progress; with --follow, again and again."""
+        from ..archive import archive_status
+
         while True:
             try:
-                await self._remind_once(client, journal, after)
+                found = await archive_status(client, journal, after=after, remind_every=after, kinds=["no_progress"])
             except SigningError as error:
                 if not (self._follow and error.transient):
                     raise
                 self._out.warn(f"reminders are retried later: {error}")
+            else:
+                for stuck in found.signings:
+                    name, facts = stuck.signing.name or stuck.signing.id, {"signing": stuck.signing.id}
+                    if stuck.error is not None:
+                        self._out.failed(name, stuck.error, {**facts, "reminded": False})
+                    for reminder in stuck.reminders:
+                        show_reminder(self._out, reminder, facts, f" of {name}")
+                        self._reminded += reminder.error is None
+                    for failure in (stuck.error, *(reminder.error for reminder in stuck.reminders)):
+                        if failure is not None:
+                            self.errors.setdefault(code_of(failure), failure)
             if not self._follow:
                 return
-            await asyncio.sleep(SECONDS_BETWEEN_REMINDERS)
-
-    async def _remind_once(self, client: SigningClient, journal: Journal, after: timedelta) -> None:
-        from ..archive import archive_status
-
-        found = await archive_status(client, journal, after=after, remind_every=after, kinds=["no_progress"])
-        for stuck in found.signings:
-            name, facts = stuck.signing.name or stuck.signing.id, {"signing": stuck.signing.id}
-            if stuck.error is not None:
-                self._out.failed(name, stuck.error, {**facts, "reminded": False})
-            for reminder in stuck.reminders:
-                show_reminder(self._out, reminder, facts, f" of {name}")
-                self._reminded += reminder.error is None
-            for error in (stuck.error, *(reminder.error for reminder in stuck.reminders)):
-                if error is not None:
-                    self.errors.setdefault(code_of(error), error)
+            await asyncio.sleep(_SECONDS_BETWEEN_REMINDERS)
 
     def summarize(self) -> None:
-        failed, unsealed = len(self._failed), len(self._unsealed)
+        unsealed = sum(isinstance(error, NotYetSigned) for error in self._last_errors.values())
+        failed = len(self._last_errors) - unsealed
         facts = {"archived": self.archived, "bytes": self._size, "failed": failed}
         facts |= {"already_there": self.present, "not_yet_sealed": unsealed, "reminded": self._reminded}
         archived = f"{count(self.archived, 'document')} {'was' if self.archived == 1 else 'were'} archived"
@@ -356,12 +343,3 @@ class _Run:
         if unsealed:
             text += f" {unsealed} not yet sealed: a later run fetches them."
         self._out.result({"summary": facts}, text)
-
-
-for _command in (verify, status):
-    archive.add_command(_command)
-
-
-def _check_manifest(to: str, found: ArchiveReport) -> None:
-    if not found.lines and not found.findings:
-        raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")

@@ -11,13 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from urllib.parse import urlsplit
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from ..errors import ConfigurationError, InvalidRequest, SigningError, StateMismatch
 
-_logger = logging.getLogger(__name__)
-# Any local program can send malformed HTTP; aiohttp logs it with a traceback.
-_logger.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError)))
+_silent = logging.Logger(__name__, logging.CRITICAL + 1)  # any local program can send malformed HTTP
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -47,10 +44,9 @@ def is_loopback(redirect_uri: str) -> bool:
         _ = parts.port  # an invalid port raises here
     except ValueError:
         raise ConfigurationError(f"redirect_uri is not a URL: {redirect_uri!r}") from None
-    if parts.scheme != "http" or parts.hostname == "localhost":
-        return parts.scheme == "http"
     with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(parts.hostname or "").is_loopback
+        local = parts.hostname == "localhost" or ipaddress.ip_address(parts.hostname or "").is_loopback
+        return parts.scheme == "http" and local
     return False
 
 
@@ -60,21 +56,22 @@ class Callback:
     def __init__(self, redirect_uri: str) -> None:
         self.redirect_uri: str = redirect_uri
         self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._exchange: Callable[[str], Awaitable[str]] | None = None
+        self._exchange: asyncio.Future[Callable[[str], Awaitable[str]]] = asyncio.Future()
         self._lock = asyncio.Lock()
 
     async def wait(self, exchange: Callable[[str], Awaitable[str]]) -> None:
         """Wait until ``exchange`` accepts a callback's query; raise its error if the login fails."""
-        self._exchange = exchange
+        self._exchange.set_result(exchange)
         await self._outcome
 
     async def respond(self, request: web.Request) -> web.Response:
         async with self._lock:
-            if self._outcome.done() or self._exchange is None:
+            exchange = await self._exchange
+            if self._outcome.done():
                 return _page("Nothing to do", "This login is over. You can close this window.", 410)
             try:
                 # Not the whole URL: it includes the Host header, which any local program can choose.
-                message = await self._exchange(f"?{request.rel_url.raw_query_string}")
+                message = await exchange(f"?{request.rel_url.raw_query_string}")
             except (StateMismatch, InvalidRequest):
                 # The exchange checks the state first. Without it, this is not the callback, which may still come.
                 return _page("Not logged in", "This request does not belong to the current login.", 400)
@@ -90,7 +87,7 @@ async def listen(redirect_uri: str) -> AsyncIterator[Callback]:
     """Run a server at a loopback redirect URI, on a free port if it names none."""
     parts, callback, app = urlsplit(redirect_uri), Callback(redirect_uri), web.Application()
     app.router.add_get("/{path:.*}", callback.respond)  # the state identifies the callback
-    runner = web.AppRunner(app, access_log=None, logger=_logger, shutdown_timeout=2.0)
+    runner = web.AppRunner(app, access_log=None, logger=_silent, shutdown_timeout=2.0)
     await runner.setup()
     try:
         try:

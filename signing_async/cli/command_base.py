@@ -1,4 +1,4 @@
-"""What all commands share: common options, settings, the client, and the exit code.
+"""What all commands share: common options, settings, the client, and types of options.
 
 A command is a function or a coroutine function in a module of this folder, and is listed in `COMMANDS` of ``app.py``::
 
@@ -16,7 +16,7 @@ A command is a function or a coroutine function in a module of this folder, and 
         state.out.result({"id": signing, "sent": True}, f"Sent {signing}.")
 
 `State.out` prints (see `Output`). A `SigningError` raised by the command is printed as a sentence or as JSON, and
-decides the exit code. A command that failed in part calls ``state.end(code_of_all(errors, done=...))``.
+decides the exit code. A command that failed in part returns its exit code: ``return code_of_all(errors, done=...)``.
 
 A coroutine must not read standard input: in an event loop, Ctrl-C does not interrupt the reading.
 """
@@ -24,24 +24,32 @@ A coroutine must not read standard input: in an event loop, Ctrl-C does not inte
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import inspect
 import logging
 import math
+import os
+import re
+import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+import tempfile
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import cached_property, update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from .._files import unusable
+from .._files import sync_folder, unusable
 from ..errors import AuthError, ConfigurationError, InvalidRequest, OutcomeUnknown
+from .exits import TERMINATED
 from .output import Output
 
 if TYPE_CHECKING:
     from ..auth.oauth import OAuth
     from ..client import SigningClient
+    from ..models import Signing
     from ..settings import Settings
     from ..transport.operation import Attempt
 
@@ -58,8 +66,6 @@ class State:
         self.timeout: str | None = None
         self.verbose = False
         self.json = False
-        self.on_attempt: Callable[[Attempt], None] | None = None
-        """Called after each attempt of a client, besides what --verbose prints."""
         self.changing = False
         """Whether the command that runs changes something at the service."""
 
@@ -94,7 +100,7 @@ class State:
             exits.callback(log.removeHandler, handler)
             if isinstance(auth, OAuth):
                 await exits.enter_async_context(auth)
-            on_attempt = self._report_attempt if self.verbose or self.on_attempt else None
+            on_attempt = self._print_attempt if self.verbose else None
             client = SigningClient(settings.origin, auth, on_attempt=on_attempt, **settings.client_options())
             yield await exits.enter_async_context(client)
 
@@ -106,24 +112,16 @@ class State:
         return oauth
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
-        """Run a command's coroutine until it ends or is interrupted."""
-        try:
-            from .running import run
+        """Run a command's coroutine like ``asyncio.run``, on uvloop if it is installed; SIGTERM cancels it too."""
+        import asyncio
 
-            return run(main)
-        finally:
-            main.close()  # Ctrl-C may come before it starts
+        factory: Callable[[], asyncio.AbstractEventLoop] | None = None
+        with contextlib.suppress(ModuleNotFoundError):  # the extra `speed` is not installed
+            from uvloop import new_event_loop
 
-    def end(self, code: int) -> None:
-        """Exit with this code; return if it is 0."""
-        if code:
-            raise click.exceptions.Exit(code)
-
-    def _report_attempt(self, attempt: Attempt) -> None:
-        if self.verbose:
-            self._print_attempt(attempt)
-        if self.on_attempt is not None:
-            self.on_attempt(attempt)
+            factory = new_event_loop
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(_until_terminated(main))
 
     def _print_attempt(self, attempt: Attempt) -> None:
         import attrs
@@ -136,16 +134,61 @@ class State:
         self.out.say(text, attempt=attrs.asdict(attempt))
 
 
+_REPORTED = (
+    "package %s was not sent",
+    "package %s: draft %s was",
+    "document %s of signing %s was",
+    "signing %s was not",
+)
+
+
 class _WarningHandler(logging.Handler):
-    """Prints the package's warnings, except of unknown outcomes, which a command reports itself."""
+    """Prints the package's warnings, except of items and unknown outcomes, which a command reports itself."""
 
     def __init__(self, out: Output) -> None:
         super().__init__(logging.WARNING)
         self._out = out
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not any(isinstance(argument, OutcomeUnknown) for argument in record.args or ()):
+        is_unknown = any(isinstance(argument, OutcomeUnknown) for argument in record.args or ())
+        if not is_unknown and not str(record.msg).startswith(_REPORTED):
             self._out.warn(record.getMessage())
+
+
+async def _until_terminated(main: Coroutine[Any, Any, T]) -> T:
+    import asyncio
+
+    work, terminated = asyncio.current_task(), asyncio.Event()
+    assert work is not None
+    cancel = work.cancel
+
+    def stop() -> None:
+        terminated.set()
+        cancel()
+
+    with on_signal(signal.SIGTERM, stop):
+        try:
+            return await main
+        except asyncio.CancelledError:
+            if terminated.is_set():
+                raise click.exceptions.Exit(TERMINATED) from None
+            raise
+
+
+@contextlib.contextmanager
+def on_signal(number: int, call: Callable[[], object]) -> Iterator[None]:
+    """Call a function on each signal within the block, if the event loop supports that."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    unsupported = (NotImplementedError, RuntimeError, ValueError)  # on Windows, or outside the main thread
+    with contextlib.suppress(*unsupported):
+        loop.add_signal_handler(number, call)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(*unsupported):
+            loop.remove_signal_handler(number)
 
 
 def common_options() -> list[click.Option]:
@@ -192,12 +235,11 @@ def command(name: str | None = None, *, changing: bool = False) -> Callable[[Cal
     """
 
     def decorate(function: Callable[..., Any]) -> click.Command:
-        def called(*args: Any, **values: Any) -> None:
+        def called(*args: Any, **values: Any) -> Any:
             state = click.get_current_context().ensure_object(State)
             state.changing = changing
             work = function(state, *args, **values)
-            if inspect.iscoroutine(work):
-                state.run(work)
+            return state.run(work) if inspect.iscoroutine(work) else work
 
         return click.command(name, cls=_Command)(update_wrapper(called, function))
 
@@ -229,24 +271,75 @@ class _Seconds(click.FloatRange):
 
 Seconds: type[click.FloatRange] = _Seconds
 
+_SPAN = re.compile(r"(\d{1,6})(min|h|d|w)")
+_UNITS = {"min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+
+def duration(text: str) -> timedelta:
+    """Parse a duration."""
+    span = _SPAN.fullmatch(text)
+    if span is None:
+        raise click.BadParameter(f"must be a duration such as 90min, 12h, 7d or 2w, got {text!r}")
+    return timedelta(**{_UNITS[span[2]]: int(span[1])})
+
+
+def moment(text: str) -> datetime:
+    """Parse a date, a time, or a duration before now."""
+    try:
+        return datetime.now(UTC) - duration(text)
+    except (click.BadParameter, OverflowError):
+        pass
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except (ValueError, OverflowError):
+        raise click.BadParameter(
+            f"must be a duration such as 90min, 12h, 7d or 2w, or a date such as 2031-03-31, got {text!r}"
+        ) from None
+
+
+def duration_or_moment(text: str) -> timedelta | datetime:
+    """Parse a duration, which stays a `timedelta`, or a date or a time."""
+    return duration(text) if _SPAN.fullmatch(text) else moment(text)
+
+
+def name_pattern(text: str) -> Callable[[Signing], bool]:
+    """Return a function that tells whether a signing's name matches the pattern, ignoring case."""
+    found = re.compile(fnmatch.translate(text), re.IGNORECASE)
+    return lambda signing: found.match(signing.name) is not None
+
+
+NAME_HELP = "Only signings whose name matches, ignoring case: 'Lease *', '*2031*', ..."
+
 FILE = click.Path(dir_okay=False, allow_dash=True)
 """The type of an option whose file a command reads; the shell completes its paths."""
 
+journal_option = click.option(
+    "--journal",
+    metavar="PATH|URL",
+    help="The journal: a file on a local disk, or postgresql://... for many machines. Put a URL with a password into"
+    " SIGNING_JOURNAL.",
+)
 
-def read_bytes(path: str, option: str | None = None) -> bytes:
+
+def read_bytes(path: str) -> bytes:
     """Read a file, the value of an option or argument; - is standard input."""
     try:
         return sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
     except OSError as error:
-        raise click.BadParameter(f"could not read {path}: {error.strerror}", param_hint=option) from None
+        raise click.BadParameter(f"could not read {path}: {error.strerror}") from None
 
 
-def text_file(path: str, option: str | None = None) -> str:
+def text_file(path: str) -> str:
     """Read a UTF-8 file, the value of an option; - is standard input. Newlines are kept."""
     try:
-        return read_bytes(path, option).decode()
+        return read_bytes(path).decode()
     except UnicodeDecodeError:
-        raise click.BadParameter(f"could not read {path}: not UTF-8", param_hint=option) from None
+        raise click.BadParameter(f"could not read {path}: not UTF-8") from None
+
+
+def read_text(context: click.Context, parameter: click.Parameter, path: str | None) -> str | None:
+    """Replace an option's path by the text of the file, before an event loop runs."""
+    return None if path is None else text_file(path)
 
 
 def refuse_password(option: str, text: str | None, advice: str) -> None:
@@ -265,3 +358,21 @@ def make_folder(folder: Path, argument: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise unusable(f"{argument}: could not create the folder {str(folder)!r}: {error.strerror}", error) from None
+
+
+def replace_file(path: Path, text: str, mode: int = 0o644) -> None:
+    """Write a file; if that fails, the older one stays as it was."""
+    folder = path.absolute().parent
+    descriptor, name = tempfile.mkstemp(".part", f".{path.name}.", folder)
+    part = Path(name)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(descriptor)
+        with contextlib.suppress(OSError):  # not every file system has modes
+            part.chmod(mode & 0o666)
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    sync_folder(folder)

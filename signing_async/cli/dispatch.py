@@ -4,30 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
+import re
 import shlex
 import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import attrs
 import click
 
 from .._files import resolve_path
 from ..errors import ConfigurationError, InvalidRequest
-from .command_base import Seconds, State, command, refuse_password
+from .command_base import Seconds, State, command, journal_option, on_signal, refuse_password
 from .exits import INTERRUPTED, code_of, code_of_all
 from .manifest import CheckedManifest, Entry, FailureReport, Manifest, check_manifest
 from .output import ProgressDisplay, count
-from .running import on_signal
 
 if TYPE_CHECKING:
     from ..dispatch.journal import Journal
     from ..dispatch.package import SigningPackage
-    from ..transport.operation import Attempt
     from .workers import WorkerResult
 
 MAX_SHOWN = 20
@@ -36,12 +33,7 @@ MAX_SHOWN = 20
 
 @command(changing=True)
 @click.argument("manifest", type=click.Path(path_type=Path))
-@click.option(
-    "--journal",
-    metavar="PATH|URL",
-    help="The journal: a file on a local disk, or postgresql://... for many machines. Put a URL with a password into"
-    " SIGNING_JOURNAL.  [default: MANIFEST with the suffix .journal]",
-)
+@journal_option
 @click.option(
     "--failures",
     metavar="PATH",
@@ -73,7 +65,7 @@ async def dispatch(
     broker: str | None,
     wait: bool,
     seconds: float | None,
-) -> None:
+) -> int:
     """Send every package of MANIFEST: create a signing, upload the documents, add the recipients, send it.
 
     MANIFEST is CSV with one row per package. The columns are name, language, documents (paths relative to the manifest,
@@ -82,9 +74,9 @@ async def dispatch(
     on. JSON lines with the same names work too; documents and recipients are lists there.
 
     Everything is checked before anything is sent. Each package is sent once, identified by its key or its content: if
-    the command is interrupted or killed, run it again, and it resumes from its journal. Failed packages are written to
-    a report, a manifest that can be dispatched in the same way. Ctrl-C finishes the packages under way; a second Ctrl-C
-    stops at once.
+    the command is interrupted or killed, run it again, and it resumes from its journal, by default MANIFEST with the
+    suffix .journal. Failed packages are written to a report, a manifest that can be dispatched in the same way. Ctrl-C
+    finishes the packages under way; a second Ctrl-C stops at once.
 
     With --broker, workers on any number of machines send the packages. Start them with "taskiq worker
     signing_async.taskiq:broker"; their environment holds SIGNING_BROKER, SIGNING_JOURNAL and a client's settings. The
@@ -104,21 +96,26 @@ async def dispatch(
     for option, given in (("--wait", wait), ("--for", seconds is not None)):
         if given and broker is None:
             raise click.UsageError(f"{option}: needs --broker; without it the command itself sends the packages")
+    if broker is not None and broker.startswith("env:"):
+        variable = broker.removeprefix("env:")
+        broker = os.environ.get(variable)
+        if not broker:
+            raise ConfigurationError(f"--broker: {variable or 'the variable'} is not set")
     stem = manifest.stem
     while stem.endswith(".failures") and stem != ".failures":
         stem = stem.removesuffix(".failures")  # a report of failures shares the journal of its manifest
     place = journal or str(state.settings.journal or manifest.parent / f"{stem}.journal")
-    report_path = failures or manifest.parent / f"{stem}.failures{manifest.suffix}"
-    url = None if dry_run or broker is None else _broker_url(broker)
+    if broker is not None and "://" not in place and not dry_run:
+        raise InvalidRequest("--broker: needs a journal that all workers can reach: --journal postgresql://...")
     if failures is not None and failures.is_dir():
         raise InvalidRequest(f"--failures: {str(failures)!r} is a folder")
     if failures is not None and failures.resolve() == manifest.resolve():
         raise click.UsageError("--failures: must not be the manifest itself")
     opened = Manifest(manifest)
-    report = FailureReport(report_path, opened)
+    report = FailureReport(failures or manifest.parent / f"{stem}.failures{manifest.suffix}", opened)
     if not dry_run:
         report.check()
-        _check_journal(place, manifest, report_path)
+        _check_journal(place, manifest, report.path)
     with ProgressDisplay(state.out, "Checking", None) as display:
         checked = await check_manifest(opened, state.settings.assumptions.max_pdf_bytes, display.advance)
     if dry_run:
@@ -126,23 +123,22 @@ async def dispatch(
         counts = f"{count(packages, 'package')} with {count(checked.documents, 'document')} ({checked.size} bytes)"
         facts = {"packages": packages, "documents": checked.documents, "bytes": checked.size, "sent": 0}
         state.out.result({"dry_run": facts}, f"{manifest}: {counts}: all valid. Nothing was sent.")
-        return
-    run = _Run(state, opened, checked, report, place, by_workers=url is not None, enqueues=url is not None and not wait)
-    state.on_attempt = run.note_attempt
-    async with open_journal(place) as opened_journal, _sender(state, url, place, seconds, wait) as sender:
-        await run.send(sender, opened_journal, concurrency)
-    run.end()
+        return 0
+    work = _Run(
+        state, opened, checked, report, place, by_workers=broker is not None, enqueues=bool(broker and not wait)
+    )
+    async with open_journal(place) as opened_journal, contextlib.AsyncExitStack() as exits:
+        if broker is not None:
+            from .workers import worker_results
 
-
-def _broker_url(text: str) -> str:
-    """Return the URL of ``--broker``, read from a variable if it names one."""
-    if not text.startswith("env:"):
-        return text
-    name = text.removeprefix("env:")
-    url = os.environ.get(name)
-    if not url:
-        raise ConfigurationError(f"--broker: {name or 'the variable'} is not set")
-    return url
+            max_bytes = state.settings.assumptions.max_pdf_bytes
+            results: Any = worker_results(broker, work.packages(), max_bytes, seconds, state.out.warn, wait=wait)
+        else:
+            client = await exits.enter_async_context(state.client())
+            await client.me()  # a rejected token would fail every package
+            results = client.dispatch_many(work.packages(), opened_journal, concurrency)
+        await work.report_results(results)
+    return work.summarize()
 
 
 def _check_journal(place: str, manifest: Path, report: Path) -> None:
@@ -161,68 +157,30 @@ def _check_journal(place: str, manifest: Path, report: Path) -> None:
         raise InvalidRequest("--journal: must not be the report of failures")
 
 
-def without_password(text: str) -> str:
+def _without_password(place: str) -> str:
     """Return a path as it is, and a URL without its password and query."""
-    if "://" not in text:
-        return text
-    try:
-        parts = urlsplit(text)
-        user = f"{parts.username}@" if parts.username else ""
-        return f"{parts.scheme}://{user}{parts.netloc.rpartition('@')[2]}{parts.path}"
-    except ValueError:
-        return f"{text.partition('://')[0]}://..."
+    return re.sub(r"(://[^:/@]*):.*@", r"\1@", place.partition("?")[0]) if "://" in place else place
 
 
 @contextlib.asynccontextmanager
-async def open_journal(text: str) -> AsyncIterator[Journal]:
+async def open_journal(place: str) -> AsyncIterator[Journal]:
     """Open the journal at a path or URL."""
-    if "://" not in text:
+    if "://" not in place:
         from ..storage.journal import SqliteJournal
 
-        async with SqliteJournal(text) as journal:
+        async with SqliteJournal(place) as journal:
             yield journal
         return
-    if not text.startswith(("postgresql://", "postgres://")):
-        raise InvalidRequest(f"--journal: must be a path or postgresql://..., got {without_password(text)!r}")
+    scheme = place.partition("://")[0]
+    if scheme not in ("postgresql", "postgres"):
+        raise InvalidRequest(f"--journal: must be a path or postgresql://..., got {scheme}://...")
     try:
         from ..postgres import PostgresJournal
     except ModuleNotFoundError as error:
         raise ConfigurationError(f"--journal: {error}") from None
-    async with PostgresJournal(text) as shared:
+    async with PostgresJournal(place) as shared:
         await shared.create_table()
         yield shared
-
-
-@contextlib.asynccontextmanager
-async def _sender(
-    state: State, broker: str | None, journal: str, timeout: float | None, wait: bool
-) -> AsyncIterator[Any]:
-    """Yield a client; with a broker, the workers instead."""
-    if broker is None:
-        async with state.client() as client:
-            await client.me()  # a rejected token would fail every package
-            yield client
-        return
-    from .workers import workers
-
-    max_bytes = state.settings.assumptions.max_pdf_bytes
-    async with workers(broker, journal, max_bytes, timeout, state.out.warn, wait=wait) as sender:
-        yield sender
-
-
-@contextlib.contextmanager
-def without_log_of(*beginnings: str) -> Iterator[None]:
-    """Drop the log records that begin with one of these texts: the command reports these items itself."""
-
-    def is_kept(record: logging.LogRecord) -> bool:
-        return not record.msg.startswith(beginnings)
-
-    log = logging.getLogger("signing_async")
-    log.addFilter(is_kept)
-    try:
-        yield
-    finally:
-        log.removeFilter(is_kept)
 
 
 @attrs.define
@@ -232,7 +190,7 @@ class _Run:
     state: State
     manifest: Manifest
     checked: CheckedManifest
-    report: FailureReport
+    failures: FailureReport
     journal: str
     by_workers: bool = attrs.field(kw_only=True)
     enqueues: bool = attrs.field(kw_only=True)
@@ -246,10 +204,18 @@ class _Run:
     """How often Ctrl-C was pressed. The first finishes the packages under way, the second cancels them."""
     errors: dict[int, BaseException] = attrs.field(factory=dict)
     """One error for each exit code."""
-    display: ProgressDisplay | None = None
 
-    async def send(self, sender: Any, journal: Journal, concurrency: int) -> None:
-        """Send all packages and print their results. After Ctrl-C, begin no other package."""
+    def packages(self) -> Iterator[SigningPackage]:
+        """Yield the packages with their keys. After Ctrl-C, yield no other package."""
+        for entry, key in zip(self.manifest.entries(), self.checked.lines, strict=True):
+            if self.interrupts:
+                return
+            assert entry.package is not None
+            self.under_way[key] = entry
+            yield attrs.evolve(entry.package, key=key)
+
+    async def report_results(self, results: Any) -> None:
+        """Print the result of each package."""
         out, task = self.state.out, asyncio.current_task()
         assert task is not None
         cancel = task.cancel
@@ -261,37 +227,19 @@ class _Run:
             else:
                 cancel()
 
-        out.say(f"Journal: {without_password(self.journal)}", journal=without_password(self.journal))
-        with (
-            on_signal(signal.SIGINT, interrupt),
-            without_log_of("package %s was not sent", "package %s: draft %s was abandoned"),
-            ProgressDisplay(out, "Sending", len(self.checked.lines)) as display,
-        ):
-            self.display = display
+        place = _without_password(self.journal)
+        out.say(f"Journal: {place}", journal=place)
+        with on_signal(signal.SIGINT, interrupt), ProgressDisplay(out, "Sending", len(self.checked.lines)) as display:
             try:
-                async with sender.dispatch_many(self._packages(), journal, concurrency) as results:
-                    async for result in results:
+                async with results as stream:
+                    async for result in stream:
                         self._add(result)
                         display.advance(failed=result.error is not None)
             except asyncio.CancelledError:
                 if self.interrupts < 2:
                     raise
 
-    def note_attempt(self, attempt: Attempt) -> None:
-        # A draft that was perhaps created is not looked for.
-        if self.display is not None and attempt.ambiguous and attempt.operation != "signings.create":
-            self.display.note("settling an unknown outcome")
-
-    def _packages(self) -> Iterator[SigningPackage]:
-        for entry, key in zip(self.manifest.entries(), self.checked.lines, strict=True):
-            if self.interrupts:
-                return
-            assert entry.package is not None
-            self.under_way[key] = entry
-            yield attrs.evolve(entry.package, key=key)
-
     def _add(self, result: WorkerResult) -> None:
-        """Count and print the result of a package."""
         key = str(result.package.key)
         entry = self.under_way.pop(key)
         out, where = self.state.out, f"{self.manifest.path}, line {entry.line}"
@@ -309,12 +257,12 @@ class _Run:
             return
         self.failed += 1
         self.errors.setdefault(code_of(result.error), result.error)
-        self.report.add(entry.row, key, str(result.error))
+        self.failures.add(entry.row, key, str(result.error))
         if out.json or self.failed <= MAX_SHOWN:
             out.failed(where, result.error, facts)
 
-    def end(self) -> None:
-        """Write the report of failures, print the totals, and set the exit code."""
+    def summarize(self) -> int:
+        """Write the report of failures, print the totals, and return the exit code."""
         packages, verb = len(self.checked.lines), "enqueued" if self.enqueues else "sent"
         left = packages - self.sent - self.failed
         interrupted = self.interrupts > 0 and left > 0
@@ -335,19 +283,19 @@ class _Run:
             "failed": self.failed,
             "left": left,
             "abandoned": self.abandoned,
-            "journal": without_password(self.journal),
-            "failures": str(self.report.path) if reported else None,
+            "journal": _without_password(self.journal),
+            "failures": str(self.failures.path) if reported else None,
             "interrupted": interrupted,
         }
         self.state.out.result({"summary": facts}, "\n".join(lines))
-        self.state.end(INTERRUPTED if interrupted else code_of_all(self.errors.values(), done=self.sent))
+        return INTERRUPTED if interrupted else code_of_all(self.errors.values(), done=self.sent)
 
     def _write_report(self, lines: list[str], *, keep: bool) -> bool:
         """Write the report of failures, add what to say about it, and return whether this run's failures are in it.
 
         ``keep``: an earlier report may be the only record of packages that were not tried, or not sent yet.
         """
-        path, manifest = self.report.path, self.manifest.path
+        path, manifest = self.failures.path, self.manifest.path
         again = f"to retry the failed packages, dispatch {manifest} again"
         if keep and path.exists():
             if self.enqueues:
@@ -356,7 +304,7 @@ class _Run:
                 lines.append(f"The failed packages are not added to the earlier {path}; {again}.")
             return False
         try:
-            reported = self.report.write()
+            reported = self.failures.write()
         except OSError as error:  # the journal has all results
             self.state.out.warn(f"--failures: {str(path)!r} cannot be written: {error.strerror}; {again}")
             return False

@@ -27,22 +27,22 @@ from ..errors import APIError, DecodeError, InvalidRequest, SigningError
 from ..transport.decode import look_up, record
 from ..transport.response import Response
 from ..transport.retry import RetryPolicy
-from .command_base import State, command
+from .command_base import State, command, replace_file
 from .exits import FAILED, UNAUTHORIZED
 from .output import on_one_line
 
-CERTIFICATE_WARNING_DAYS = 21
-MAX_CLOCK_SKEW = 10.0
-MAX_RECIPIENT_LISTS = 5
-NO_SUCH = "00000000-0000-0000-0000-000000000000"
-REJECTIONS = (400, 401, 403)
-"""The statuses of ``GET /me`` that reject a token."""
-LIMITS = ("limit", "per_page", "page_size", "perPage", "pageSize", "size", "count", "take", "max_results", "page[size]")
-CURSORS = (
+_CERTIFICATE_WARNING_DAYS = 21
+_MAX_CLOCK_SKEW = 10.0
+_MAX_RECIPIENT_LISTS = 5
+_NO_SUCH = "00000000-0000-0000-0000-000000000000"
+_REJECTIONS = (400, 401, 403)  # statuses of `GET /me` that reject a token
+_LIMITS = (
+    *("limit", "per_page", "page_size", "perPage", "pageSize", "size", "count", "take", "max_results", "page[size]"),
+)
+_CURSORS = (
     *("cursor", "after", "starting_after", "page_token", "pageToken", "next_cursor", "nextCursor", "next"),
     *("page[after]", "page[cursor]", "continuation_token", "start", "offset", "page"),
 )
-
 _NAME = re.compile(r"[A-Za-z0-9_\[\]$:-]{1,60}")
 _NEXT = re.compile(r"^(?!.*(prev|before|first|last|self|current)[^.]*$).*(next|cursor|after|continu)", re.IGNORECASE)
 _DONE = re.compile(r"[^.]*(?i:complet|sign|done|finish|approv)[^.]*(_at|_on|At|On|date|time|timestamp)$")
@@ -67,7 +67,7 @@ _MARKS = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "unknown": "unkn
     is_flag=True,
     help="Also send one wrong token, to see how it is rejected. Some services lock a user out after a few of these.",
 )
-async def doctor(state: State, output: Path, force: bool, check_only: bool, wrong_token: bool) -> None:
+async def doctor(state: State, output: Path, force: bool, check_only: bool, wrong_token: bool) -> int:
     """Check a tenant, and write a file of assumptions for the client. Nothing at the service is changed.
 
     The command checks the certificate, the clock, the token, and what the service's documentation leaves open: the
@@ -99,23 +99,16 @@ async def doctor(state: State, output: Path, force: bool, check_only: bool, wron
                 facts = {"check": found.check, "state": found.state, "message": found.message, **found.facts}
                 text = f"{_MARKS[found.state]:<8} {found.check:<12} {on_one_line(found.message)}"
                 state.out.result(facts, text, {"failed": "red", "warning": "yellow"}.get(found.state))
-                failed |= {found.check} if found.state == "failed" else set()
+                if found.state == "failed":
+                    failed.add(found.check)
     if not check_only:
-        _write(examination.to_toml(settings.origin), output)
+        try:
+            replace_file(output, examination.to_toml(settings.origin))
+        except OSError as error:
+            raise unusable(f"--output: {str(output)!r} cannot be written: {error.strerror}", error) from None
         words = f"Written to {output}. To use it: export SIGNING_ASSUMPTIONS={shlex.quote(str(output.absolute()))}"
         state.out.result({"assumptions": examination.values, "file": str(output)}, words)
-    state.end(UNAUTHORIZED if "token" in failed else FAILED if failed else 0)
-
-
-def _write(text: str, output: Path) -> None:
-    part = output.with_name(f".{output.name}.part")
-    try:
-        part.write_text(text, "utf-8")
-        part.replace(output)
-    except OSError as error:
-        with suppress(OSError):
-            part.unlink()
-        raise unusable(f"--output: {str(output)!r} cannot be written: {error.strerror}", error) from None
+    return UNAUTHORIZED if "token" in failed else FAILED if failed else 0
 
 
 @attrs.frozen
@@ -135,8 +128,8 @@ class Examination:
         self._responses: list[Response] = []
         retry = RetryPolicy(max_attempts=3, base_delay=0.1)
         self._client = client.with_options(retry=retry, on_response=self._responses.append)
-        self._transport = client._api.transport
-        self.assumptions: Assumptions = self._transport.options.assumptions
+        self._options = client._api.transport.options
+        self.assumptions: Assumptions = self._options.assumptions
         """The known assumptions with the learned values."""
         self._evidence: dict[str, str] = {}
         self._undetermined: dict[str, str] = {}
@@ -153,10 +146,10 @@ class Examination:
             f"# How {origin} responds, observed by `signing-async doctor` at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
             "# To use it, set SIGNING_ASSUMPTIONS or the setting `assumptions`, or call Assumptions.from_file(...).",
         ]
-        for name, value in self.values.items():
-            lines += ["", _comment(self._evidence[name]), f"{name} = {json.dumps(value)}"]
-        for name, reason in self._undetermined.items():
-            lines += ["", _comment(reason), f"# {name} = {json.dumps(getattr(self.assumptions, name))}"]
+        for name, evidence in {**self._evidence, **self._undetermined}.items():
+            value = self.values.get(name, getattr(self.assumptions, name))
+            mark = "" if name in self._evidence else "# "
+            lines += ["", f"# {evidence[0].upper()}{evidence[1:]}.", f"{mark}{name} = {json.dumps(value)}"]
         return "\n".join(lines) + "\n"
 
     def _learn(self, name: str, value: Any, evidence: str) -> None:
@@ -190,7 +183,7 @@ class Examination:
             yield await self._wrong_token(wrong)
         page = await self._get("/signings")
         path, items = self._items(page)
-        is_limited = False
+        params: dict[str, str] = {}
         if path is None:
             words = f"no list in the response to GET /signings (HTTP {page.status})"
             yield Finding("list", "failed", words, {"status": page.status})
@@ -200,7 +193,6 @@ class Examination:
             where = f"in {path}" if path else "which is the list itself"
             yield Finding("list", "ok", f"{len(items)} signings on the first page, {where}", {"items": path or None})
             page, params, finding = await self._page_size(page, len(items))
-            is_limited = bool(params)
             yield finding
             yield await self._next_page(page, params)
             if items:
@@ -209,14 +201,14 @@ class Examination:
         yield await self._errors()
         yield self._request_id()
         if path is not None:
-            yield await self._read_pages(1 if is_limited else None)
+            yield await self._read_pages(1 if params else None)
 
     async def _certificate(self) -> Finding:
         parts = urlsplit(self._client.base_url)
         if parts.scheme == "http":
             return Finding("https", "ok", "plain HTTP, on this machine")
         try:
-            async with asyncio.timeout(self._transport.options.timeouts.connect):
+            async with asyncio.timeout(self._options.timeouts.connect):
                 _, writer = await asyncio.open_connection(parts.hostname, parts.port or 443, ssl=True)
         except (OSError, TimeoutError) as error:
             reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or type(error).__name__
@@ -226,18 +218,18 @@ class Examination:
         writer.transport.abort()
         days = int((expires - time.time()) // 86_400)
         words = f"{version}; the certificate is valid for {days} more days"
-        return Finding("https", "warning" if days < CERTIFICATE_WARNING_DAYS else "ok", words, {"days_left": days})
+        return Finding("https", "warning" if days < _CERTIFICATE_WARNING_DAYS else "ok", words, {"days_left": days})
 
     def _token(self, me: Response) -> Finding:
         facts = {"status": me.status}
         if _ok(me):
             user = record(_json(me), self.assumptions)
             named = [str(user[name]) for name in ("name", "email") if isinstance(user, dict) and user.get(name)]
-            shown = self._transport.redacted(", ".join(named))[:200]
+            shown = self._client._api.transport.redacted(", ".join(named))[:200]
             return Finding("token", "ok", f"works: {shown or 'GET /me succeeds'}")
         if me.status >= 500 or me.status == 429:
             return Finding("service", "failed", f"failing: HTTP {me.status} on GET /me", facts)
-        if me.status in REJECTIONS:
+        if me.status in _REJECTIONS:
             self._learn_rejection(me.status, "observed: the token was not accepted")
         return Finding("token", "failed", f"not accepted: HTTP {me.status} on GET /me", facts)
 
@@ -247,7 +239,7 @@ class Examination:
         except APIError as error:
             status = error.status
         words = f"HTTP {status} with a wrong token"
-        if status not in REJECTIONS:
+        if status not in _REJECTIONS:
             words += ", which says nothing about expired tokens"
             return Finding("wrong token", "warning", words, {"status": status})
         self._learn_rejection(status, "observed: a wrong token was sent")
@@ -276,13 +268,13 @@ class Examination:
         """Return a page of one item, its parameters and the finding; the given page if the size cannot be limited."""
         state, words = "unknown", "undetermined: there are fewer than two signings"
         if count >= 2:
-            for name in dict.fromkeys((self.assumptions.limit_param, *LIMITS)):
+            for name in dict.fromkeys((self.assumptions.limit_param, *_LIMITS)):
                 one = await self._get("/signings", {name: "1"})
                 if len(self._items(one)[1]) == 1:
                     self._learn("limit_param", name, "observed: one item was requested, and one returned")
                     found = Finding("page size", "ok", f"the parameter is {name!r}", {"limit_param": name})
                     return one, {name: "1"}, found
-            state, words = "warning", f"none of these parameters has an effect: {', '.join(LIMITS)}"
+            state, words = "warning", f"none of these parameters has an effect: {', '.join(_LIMITS)}"
         self._undetermined["limit_param"] = words
         return page, {}, Finding("page size", state, words)
 
@@ -296,7 +288,7 @@ class Examination:
         if cursor.startswith(("http:", "https:", "/")):
             return Finding("next page", "ok", f"its URL is in {place}", {"next": place})
         first = self._ids(page)
-        for name in dict.fromkeys((self.assumptions.cursor_param, *CURSORS)):
+        for name in dict.fromkeys((self.assumptions.cursor_param, *_CURSORS)):
             after = self._ids(await self._get("/signings", {**params, name: cursor}))
             # A signing created meanwhile changes the first page too.
             if after and not first & after and not self._ids(await self._get("/signings", params)) & after:
@@ -304,7 +296,7 @@ class Examination:
                 words = f"the cursor in {place} is sent back as {name!r}"
                 return Finding("next page", "ok", words, {"next": place, "cursor_param": name})
         words = f"a page has a cursor in {place}, but no known parameter takes it"
-        self._undetermined["cursor_param"] = f"{words}: {', '.join(CURSORS)}"
+        self._undetermined["cursor_param"] = f"{words}: {', '.join(_CURSORS)}"
         return Finding("next page", "failed", words, {"next": place})
 
     def _find_cursor(self, page: Response) -> tuple[str | None, str]:
@@ -327,7 +319,7 @@ class Examination:
     # Records, errors, and headers
 
     async def _record(self, item: Mapping[str, Any]) -> Finding:
-        response = await self._get("/signings/{id}", id=str(item.get("id") or NO_SUCH))
+        response = await self._get("/signings/{id}", id=str(item.get("id") or _NO_SUCH))
         data = _json(response)
         if not isinstance(data, dict):
             words = f"a signing cannot be read: HTTP {response.status}"
@@ -345,7 +337,7 @@ class Examination:
         some = [item for item in items if item.get("id")]
         some.sort(key=lambda item: (not item.get("is_completed"), bool(item.get("is_draft"))))
         empty = ""
-        for item in some[:MAX_RECIPIENT_LISTS]:
+        for item in some[:_MAX_RECIPIENT_LISTS]:
             path, people = self._items(await self._get("/signings/{id}/recipients", id=str(item["id"])))
             if path and path not in self.assumptions.item_paths:
                 self._learn_first("item_paths", path, "observed in the list of recipients")
@@ -365,7 +357,7 @@ class Examination:
         facts: dict[str, Any] = {}
         state, words = "warning", ""
         try:
-            facts["status"] = (await self._client.request("GET", f"/api/1.0/signings/{NO_SUCH}")).status
+            facts["status"] = (await self._client.request("GET", f"/api/1.0/signings/{_NO_SUCH}")).status
         except APIError as error:
             facts = {"status": error.status, "code": error.code}
             state, words = "warning" if error.transient else "ok", f"; code {error.code or 'missing'}"
@@ -408,15 +400,11 @@ def _clock(response: Response, began: float) -> Finding:
     ended = time.time()
     skew, uncertain = date.timestamp() + 0.5 - (began + ended) / 2, 0.5 + (ended - began) / 2
     facts = {"skew_seconds": round(skew, 1)}
-    if abs(skew) <= MAX_CLOCK_SKEW + uncertain:
+    if abs(skew) <= _MAX_CLOCK_SKEW + uncertain:
         words = f"the clocks of this machine and the service agree within {abs(skew) + uncertain:.1f} s"
         return Finding("clock", "ok", words, facts)
     words = f"this machine's clock is {abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the service's"
     return Finding("clock", "failed", f"{words}: tokens and webhooks may seem expired", facts)
-
-
-def _comment(text: str) -> str:
-    return f"# {text[0].upper()}{text[1:]}."
 
 
 def _ok(response: Response) -> bool:

@@ -16,12 +16,10 @@ import click
 from ..errors import InvalidRequest, NotSound, SigningError
 from .command_base import State, command, make_folder
 from .exits import code_of_all
-from .output import CONTROLS, on_one_line
-from .records import document_facts
+from .output import CONTROLS, document_facts, on_one_line
 from .verify_sealed import load_inspector
 
 if TYPE_CHECKING:
-    from ..client import SigningClient
     from ..documents.download import SealedFile
     from ..models import Document
 
@@ -41,7 +39,7 @@ _LONGEST_NAME = 180
     type=click.IntRange(1, 64),
     help="Upload several files at once. With more than 1, their order in the signing is not kept.",
 )
-async def upload(state: State, signing: str, files: tuple[Path, ...], again: bool, concurrency: int) -> None:
+async def upload(state: State, signing: str, files: tuple[Path, ...], again: bool, concurrency: int) -> int:
     """Upload PDFs to a draft, in the given order. Prints a line with the document's id for each.
 
     A file that fails does not stop the others. A file that the draft already holds (same name and, if the service
@@ -70,15 +68,15 @@ async def upload(state: State, signing: str, files: tuple[Path, ...], again: boo
                     facts = {"file": str(result.source), **document_facts(result.document), "already_there": is_held}
                     text = f"{result.document.id}  {result.source}{'  (already there)' if is_held else ''}"
                     state.out.result(facts, on_one_line(text))
-    _end(state, "uploaded", len(files), present, errors)
+    return _end(state, "uploaded", len(files), present, errors)
 
 
-def _end(state: State, verb: str, total: int, present: int, errors: list[BaseException]) -> None:
-    """Print how many files were handled and how, if not all in the same way, and exit with the exit code."""
+def _end(state: State, verb: str, total: int, present: int, errors: list[BaseException]) -> int:
+    """Print how many files were handled and how, if not all in the same way, and return the exit code."""
     if present or (errors and total > 1):
         counts = {verb: total - present - len(errors), "already there": present, "failed": len(errors)}
         state.out.say(", ".join(f"{number} {what}" for what, number in counts.items() if number or what == verb) + ".")
-    state.end(code_of_all(errors, done=total - len(errors)))
+    return code_of_all(errors, done=total - len(errors))
 
 
 @command()
@@ -93,8 +91,14 @@ def _end(state: State, verb: str, total: int, present: int, errors: list[BaseExc
     "--verify", is_flag=True, help="Keep a file only if its signatures are sound, as verify-sealed judges them."
 )
 async def download(
-    state: State, signing: str, documents: tuple[str, ...], everything: bool, output: str | None, **options: bool
-) -> None:
+    state: State,
+    signing: str,
+    documents: tuple[str, ...],
+    everything: bool,
+    output: str | None,
+    force: bool,
+    verify: bool,
+) -> int:
     """Download sealed PDFs: DOCUMENTS by id or name, or the only one, or --all.
 
     Files are named after their documents, as in lease-signed.pdf, and appear only once they are complete and checked.
@@ -112,102 +116,80 @@ async def download(
         raise click.UsageError("use either DOCUMENTS or --all, not both")
     if output == "-" and sys.stdout.isatty():
         raise click.UsageError("--output -: refusing to write a PDF to a terminal; redirect it to a file or a program")
-    if output == "-" and options["verify"]:
+    if output == "-" and verify:
         raise click.UsageError("--output -: cannot be used with --verify, which needs a file")
-    if options["verify"]:
-        load_inspector()
-    async with state.client() as client:
-        selected = _select((await client.signings.get(signing)).documents, documents, everything)
-        if output != "-":
-            await _save(state, client, signing, selected, output, is_folder=everything, **options)
-        elif len(selected) > 1:
-            raise InvalidRequest(f"--output -: only one document can go to standard output, got {len(selected)}")
-        else:
-            # The PDF is complete and checked before its first byte is written.
-            state.out.binary(await client.documents.read_signed(signing, selected[0]))
-
-
-async def _save(
-    state: State,
-    client: SigningClient,
-    signing: str,
-    documents: Sequence[Document],
-    output: str | None,
-    *,
-    is_folder: bool,
-    force: bool,
-    verify: bool,
-) -> None:
-    """Download documents into files, four at a time, and print the results."""
+    inspect = load_inspector() if verify else None
     from ..bulk import ProgressReporter, Results
 
-    paths, is_folder = _target_paths(documents, output, is_folder=is_folder)
+    async with state.client() as client:
+        selected = _select((await client.signings.get(signing)).documents, documents, everything)
+        if output == "-":
+            if len(selected) > 1:
+                raise InvalidRequest(f"--output -: only one document can go to standard output, got {len(selected)}")
+            # The PDF is complete and checked before its first byte is written.
+            state.out.binary(await client.documents.read_signed(signing, selected[0]))
+            return 0
+        paths, is_folder = _target_paths(selected, output, is_folder=everything)
 
-    async def fetch(target: tuple[Document, Path]) -> tuple[Document, Path, SealedFile | BaseException | None]:
-        document, path = target
-        try:
-            if is_folder and not force and path.is_file():
-                if verify:
-                    await asyncio.to_thread(_check_present, path)
-                return document, path, None
-            if os.path.lexists(path) and not force:
-                raise InvalidRequest(f"{path} already exists: use --force to replace it")
-            download = client.documents.download_signed(signing, document, path, overwrite=force, verify=verify)
-            return document, path, await download
-        except (SigningError, OSError) as error:
-            if isinstance(error, SigningError) and error.fatal:
-                raise
-            return document, path, error
+        async def fetch(target: tuple[Document, Path]) -> tuple[Document, Path, SealedFile | BaseException | None]:
+            document, path = target
+            try:
+                if is_folder and not force and path.is_file():
+                    report = None if inspect is None else await asyncio.to_thread(inspect, path)
+                    if report is not None and not report.sound:
+                        raise NotSound(f"{path} already exists and is not sound: {'; '.join(report.problems)}")
+                    return document, path, None
+                if os.path.lexists(path) and not force:
+                    raise InvalidRequest(f"{path} already exists: use --force to replace it")
+                sealed = client.documents.download_signed(signing, document, path, overwrite=force, verify=verify)
+                return document, path, await sealed
+            except (SigningError, OSError) as error:
+                if isinstance(error, SigningError) and error.fatal:
+                    raise
+                return document, path, error
 
-    errors: list[BaseException] = []
-    present = 0
-    with state.out.progress("Downloading") as on_progress:
-        reporter = ProgressReporter(on_progress, len(paths))
-        reporter.add(0, 0)
-        targets = list(zip(documents, paths, strict=True))
-        results: Results[tuple[Document, Path, SealedFile | BaseException | None]] = Results(targets, fetch, 4)
-        async with results:
-            async for document, path, result in results:
-                facts: dict[str, object] = {"id": document.id, "name": document.name, "path": str(path)}
-                if isinstance(result, BaseException):
-                    errors.append(result)
-                    state.out.failed(document.name or document.id, result, facts)
-                elif result is None:
-                    present += 1
-                    state.out.result({**facts, "already_there": True}, f"{path}  (already there)")
-                else:
-                    facts |= {"size": result.size, "sha256": result.sha256, "already_there": False}
-                    state.out.result(facts, str(path))
-                reporter.add(1, getattr(result, "size", 0))
-    _end(state, "downloaded", len(paths), present, errors)
+        errors: list[BaseException] = []
+        present = 0
+        with state.out.progress("Downloading") as on_progress:
+            reporter = ProgressReporter(on_progress, len(paths))
+            reporter.add(0, 0)
+            results: Results[tuple[Document, Path, SealedFile | BaseException | None]] = Results(
+                list(zip(selected, paths, strict=True)), fetch, 4
+            )
+            async with results:
+                async for document, path, result in results:
+                    facts: dict[str, object] = {"id": document.id, "name": document.name, "path": str(path)}
+                    if isinstance(result, BaseException):
+                        errors.append(result)
+                        state.out.failed(document.name or document.id, result, facts)
+                    elif result is None:
+                        present += 1
+                        state.out.result({**facts, "already_there": True}, f"{path}  (already there)")
+                    else:
+                        facts |= {"size": result.size, "sha256": result.sha256, "already_there": False}
+                        state.out.result(facts, str(path))
+                    reporter.add(1, getattr(result, "size", 0))
+    return _end(state, "downloaded", len(paths), present, errors)
 
 
 def _select(documents: Sequence[Document], names: Sequence[str], everything: bool) -> list[Document]:
     """Return the documents that the arguments select."""
     if not documents:
         raise InvalidRequest("the signing has no documents")
-    if names:
-        return list({found.id: found for found in (_find(name, documents) for name in names)}.values())
-    if len(documents) > 1 and not everything:
-        known = ", ".join(repr(document.name or document.id) for document in documents)
-        raise InvalidRequest(f"the signing has {len(documents)} documents: use --all, or name one of {known}")
-    return list(documents)
-
-
-def _find(name: str, documents: Sequence[Document]) -> Document:
-    found = [one for one in documents if name == one.id] or [one for one in documents if name == one.name]
-    if not found:
-        raise InvalidRequest(f"no document of the signing has the id or name {name!r}")
-    if len(found) > 1:
-        raise InvalidRequest(f"{len(found)} documents of the signing are named {name!r}: use an id")
-    return found[0]
-
-
-def _check_present(path: Path) -> None:
-    """Raise `NotSound` if the signatures of an existing file are not sound."""
-    report = load_inspector()(path)
-    if not report.sound:
-        raise NotSound(f"{path} already exists and is not sound: {'; '.join(report.problems)}")
+    if not names:
+        if len(documents) > 1 and not everything:
+            known = ", ".join(repr(document.name or document.id) for document in documents)
+            raise InvalidRequest(f"the signing has {len(documents)} documents: use --all, or name one of {known}")
+        return list(documents)
+    selected: dict[str, Document] = {}
+    for name in names:
+        found = [one for one in documents if name == one.id] or [one for one in documents if name == one.name]
+        if not found:
+            raise InvalidRequest(f"no document of the signing has the id or name {name!r}")
+        if len(found) > 1:
+            raise InvalidRequest(f"{len(found)} documents of the signing are named {name!r}: use an id")
+        selected[found[0].id] = found[0]
+    return list(selected.values())
 
 
 def _target_paths(documents: Sequence[Document], output: str | None, *, is_folder: bool) -> tuple[list[Path], bool]:
@@ -226,14 +208,14 @@ def _file_names(documents: Sequence[Document]) -> Iterator[str]:
     """Yield a different file name for each document."""
     taken: set[str] = set()
     for document in documents:
-        stem = safe_stem(document.name) or safe_stem(document.id) or "document"
+        stem = _safe_stem(document.name) or _safe_stem(document.id) or "document"
         names = (f"{stem}-signed{number}.pdf" for number in chain([""], (f"-{again}" for again in count(2))))
         name = next(name for name in names if name.casefold() not in taken)
         taken.add(name.casefold())
         yield name
 
 
-def safe_stem(name: str) -> str:
+def _safe_stem(name: str) -> str:
     """Return a safe file name, without .pdf, made of a name from the server; empty if nothing is left."""
     name = name.encode("utf-8", "replace").decode().replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
     name = _UNSAFE.sub("_", name).strip(" .").lstrip("-")

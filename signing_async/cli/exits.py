@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-FAILED = 1
-USAGE = 2
-UNKNOWN = 3
-UNAUTHORIZED = 4
-TIMED_OUT = 5
-CANCELLED = 6
-NOT_SOUND = 7
-UNTRUSTED = 8
-STUCK = 9
-INTERRUPTED = 130
-PIPE_CLOSED = 141
-TERMINATED = 143
+FAILED, USAGE, UNKNOWN, UNAUTHORIZED = 1, 2, 3, 4
+NOT_SOUND, UNTRUSTED, STUCK = 7, 8, 9
+INTERRUPTED, PIPE_CLOSED, TERMINATED = 130, 141, 143
 
 CODES = {
     0: "done",
@@ -24,8 +15,8 @@ CODES = {
     USAGE: "wrong usage, input or settings; nothing was sent",
     UNKNOWN: "outcome unknown: check before you repeat the command",
     UNAUTHORIZED: "not logged in, or not permitted",
-    TIMED_OUT: "timed out while waiting",
-    CANCELLED: "the signing was cancelled",
+    5: "timed out while waiting",
+    6: "the signing was cancelled",
     NOT_SOUND: "a sealed PDF is not sound, or an archive does not match its manifest: something was changed",
     UNTRUSTED: "a sealed PDF is sound but not trusted",
     STUCK: "a signing or a dispatch is stuck",

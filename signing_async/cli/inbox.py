@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from functools import update_wrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +13,11 @@ import click
 
 from ..errors import ConfigurationError, InboxError
 from ..webhooks.event_store import EventFilter, EventStatus, StoredEvent, event_error
-from .command_base import State, command, common_options, refuse_password, shared_options
+from .command_base import State, command, common_options, moment, refuse_password, shared_options
 from .output import ago, count, iso, on_one_line
-from .signings import moment
 
 if TYPE_CHECKING:
     from ..webhooks import Inbox
-
-Opening = AbstractAsyncContextManager["Inbox"]
 
 
 @click.group(params=list(common_options()))
@@ -36,18 +31,6 @@ def inbox() -> None:
     Example:
       signing-async inbox list --status dead
     """
-
-
-def _inbox_command(name: str) -> Callable[[Callable[..., Coroutine[Any, Any, None]]], None]:
-    """Make a coroutine function a command of the group; it gets the `State`, and the inbox to open."""
-
-    def decorate(function: Callable[..., Coroutine[Any, Any, None]]) -> None:
-        def called(state: State, address: str | None, table: str, **values: Any) -> Coroutine[Any, Any, None]:
-            return function(state, _open_inbox(state, address, table), **values)
-
-        inbox.add_command(command(name)(_place_options(update_wrapper(called, function))))
-
-    return decorate
 
 
 _place_options = shared_options(
@@ -72,8 +55,7 @@ _filter_options = shared_options(
 async def _open_inbox(state: State, address: str | None, table: str) -> AsyncIterator[Inbox]:
     """Open the inbox; raise `ConfigurationError` if it does not exist."""
     refuse_password("--inbox", address, "put the URL into SIGNING_INBOX")
-    chosen = address or state.settings.inbox
-    key = state.settings.inbox_key
+    chosen, key = address or state.settings.inbox, state.settings.inbox_key
     if chosen is None:
         raise click.UsageError("no inbox: use --inbox PATH, or set SIGNING_INBOX")
     if "://" in str(chosen):
@@ -92,7 +74,17 @@ async def _open_inbox(state: State, address: str | None, table: str) -> AsyncIte
         yield opened
 
 
-@_inbox_command("list")
+def _facts(stored: StoredEvent) -> dict[str, Any]:
+    names = ("id", "status", "type", "signing_id", "received_at", "attempts", "due_at", "settled_at", "error")
+    return {name: getattr(stored, name) for name in names}
+
+
+def _no_event(ids: list[str]) -> InboxError:
+    return event_error(f"no such event: {', '.join(on_one_line(name) for name in ids)}")
+
+
+@command("list")
+@_place_options
 @click.option(
     "--status", type=click.Choice([status.value for status in EventStatus]), help="Only events in this state."
 )
@@ -102,7 +94,13 @@ async def _open_inbox(state: State, address: str | None, table: str) -> AsyncIte
 )
 @click.option("--all", "everything", is_flag=True, help="List everything.")
 async def list_events(
-    state: State, opening: Opening, status: str | None, limit: int | None, everything: bool, **filters: Any
+    state: State,
+    address: str | None,
+    table: str,
+    status: str | None,
+    limit: int | None,
+    everything: bool,
+    **filters: Any,
 ) -> None:
     """List events in order of arrival.
 
@@ -117,7 +115,7 @@ async def list_events(
     rows: list[tuple[object, ...]] = []
     shown, has_more = 0, False
     selection = EventFilter(status=EventStatus(status) if status else None, **filters)
-    async with opening as inbox:
+    async with _open_inbox(state, address, table) as inbox:
         async for stored in inbox.store.select(selection):  # without the bodies, no key is needed
             if has_more := shown == limit:
                 break
@@ -137,29 +135,24 @@ async def list_events(
         state.out.say("No events.")
 
 
-def _facts(stored: StoredEvent) -> dict[str, Any]:
-    names = ("id", "status", "type", "signing_id", "received_at", "attempts", "due_at", "settled_at", "error")
-    return {name: getattr(stored, name) for name in names}
-
-
-@_inbox_command("show")
+@command()
+@_place_options
 @click.argument("event")
-async def show(state: State, opening: Opening, event: str) -> None:
+async def show(state: State, address: str | None, table: str, event: str) -> None:
     """Show the event with the id EVENT and its payload.
 
     \b
     Example:
       signing-async inbox show $EVENT
     """
-    # Without the key of an encrypted inbox, all but the payload can be shown.
-    async with opening as inbox:
+    async with _open_inbox(state, address, table) as inbox:
         found = [stored async for stored in inbox.store.select(EventFilter(ids=[event]))]
         if not found:
             raise _no_event([event])
         stored, payload, problem = found[0], None, None if found[0].body else "purged"
         try:
             payload = inbox.decrypt(stored).event.payload if stored.body else None
-        except InboxError as error:
+        except InboxError as error:  # without the key of an encrypted inbox, all but the payload is shown
             problem = f"{error}; set SIGNING_INBOX_KEY"
     if state.json:
         state.out.result({**_facts(stored), "payload": payload, "payload_problem": problem})
@@ -178,11 +171,14 @@ async def show(state: State, opening: Opening, event: str) -> None:
     state.out.facts(stored.id, [(name, value) for name, value in facts if value not in (None, "")])
 
 
-@_inbox_command("retry")
+@command()
+@_place_options
 @click.argument("events", nargs=-1, metavar="[EVENT]...")
 @click.option("--dead", is_flag=True, help="Only events whose handler failed too often.")
 @_filter_options
-async def retry(state: State, opening: Opening, events: tuple[str, ...], dead: bool, **filters: Any) -> None:
+async def retry(
+    state: State, address: str | None, table: str, events: tuple[str, ...], dead: bool, **filters: Any
+) -> int:
     """Make events due at once, as if they had just arrived.
 
     Give either the ids of the events, or options that select them. Without --dead, events that were handled before are
@@ -197,7 +193,7 @@ async def retry(state: State, opening: Opening, events: tuple[str, ...], dead: b
     if bool(events) == (dead or any(value is not None for value in filters.values())):
         raise click.UsageError("give either ids of events or at least one of --dead, --type, --since and --until")
     selection = EventFilter(list(events) or None, status=EventStatus.DEAD if dead else None, **filters)
-    async with opening as inbox:
+    async with _open_inbox(state, address, table) as inbox:
         known = {stored.id async for stored in inbox.store.select(selection)} if events else set()
         if missing := set(events) - known:
             raise _no_event(sorted(missing))
@@ -206,11 +202,7 @@ async def retry(state: State, opening: Opening, events: tuple[str, ...], dead: b
     text = f"{count(retried, 'event')} will be handled again."
     text += f" Left as they are, because they are being handled now or were purged: {left}." if left else ""
     state.out.result({"retried": retried, "left": left}, text)
-    state.end(1 if left else 0)
-
-
-def _no_event(ids: list[str]) -> InboxError:
-    return event_error(f"no such event: {', '.join(on_one_line(name) for name in ids)}")
+    return 1 if left else 0
 
 
 def _age(text: str) -> float:
@@ -221,7 +213,8 @@ def _age(text: str) -> float:
     return age
 
 
-@_inbox_command("purge")
+@command()
+@_place_options
 @click.option(
     "--older-than",
     "age",
@@ -230,7 +223,7 @@ def _age(text: str) -> float:
     metavar="AGE",
     help="Purge events handled or dropped before this time: 90d, 2w, 2031-03-31, ...",
 )
-async def purge(state: State, opening: Opening, age: float) -> None:
+async def purge(state: State, address: str | None, table: str, age: float) -> None:
     """Delete the bodies of events that were handled or dropped long ago.
 
     Their ids stay: a late duplicate is recognized. Pending and dead events are kept.
@@ -239,13 +232,14 @@ async def purge(state: State, opening: Opening, age: float) -> None:
     Example:
       signing-async inbox purge --older-than 90d
     """
-    async with opening as inbox:
+    async with _open_inbox(state, address, table) as inbox:
         purged = await inbox.purge(older_than=age)
     state.out.result({"purged": purged}, f"Purged {count(purged, 'event')}.")
 
 
-@_inbox_command("stats")
-async def stats(state: State, opening: Opening) -> None:
+@command()
+@_place_options
+async def stats(state: State, address: str | None, table: str) -> None:
     """Count events by state; show the age of the oldest pending event.
 
     \b
@@ -253,7 +247,7 @@ async def stats(state: State, opening: Opening) -> None:
       signing-async inbox stats
       signing-async inbox stats --json
     """
-    async with opening as inbox:
+    async with _open_inbox(state, address, table) as inbox:
         found = await inbox.stats()
     counts = {status.value: found.counts.get(status, 0) for status in EventStatus}
     oldest = found.oldest_pending
@@ -263,3 +257,7 @@ async def stats(state: State, opening: Opening) -> None:
         return
     pending = [] if oldest is None else [("oldest pending", f"{iso(oldest)} ({ago(oldest)})")]
     state.out.facts("Events", [*counts.items(), *pending])
+
+
+for _command in (list_events, show, retry, purge, stats):
+    inbox.add_command(_command)

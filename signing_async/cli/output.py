@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from ..bulk import Progress
+    from ..models import Document, Recipient, Signing
+    from .command_base import State
 
 SECONDS_BETWEEN_LINES = 10.0
 """The interval of progress lines where no progress bar is shown."""
@@ -84,11 +86,20 @@ class Output:
         """Print an error to standard error."""
         self._remark(text, {"error": facts}, "Error:", "red")
 
+    def _remark(self, text: str, facts: Mapping[str, Any], head: str = "", colour: str | None = None) -> None:
+        text = clean(text)
+        if self.json:
+            text = json.dumps(facts, default=_as_json)
+        elif head:
+            text = f"{click.style(head, fg=colour, bold=True) if _has_colours(sys.stderr) else head} {text}"
+        # Not `click.echo`: it bypasses a progress bar, and would write into its line.
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()) -> None:
         """Print rows for people.
 
-        A terminal shows the first column and STATE in full. If the terminal is too narrow, ``optional`` columns are
-        left out one by one; if that is not enough, each cell gets a line of its own.
+        A terminal shows the first column and STATE in full. If it is too narrow, ``optional`` columns are left out.
         """
         lines = [list(columns), *([on_one_line(str(cell)) for cell in row] for row in rows)]
         if not self.is_terminal:
@@ -102,13 +113,7 @@ class Output:
                 at = lines[0].index(name)
                 lines = [line[:at] + line[at + 1 :] for line in lines]
         with console.capture() as captured:
-            if optional and _minimum_width(lines) > console.width:
-                for first, *others in lines[1:]:
-                    console.print(first)
-                    for cell in others:
-                        console.print(f"  {cell}", no_wrap=True, overflow="ellipsis", soft_wrap=False)
-            else:
-                console.print(table_of(lines[0], lines[1:]), soft_wrap=False)
+            console.print(table_of(lines[0], lines[1:]), soft_wrap=False)
         self.text(captured.get().removesuffix("\n"))
 
     def facts(self, title: str, pairs: Sequence[tuple[str, object]]) -> None:
@@ -171,17 +176,6 @@ class Output:
             redirect_stdout=self.is_terminal,  # not a file
         )
 
-    def _remark(self, text: str, facts: Mapping[str, Any], head: str = "", colour: str | None = None) -> None:
-        if self.json:
-            text = json.dumps(facts, default=_as_json)
-        elif head:
-            text = f"{click.style(head, fg=colour, bold=True) if _has_colours(sys.stderr) else head} {clean(text)}"
-        else:
-            text = clean(text)
-        # Not `click.echo`: it bypasses a progress bar, and would write into its line.
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-
 
 class ProgressDisplay:
     """The number of items done: a bar with rate and remaining time on a terminal, an occasional line elsewhere."""
@@ -207,33 +201,20 @@ class ProgressDisplay:
         self._done += 1
         self._failed += failed
         now = time.monotonic()
+        rate = self._done / max(now - self._began, 0.001)
         if self._bar is not None:
-            self.note("")
+            failures = f" {self._failed} failed" if self._failed else ""
+            info = f"{self._done}/{'?' if self._total is None else self._total} {rate:.1f}/s{failures}"
+            self._bar.update(self._bar.task_ids[0], completed=self._done, info=info)
         elif now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
-            self._print_line()
-
-    @property
-    def _rate(self) -> float:
-        return self._done / max(time.monotonic() - self._began, 0.001)
-
-    def note(self, text: str) -> None:
-        """Show the numbers and a remark in the bar, until the next item is done."""
-        if self._bar is not None:
-            total = "?" if self._total is None else self._total
-            info = f"{self._done}/{total} {self._rate:.1f}/s {f'{self._failed} failed ' if self._failed else ''}{text}"
-            self._bar.update(self._bar.task_ids[0], completed=self._done, info=info.rstrip())
-
-    def _print_line(self) -> None:
-        rate = self._rate
-        facts: dict[str, Any] = {"done": self._done, "total": self._total, "failed": self._failed, "rate": rate}
-        if self._total is None:
+            facts: dict[str, Any] = {"done": self._done, "total": self._total, "failed": self._failed, "rate": rate}
             text = f"{self._done}, {rate:.1f} a second"
-        else:
-            facts["seconds_left"] = (self._total - self._done) / rate
-            left = timedelta(seconds=round(facts["seconds_left"]))
-            text = f"{self._done} of {self._total}, {self._failed} failed, {rate:.1f} a second, about {left} left"
-        self._out.say(f"{self._what}: {text}", progress=facts)
+            if self._total is not None:
+                facts["seconds_left"] = (self._total - self._done) / rate
+                left = timedelta(seconds=round(facts["seconds_left"]))
+                text = f"{self._done} of {self._total}, {self._failed} failed, {rate:.1f} a second, about {left} left"
+            self._out.say(f"{self._what}: {text}", progress=facts)
 
 
 def clean(text: str) -> str:
@@ -250,11 +231,11 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def ago(moment: datetime | None, *, now: datetime | None = None) -> str:
+def ago(moment: datetime | None) -> str:
     """Return a time relative to now, or the date if it is long ago or in the future."""
     if moment is None:
         return ""
-    seconds = ((now or datetime.now(UTC)) - moment).total_seconds()
+    seconds = (datetime.now(UTC) - moment).total_seconds()
     if not -60 < seconds < 30 * 86_400:
         return iso(moment)[:10]
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
@@ -335,3 +316,64 @@ def _has_controls(stream: Any) -> bool:
 
 def _has_colours(stream: Any) -> bool:
     return _has_controls(stream) and not os.environ.get("NO_COLOR")
+
+
+# Records as JSON facts, and as tables
+
+
+def _facts(record: Signing | Document | Recipient, *names: str) -> dict[str, Any]:
+    return {**record.extra, **{name: getattr(record, name) for name in names}}
+
+
+def signing_facts(signing: Signing) -> dict[str, Any]:
+    """Return a signing's fields, without its documents."""
+    names = ("language", "signing_order", "message", "is_draft", "is_completed", "cancelled_at", "updated_at")
+    return {**_facts(signing, "id", "name", *names), "state": signing.state.value}
+
+
+def document_facts(document: Document) -> dict[str, Any]:
+    """Return a document's fields."""
+    return _facts(document, "id", "name", "completed_at", "signed_file_path")
+
+
+def recipient_facts(state: State, recipient: Recipient) -> dict[str, Any]:
+    """Return a recipient's fields, and whether they have finished."""
+    facts = _facts(recipient, "id", "email", "first_name", "last_name", "signing_method", "order")
+    return {**facts, "finished": is_done(state, recipient)}
+
+
+def all_facts(state: State, signing: Signing, recipients: Sequence[Recipient]) -> dict[str, Any]:
+    """Return a signing's fields with its documents and recipients."""
+    documents = [document_facts(document) for document in signing.documents]
+    people = [recipient_facts(state, recipient) for recipient in recipients]
+    return {**signing_facts(signing), "documents": documents, "recipients": people}
+
+
+def is_done(state: State, recipient: Recipient) -> bool:
+    """Return whether the recipient has finished."""
+    return any(recipient.extra.get(field) for field in state.settings.assumptions.recipient_done_fields)
+
+
+def parts_of(
+    state: State, signing: Signing, recipients: Sequence[Recipient]
+) -> list[tuple[Sequence[str], list[tuple[object, ...]], str]]:
+    """Return the tables of documents and recipients: columns, rows, and the text for an empty table."""
+    documents: list[tuple[object, ...]] = [
+        (document.name, f"signed {iso(document.completed_at)}" if document.completed_at else "pending", document.id)
+        for document in signing.documents
+    ]
+    people: list[tuple[object, ...]] = [
+        (
+            recipient.email,
+            "signed" if is_done(state, recipient) else "pending",
+            " ".join(part for part in (recipient.first_name, recipient.last_name) if part),
+            "" if recipient.order is None else recipient.order,
+            recipient.signing_method or "",
+            recipient.id,
+        )
+        for recipient in sorted(recipients, key=lambda one: one.order or 0)
+    ]
+    return [
+        (("DOCUMENT", "STATE", "ID"), documents, "No documents yet."),
+        (("RECIPIENT", "STATE", "NAME", "ORDER", "METHOD", "ID"), people, "No recipients yet."),
+    ]

@@ -8,14 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InvalidRequest
-from .command_base import FILE, State, command, text_file
+from .command_base import FILE, State, command, read_text
 from .exits import code_of_all
-from .output import Output, on_one_line
-from .records import recipient_facts
+from .output import Output, on_one_line, recipient_facts
 
 if TYPE_CHECKING:
-    from ..client import SigningClient
-    from ..models import Recipient
     from ..recipients import RemindResult
 
 
@@ -26,13 +23,13 @@ def _name_and_value(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _json_object(path: str) -> dict[str, Any]:
+def _json_object(context: click.Context, parameter: click.Parameter, path: str | None) -> dict[str, Any]:
     try:
-        fields = json.loads(text_file(path, "'--fields'"))
-    except (ValueError, RecursionError):
+        fields = json.loads(read_text(context, parameter, path) or "{}")
+    except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise click.BadParameter(f"{path} does not contain a JSON object", param_hint="'--fields'")
+        raise click.BadParameter(f"{path} does not contain a JSON object")
     return fields
 
 
@@ -55,11 +52,12 @@ def _json_object(path: str) -> dict[str, Any]:
     "--fields",
     "from_file",
     type=FILE,
+    callback=_json_object,
     metavar="FILE",
     help="Other fields as a JSON object in a file (- for standard input), hidden from other users of the machine.",
 )
 async def add_recipient(
-    state: State, signing: str, fields: tuple[tuple[str, str], ...], from_file: str | None, **named: Any
+    state: State, signing: str, fields: tuple[tuple[str, str], ...], from_file: dict[str, Any], **named: Any
 ) -> None:
     """Add a recipient to a draft. Only the recipient's id goes to standard output.
 
@@ -68,9 +66,8 @@ async def add_recipient(
       signing-async add-recipient $SIGNING anna@example.com --first-name Anna --last-name Berg --order 1
       signing-async add-recipient $SIGNING bo@example.com --method bankid --field personal_number=198001011234
     """
-    extra = {} if from_file is None else _json_object(from_file)
     async with state.client() as client:
-        recipient = await client.recipients.add(signing, **named, extra={**extra, **dict(fields)})
+        recipient = await client.recipients.add(signing, **named, extra={**from_file, **dict(fields)})
     state.out.say(f"Added {named['email']}.")
     state.out.result(recipient_facts(state, recipient), on_one_line(recipient.id))
 
@@ -79,7 +76,7 @@ async def add_recipient(
 @click.argument("signing")
 @click.argument("recipient", required=False)
 @click.option("--all-pending", is_flag=True, help="All recipients who have not finished.")
-async def remind(state: State, signing: str, recipient: str | None, all_pending: bool) -> None:
+async def remind(state: State, signing: str, recipient: str | None, all_pending: bool) -> int:
     """Remind RECIPIENT (an id or an e-mail address), or all who have not finished.
 
     A reminder that fails does not stop the others. A reminder whose response was lost is not repeated: exit code 3.
@@ -97,15 +94,22 @@ async def remind(state: State, signing: str, recipient: str | None, all_pending:
         if recipient is None:
             results = await client.recipients.remind_pending(signing)
         else:
-            found = await _find(client, signing, recipient)
-            await client.recipients.remind(signing, found)
-            results = [RemindResult(found)]
+            everyone = [one async for one in client.recipients.list(signing)]
+            found = [one for one in everyone if one.id == recipient or one.email.casefold() == recipient.casefold()]
+            if not found:
+                raise InvalidRequest(f"no recipient of the signing has the id or address {recipient!r}")
+            if len(found) > 1:
+                raise InvalidRequest(
+                    f"{len(found)} recipients of the signing have the address {recipient!r}: use an id"
+                )
+            await client.recipients.remind(signing, found[0])
+            results = [RemindResult(found[0])]
     for result in results:
         show_reminder(state.out, result, {"id": result.recipient.id})
     if not results:
         state.out.say("No recipient is pending.")
     errors = [result.error for result in results if result.error is not None]
-    state.end(code_of_all(errors, done=len(results) - len(errors)))
+    return code_of_all(errors, done=len(results) - len(errors))
 
 
 def show_reminder(out: Output, result: RemindResult, facts: dict[str, Any], of: str = "") -> None:
@@ -116,13 +120,3 @@ def show_reminder(out: Output, result: RemindResult, facts: dict[str, Any], of: 
         out.result(facts, on_one_line(f"Reminded {email}{of}."))
     else:
         out.failed(email, result.error, facts)
-
-
-async def _find(client: SigningClient, signing_id: str, wanted: str) -> Recipient:
-    everyone = [recipient async for recipient in client.recipients.list(signing_id)]
-    found = [one for one in everyone if one.id == wanted or one.email.casefold() == wanted.casefold()]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise InvalidRequest(f"{len(found)} recipients of the signing have the address {wanted!r}: use an id")
-    raise InvalidRequest(f"no recipient of the signing has the id or address {wanted!r}")

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import shlex
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-from aiohttp.http_exceptions import HttpProcessingError
 
 from ..sandbox import Profile, Refused, Sandbox
 from ..sandbox.addresses import is_loopback
 from ..sandbox.authority import LEVELS, Level
-from .command_base import State, command
+from .command_base import State, command, on_signal
 from .output import Output
-from .running import on_signal
 
-PROFILES = ("default", "laravel", "rfc9457", "numeric")
+_PROFILES = ("default", "laravel", "rfc9457", "numeric")
 
 
 @command()
@@ -34,7 +30,7 @@ PROFILES = ("default", "laravel", "rfc9457", "numeric")
     help="Keep everything in this folder; by default everything is temporary.",
 )
 @click.option(
-    "--profile", default="default", show_default=True, type=click.Choice(PROFILES), help="How the service responds."
+    "--profile", default="default", show_default=True, type=click.Choice(_PROFILES), help="How the service responds."
 )
 @click.option(
     "--seal-level", default="B-B", show_default=True, type=click.Choice(LEVELS), help="PAdES level of the sealed PDFs."
@@ -55,6 +51,9 @@ def sandbox(
     Example:
       signing-async sandbox --port 8080 --data ./sandbox
     """
+    log, handler = logging.getLogger("signing_async.sandbox"), _LogHandler(state.out)
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
     try:
         server = Sandbox(
             profile=Profile.preset(profile),
@@ -72,18 +71,19 @@ def sandbox(
         raise
     except OSError as error:
         # asyncio's message for an address repeats the error number.
-        number = error.errno or 0
-        words = os.strerror(number) if number > 0 else error.strerror
+        words = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
         raise click.ClickException(f"{error.filename or '{host}:{port}'.format_map(options)}: {words}") from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except RuntimeError as error:
         raise click.ClickException(str(error)) from error
+    finally:
+        log.removeHandler(handler)
 
 
 async def _run(server: Sandbox, out: Output, app: str | None) -> None:
     stop = asyncio.Event()
-    with on_signal(signal.SIGINT, stop.set), on_signal(signal.SIGTERM, stop.set), _print_log(out):
+    with on_signal(signal.SIGINT, stop.set), on_signal(signal.SIGTERM, stop.set):
         async with server:
             _announce(server, out, app)
             await stop.wait()
@@ -91,31 +91,19 @@ async def _run(server: Sandbox, out: Output, app: str | None) -> None:
         out.text("Stopped.")
 
 
-@contextlib.contextmanager
-def _print_log(out: Output) -> Iterator[None]:
-    """Print the sandbox's log on standard error."""
-    log, handler = logging.getLogger("signing_async.sandbox"), _LogHandler(out)
-    level = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
-        log.removeHandler(handler)
-
-
 class _LogHandler(logging.Handler):
+    """Prints the sandbox's log on standard error."""
+
     def __init__(self, out: Output) -> None:
         super().__init__(logging.INFO)
         self._out = out
 
     def emit(self, record: logging.LogRecord) -> None:
+        from aiohttp.http_exceptions import HttpProcessingError
+
+        text = self.format(record)
         if record.exc_info and isinstance(record.exc_info[1], HttpProcessingError):
-            # The error quotes the request, which may hold secrets.
-            text = f"{record.getMessage()}: malformed HTTP"
-        else:
-            text = self.format(record)
+            text = f"{record.getMessage()}: malformed HTTP"  # the error quotes the request, which may hold secrets
         if record.levelno >= logging.WARNING:
             self._out.warn(text)
         else:

@@ -1,66 +1,31 @@
-"""`list`, `show`, `create` and `send`."""
+"""`list`, `show`, `create`, `send` and `watch`."""
 
 from __future__ import annotations
 
-import fnmatch
+import asyncio
+import contextlib
 import re
 import shlex
-from collections.abc import AsyncGenerator, Callable
+import sys
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import InvalidRequest
-from .command_base import FILE, State, command, text_file
-from .output import ago, iso, on_one_line
-from .records import all_facts, show_signing, signing_facts
+from ..errors import InvalidRequest, SigningCancelled, SigningError, WaitTimeout
+from .command_base import FILE, NAME_HELP, Seconds, State, command, moment, name_pattern, read_text
+from .output import ago, all_facts, console_of, is_done, iso, on_one_line, parts_of, signing_facts, table_of
 
 if TYPE_CHECKING:
     from ..client import SigningClient
-    from ..models import Signing
-
-_SPAN = re.compile(r"(\d{1,6})(min|h|d|w)")
-_UNITS = {"min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-
-
-def duration(text: str) -> timedelta:
-    """Parse a duration."""
-    span = _SPAN.fullmatch(text)
-    if span is None:
-        raise click.BadParameter(f"must be a duration such as 90min, 12h, 7d or 2w, got {text!r}")
-    return timedelta(**{_UNITS[span[2]]: int(span[1])})
-
-
-def duration_or_moment(text: str) -> timedelta | datetime:
-    """Parse a duration, which stays a `timedelta`, or a date or a time."""
-    return duration(text) if _SPAN.fullmatch(text) else moment(text)
-
-
-def moment(text: str) -> datetime:
-    """Parse a date, a time, or a duration before now."""
-    try:
-        if _SPAN.fullmatch(text):
-            return datetime.now(UTC) - duration(text)
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except (ValueError, OverflowError):
-        raise click.BadParameter(
-            f"must be a duration such as 90min, 12h, 7d or 2w, or a date such as 2031-03-31, got {text!r}"
-        ) from None
-
-
-NAME_HELP = "Only signings whose name matches, ignoring case: 'Lease *', '*2031*', ..."
-
-
-def name_pattern(text: str) -> Callable[[Signing], bool]:
-    """Return a function that tells whether a signing's name matches the pattern, ignoring case."""
-    found = re.compile(fnmatch.translate(text), re.IGNORECASE)
-    return lambda signing: found.match(signing.name) is not None
-
+    from ..models import Recipient, Signing
 
 Cursor = tuple[str | None, int]
 """The service's cursor of a page (None: the first page), and how many items of that page to skip."""
+
+Show = Callable[["Signing", Sequence["Recipient"]], None]
 
 
 def _cursor(text: str) -> Cursor:
@@ -89,7 +54,14 @@ def _cursor(text: str) -> Cursor:
 @click.option("--all", "everything", is_flag=True, help="List everything.")
 @click.option("--cursor", metavar="TEXT", type=_cursor, help="Continue at the cursor that an earlier list printed.")
 async def list_signings(
-    state: State, limit: int | None, everything: bool, cursor: Cursor | None, **filters: Any
+    state: State,
+    states: tuple[str, ...],
+    name: Callable[[Signing], bool] | None,
+    since: datetime | None,
+    before: datetime | None,
+    limit: int | None,
+    everything: bool,
+    cursor: Cursor | None,
 ) -> None:
     """List signings, in the service's own order.
 
@@ -109,36 +81,26 @@ async def list_signings(
             if shown == limit:
                 stopped = f"{skip}.{page}" if page else f"{skip}"
                 break
-            if not _is_selected(signing, **filters):
+            updated = signing.updated_at
+            if (
+                (states and signing.state.value not in states)
+                or (name is not None and not name(signing))
+                or (since is not None and (updated is None or updated < since))
+                or (before is not None and (updated is None or updated >= before))
+            ):
                 continue
             shown += 1
             if state.json:
                 state.out.result(signing_facts(signing))
             else:
-                updated = ago(signing.updated_at) if state.out.is_terminal else iso(signing.updated_at)
-                rows.append((signing.id, signing.state.value, updated, signing.name))
+                when = ago(updated) if state.out.is_terminal else iso(updated)
+                rows.append((signing.id, signing.state.value, when, signing.name))
     if rows:
         state.out.table(("ID", "STATE", "UPDATED", "NAME"), rows, optional=("UPDATED", "STATE"))
     if stopped:
         state.out.say(f"There may be more. Continue with: --cursor {shlex.quote(stopped)}", next_cursor=stopped)
     elif not shown:
         state.out.say("No signings.")
-
-
-def _is_selected(
-    signing: Signing,
-    states: tuple[str, ...],
-    name: Callable[[Signing], bool] | None,
-    since: datetime | None,
-    before: datetime | None,
-) -> bool:
-    updated = signing.updated_at
-    return (
-        (not states or signing.state.value in states)
-        and (name is None or name(signing))
-        and (since is None or (updated is not None and updated >= since))
-        and (before is None or (updated is not None and updated < before))
-    )
 
 
 async def _walk(client: SigningClient, start: Cursor) -> AsyncGenerator[tuple[Signing, Cursor], None]:
@@ -165,8 +127,23 @@ async def show(state: State, signing: str) -> None:
         recipients = [recipient async for recipient in client.recipients.list(signing)]
     if state.json:
         state.out.result(all_facts(state, found, recipients))
-    else:
-        show_signing(state, found, recipients)
+        return
+    facts = [
+        ("id", found.id),
+        ("state", found.state.value),
+        ("language", found.language),
+        ("order", found.signing_order),
+        ("updated", f"{iso(found.updated_at)} ({ago(found.updated_at)})" if found.updated_at else ""),
+        ("cancelled", iso(found.cancelled_at)),
+        ("message", found.message),
+    ]
+    state.out.facts(found.name or "(unnamed)", [(name, value) for name, value in facts if value])
+    for columns, rows, placeholder in parts_of(state, found, recipients):
+        state.out.text("")
+        if rows:
+            state.out.table(columns, rows)
+        else:
+            state.out.text(placeholder)
 
 
 @command(changing=True)
@@ -185,18 +162,25 @@ async def show(state: State, signing: str) -> None:
     help="Whether recipients sign one after the other or at once.",
 )
 @click.option("--message", metavar="TEXT", help="A message to the recipients, at most 400 characters.")
-@click.option("--message-file", type=FILE, metavar="FILE", help="Read the message from a file (- for standard input).")
-async def create(state: State, message_file: str | None, **fields: Any) -> None:
+@click.option(
+    "--message-file",
+    "text",
+    type=FILE,
+    callback=read_text,
+    metavar="FILE",
+    help="Read the message from a file (- for standard input).",
+)
+async def create(state: State, text: str | None, **fields: Any) -> None:
     """Create a draft called NAME. Only the draft's id goes to standard output, for use in scripts.
 
     \b
     Example:
       signing-async create "Lease 2031" --signing-order parallel --message "Please sign by Friday."
     """
-    if message_file is not None:
+    if text is not None:
         if fields["message"] is not None:
             raise click.UsageError("use either --message or --message-file, not both")
-        fields["message"] = text_file(message_file, "'--message-file'").replace("\r\n", "\n").strip()
+        fields["message"] = text.replace("\r\n", "\n").strip()
     async with state.client() as client:
         signing = await client.signings.create(**fields)
     state.out.say(on_one_line(f"Created the draft {signing.name or fields['name']}."))
@@ -218,3 +202,89 @@ async def send(state: State, signing: str) -> None:
     async with state.client() as client:
         await client.signings.send(signing)
     state.out.result({"id": signing, "sent": True}, f"Sent {signing}.")
+
+
+@command()
+@click.argument("signing")
+@click.option("--for", "seconds", type=Seconds(0, min_open=True), help="Give up after this time.")
+@click.option("--poll", default=5.0, show_default=True, type=Seconds(0.05, 3600), help="Polling interval.")
+async def watch(state: State, signing: str, seconds: float | None, poll: float) -> None:
+    """Follow a signing until everyone has signed. Once the signing has been read, outages are waited out.
+
+    A terminal shows the current state of documents and recipients. Elsewhere each change is a line, or an object with
+    --json.
+
+    Exit code 0: the signing is completed. 5: timed out. 6: the signing was cancelled.
+
+    \b
+    Example:
+      signing-async watch $SIGNING --for 3600
+    """
+    display = _update_in_place if state.out.live and state.out.is_terminal else _print_changes
+    was_read = False
+    try:
+        async with asyncio.timeout(seconds) as deadline, state.client() as client:
+            with display(state) as show_state:
+                while True:
+                    try:
+                        found = await client.signings.get(signing)
+                        recipients = [recipient async for recipient in client.recipients.list(signing)]
+                    except SigningError as error:
+                        if not was_read or not error.transient:
+                            raise
+                        state.out.warn(f"still watching: {error}")
+                    else:
+                        was_read = True
+                        show_state(found, recipients)
+                        if found.state.value == "completed":
+                            return
+                        if found.state.value == "cancelled":
+                            raise SigningCancelled(f"{signing} was cancelled", signing=found)
+                    await asyncio.sleep(poll)
+    except TimeoutError:
+        if not deadline.expired():
+            raise
+        raise WaitTimeout(f"{signing} was not completed within {seconds:g} s") from None
+
+
+@contextlib.contextmanager
+def _update_in_place(state: State) -> Iterator[Show]:
+    """Yield a function that shows the current state of a signing on a terminal."""
+    from rich.console import Group
+    from rich.live import Live
+    from rich.spinner import Spinner
+    from rich.text import Text
+
+    spinner = Spinner("dots", Text("watching; Ctrl-C stops watching and does not change the signing", "dim"))
+    with Live(spinner, console=console_of(sys.stdout), refresh_per_second=8) as live:
+
+        def show(signing: Signing, recipients: Sequence[Recipient]) -> None:
+            shown: list[Any] = [table_of(("SIGNING", "STATE"), [(signing.name or signing.id, signing.state.value)])]
+            for columns, rows, placeholder in parts_of(state, signing, recipients):
+                shown += ["", table_of(columns, rows) if rows else placeholder]
+            if signing.state.value not in ("completed", "cancelled"):
+                shown += ["", spinner]
+            live.update(Group(*shown), refresh=True)
+
+        yield show
+
+
+@contextlib.contextmanager
+def _print_changes(state: State) -> Iterator[Show]:
+    """Yield a function that prints a line, or a JSON object, for each change."""
+    printed: dict[str, str] = {}
+
+    def show(signing: Signing, recipients: Sequence[Recipient]) -> None:
+        done = [one for one in recipients if is_done(state, one)]
+        current = {
+            **{f"document {one.id}": f"{one.name} is signed" for one in signing.documents if one.completed_at},
+            **{f"recipient {one.id}": f"{one.email} has signed" for one in done},
+            "state": f"{signing.name or signing.id} is {signing.state.value}",
+        }
+        now = iso(datetime.now(UTC))
+        changes = [f"{now}  {on_one_line(text)}" for key, text in current.items() if printed.get(key) != text]
+        if changes:
+            state.out.result(all_facts(state, signing, recipients), "\n".join(changes))
+        printed.update(current)
+
+    yield show

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,13 +14,15 @@ from .exits import FAILED, NOT_SOUND, UNTRUSTED, USAGE, code_of
 from .output import clean, iso, on_one_line
 
 if TYPE_CHECKING:
-    from ..sealed import Report, Seal
+    from ..sealed import Report
 
-SOUND = "Sound means: every signature is valid, and only permitted changes followed. This is not a legal opinion."
-NOT_TRUSTED = "The certificates were not checked: names are what the certificates claim (use --trust to check them)."
-TRUSTED = "Trusted means: the certificates lead to the given roots, and are not revoked according to {}."
-REVOKED = {"good": "no", "revoked": "YES", "unknown": "unknown: no revocation data"}
-REVOCATION = {False: "the data in the file", True: "the data in the file and the services that they name"}
+_SOUND = "Sound means: every signature is valid, and only permitted changes followed. This is not a legal opinion."
+_NOT_TRUSTED = "The certificates were not checked: names are what the certificates claim (use --trust to check them)."
+_TRUSTED = "Trusted means: the certificates lead to the given roots, and are not revoked according to {}."
+_REVOKED = {"good": "no", "revoked": "YES", "unknown": "unknown: no revocation data"}
+_REVOCATION = {False: "the data in the file", True: "the data in the file and the services that they name"}
+_VALID = {True: "valid", False: "INVALID", None: "not checked"}
+_SHOWN = {True: "what it covers", False: "NOT only what it covers", None: "unknown"}
 
 
 @command("verify-sealed")
@@ -36,7 +38,7 @@ REVOCATION = {False: "the data in the file", True: "the data in the file and the
 @click.option("--limit", default=60.0, show_default=True, type=Seconds(min=1), help="Time limit for each file.")
 def verify_sealed(
     state: State, files: tuple[Path, ...], trust: tuple[str, ...], fetch: bool, no_form_filling: bool, limit: float
-) -> None:
+) -> int:
     """Check whether a sealed PDF is unchanged since it was signed: who signed, what is covered, what came after.
 
     A file is sound if every signature is valid, and only validation data, timestamps, further signatures, document
@@ -54,15 +56,36 @@ def verify_sealed(
     """
     if fetch and not trust:
         raise click.UsageError("--fetch requires --trust")
-    options = {"trust": trust or None, "fetch": fetch, "form_filling": not no_form_filling, "timeout": limit}
-    note = f"{SOUND} {TRUSTED.format(REVOCATION[fetch]) if trust else NOT_TRUSTED}"
-    codes = [_verify(state, path, options, note, "\n" if len(files) > 1 else "") for path in files]
+    inspect, max_bytes = load_inspector(), state.settings.assumptions.max_sealed_bytes
+    note = f"{_SOUND} {_TRUSTED.format(_REVOCATION[fetch]) if trust else _NOT_TRUSTED}"
+    codes = []
+    for path in files:
+        try:
+            report = inspect(
+                path,
+                max_bytes=max_bytes,
+                trust=trust or None,
+                fetch=fetch,
+                form_filling=not no_form_filling,
+                timeout=limit,
+            )
+        except SigningError as error:
+            state.out.failed(str(path), error, {"file": str(path), "sound": None})
+            codes.append(code_of(error))
+            continue
+        codes.append(NOT_SOUND if not report.sound else UNTRUSTED if report.trusted is False else 0)
+        state.out.result({"file": str(path), **report.as_dict(), "note": note})
+        if not state.json:
+            verdict, *lines = map(clean, _describe(path, report))
+            colour = {NOT_SOUND: "red", UNTRUSTED: "yellow", 0: "green"}[codes[-1]]
+            end = "\n" if len(files) > 1 else ""
+            state.out.text("\n".join([state.out.styled(verdict, colour, bold=True), *lines]) + end)
     if len(files) > 1 and not state.json:
         sound = sum(code in (0, UNTRUSTED) for code in codes)
         state.out.text(state.out.styled(f"{sound} of {len(files)} sound", "green" if sound == len(files) else "red"))
     if not {0, NOT_SOUND, UNTRUSTED}.isdisjoint(codes):
         state.out.say(note)
-    state.end(next((code for code in (NOT_SOUND, UNTRUSTED, USAGE, FAILED) if code in codes), 0))
+    return next((code for code in (NOT_SOUND, UNTRUSTED, USAGE, FAILED) if code in codes), 0)
 
 
 def load_inspector() -> Callable[..., Report]:
@@ -74,24 +97,6 @@ def load_inspector() -> Callable[..., Report]:
     return inspect_sealed
 
 
-def _verify(state: State, path: Path, options: dict[str, Any], note: str, end: str) -> int:
-    """Verify a file, print the result, followed by ``end``, and return the exit code."""
-    try:
-        max_bytes = state.settings.assumptions.max_sealed_bytes
-        report = load_inspector()(path, max_bytes=max_bytes, **options)
-    except SigningError as error:
-        state.out.failed(str(path), error, {"file": str(path), "sound": None})
-        return code_of(error)
-    state.out.result({"file": str(path), **report.as_dict(), "note": note})
-    if not state.json:
-        verdict, *lines = map(clean, _describe(path, report))
-        colour = "red" if not report.sound else "yellow" if report.trusted is False else "green"
-        state.out.text("\n".join([state.out.styled(verdict, colour, bold=True), *lines]) + end)
-    if not report.sound:
-        return NOT_SOUND
-    return UNTRUSTED if report.trusted is False else 0
-
-
 def _describe(path: Path, report: Report) -> list[str]:
     verdict = "sound" if report.sound else "NOT SOUND"
     if report.sound and report.trusted is not None:
@@ -100,29 +105,20 @@ def _describe(path: Path, report: Report) -> list[str]:
     lines += [f"  problem: {problem}" for problem in report.problems]
     lines += [f"  not trusted: {problem}" for problem in report.trust_problems]
     for seal in report.seals:
-        lines += _describe_seal(seal, report)
+        source = "a timestamp" if seal.time_source == "timestamp" else "the signer's own clock"
+        time = f", {iso(seal.signed_at)} by {source}" if seal.signed_at else ""
+        covers = "the whole file" if seal.covers == report.size else f"its first {seal.covers} of {report.size} bytes"
+        algorithm = f" ({seal.digest_algorithm})" if seal.digest_algorithm else ""
+        facts = {
+            "covers": f"{covers}, up to revision {seal.revision} of {report.revisions}",
+            "digest": f"{_VALID[seal.digest_right]}{algorithm}",
+            "key": _VALID[seal.key_right],
+            "level": seal.level,
+            "issuer": seal.issuer,
+            "revoked": seal.revocation and _REVOKED[seal.revocation],
+            "shown": _SHOWN[seal.shown],
+        }
+        lines.append(f"  {seal.kind} by {seal.signer or 'an unknown signer'}{time}")
+        lines += [f"    {name:<7} {value}" for name, value in facts.items() if value]
+        lines += [f"    since   {change}" for change in seal.changes]
     return lines
-
-
-def _describe_seal(seal: Seal, report: Report) -> list[str]:
-    covers = "the whole file" if seal.covers == report.size else f"its first {seal.covers} of {report.size} bytes"
-    verdict = {True: "valid", False: "INVALID", None: "not checked"}
-    shown = {True: "what it covers", False: "NOT only what it covers", None: "unknown"}
-    return [
-        f"  {seal.kind} by {seal.signer or 'an unknown signer'}{_time(seal)}",
-        f"    covers  {covers}, up to revision {seal.revision} of {report.revisions}",
-        f"    digest  {verdict[seal.digest_right]}{f' ({seal.digest_algorithm})' if seal.digest_algorithm else ''}",
-        f"    key     {verdict[seal.key_right]}",
-        *([f"    level   {seal.level}"] if seal.level else []),
-        *([f"    issuer  {seal.issuer}"] if seal.issuer else []),
-        *([f"    revoked {REVOKED[seal.revocation]}"] if seal.revocation else []),
-        f"    shown   {shown[seal.shown]}",
-        *(f"    since   {change}" for change in seal.changes),
-    ]
-
-
-def _time(seal: Seal) -> str:
-    if seal.signed_at is None:
-        return ""
-    source = "a timestamp" if seal.time_source == "timestamp" else "the signer's own clock"
-    return f", {iso(seal.signed_at)} by {source}"

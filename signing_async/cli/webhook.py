@@ -6,19 +6,16 @@ import math
 import os
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from ..errors import ConfigurationError, InvalidSignature, MalformedEvent, TransportError
+from ..errors import InvalidSignature, MalformedEvent, TransportError
 from ..webhooks import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, WebhookVerifier, diagnose
 from .command_base import Seconds, State, command, common_options, read_bytes, shared_options, text_file
 from .output import on_one_line
 
-if TYPE_CHECKING:
-    from ..webhooks.check import CheckResult
-
-SECRET_VARIABLE = "SIGNING_WEBHOOK_SECRET"
+_SECRET_VARIABLE = "SIGNING_WEBHOOK_SECRET"
 SCHEMES = {
     "default": Scheme(),
     "github": GITHUB,
@@ -54,7 +51,7 @@ _sender_options = shared_options(
         "--secret",
         "source",
         metavar="SOURCE",
-        help=f"Source of the secret: env:NAME, file:PATH, or - for standard input. [default: env:{SECRET_VARIABLE}]",
+        help=f"Source of the secret: env:NAME, file:PATH, or - for standard input. [default: env:{_SECRET_VARIABLE}]",
     ),
     click.option(
         "--scheme",
@@ -84,7 +81,7 @@ _delivery_options = shared_options(
 @command()
 @_delivery_options
 @click.option("--any-age", is_flag=True, help="Accept a signed timestamp of any age. A saved delivery may be old.")
-def verify(state: State, body: str, source: str | None, scheme: Scheme, any_age: bool, **delivery: Any) -> None:
+def verify(state: State, body: str, source: str | None, scheme: Scheme, any_age: bool, **delivery: Any) -> int:
     """Verify the delivery saved in the file BODY (- for standard input).
 
     \b
@@ -97,32 +94,28 @@ def verify(state: State, body: str, source: str | None, scheme: Scheme, any_age:
     if delivery["signature"] is None and scheme.header.lower() not in given:
         raise click.UsageError(f"no signature: use --signature VALUE, or --header '{scheme.header}: VALUE'")
     secret = _load_secret(state, source, body)
-    scheme = replace(scheme, tolerance=math.inf) if any_age else scheme
-    try:
-        verifier = WebhookVerifier(secret, scheme)
-    except ConfigurationError as error:
-        raise click.UsageError(str(error)) from None
+    verifier = WebhookVerifier(secret, replace(scheme, tolerance=math.inf) if any_age else scheme)
     content = read_bytes(body)
     try:
         verifier.verify(content, **delivery)
-    except InvalidSignature as error:
-        facts = {"valid": False, "reason": error.reason, "message": str(error)}
-        state.out.result(facts, f"not valid: {error}", "red")
-        state.end(1)
-    try:
         event = verifier.parse(content, **delivery)
+    except InvalidSignature as error:
+        facts: dict[str, Any] = {"valid": False, "reason": error.reason, "message": str(error)}
+        state.out.result(facts, f"not valid: {error}", "red")
+        return 1
     except MalformedEvent as error:
         facts = {"valid": True, "event": None, "message": str(error)}
         state.out.result(facts, f"valid signature, but not an event: {error}", "yellow")
-        return
+        return 0
     text = f"valid: event {event.id} of type {on_one_line(event.type) or 'unknown'}"
     facts = {"valid": True, "event": {"id": event.id, "type": event.type, "signing_id": event.signing_id}}
     state.out.result(facts, text, "green")
+    return 0
 
 
 @command()
 @_delivery_options
-def doctor(state: State, body: str, source: str | None, scheme: Scheme, **delivery: Any) -> None:
+def doctor(state: State, body: str, source: str | None, scheme: Scheme, **delivery: Any) -> int:
     """Explain why the delivery saved in BODY does not verify.
 
     BODY is a file, or - for standard input. Nothing leaves this machine. A secret from a file is used with its final
@@ -139,7 +132,7 @@ def doctor(state: State, body: str, source: str | None, scheme: Scheme, **delive
     facts = {"accepted": found.accepted, "explained": found.explained, "findings": list(found.findings)}
     colour, code = ("green", 0) if found.accepted else ("yellow", 1) if found.explained else ("red", 3)
     state.out.result(facts, str(found), colour)
-    state.end(code)
+    return code
 
 
 @command()
@@ -161,7 +154,7 @@ def doctor(state: State, body: str, source: str | None, scheme: Scheme, **delive
     help="Size of the over-long body in bytes.",
 )
 @click.option("--plain-http", is_flag=True, help="Allow plain http to another machine.")
-def check(state: State, url: str, source: str | None, **options: Any) -> None:
+def check(state: State, url: str, source: str | None, **options: Any) -> int:
     """Check how your endpoint handles valid and invalid deliveries.
 
     If the URL redirects or is not found, the check says so and stops. The endpoint receives a few valid events of a
@@ -176,37 +169,37 @@ def check(state: State, url: str, source: str | None, **options: Any) -> None:
     from ..webhooks.check import check_receiver
 
     secret = _load_secret(state, source)
-    results: list[CheckResult] = []
+    checks: list[dict[str, Any]] = []
+    failed = 0
 
     async def run() -> None:
+        nonlocal failed
         async for result in check_receiver(url, secret, **options):
-            results.append(result)
-            if not state.json:
-                verdict, colour = ("ok  ", "green") if result.ok else ("FAIL", "red")
-                line = f"{verdict}  {result.name:<20} {result.got} in {result.seconds * 1000:.0f} ms"
-                state.out.result({}, line, colour)
-                if not result.ok:
-                    state.out.text(f"      expected {result.expected}: {on_one_line(result.advice)}")
+            checks.append(result.as_dict())
+            failed += not result.ok
+            if state.json:
+                continue
+            verdict, colour = ("ok  ", "green") if result.ok else ("FAIL", "red")
+            line = f"{verdict}  {result.name:<20} {result.got} in {result.seconds * 1000:.0f} ms"
+            state.out.result({}, line, colour)
+            if not result.ok:
+                state.out.text(f"      expected {result.expected}: {on_one_line(result.advice)}")
 
     try:
         state.run(run())
-    except ConfigurationError as error:
-        raise click.UsageError(str(error)) from None
     except TransportError as error:
         if state.json:
             state.out.result({"url": url, "ok": False, "message": str(error)})
         else:
             state.out.error(str(error), {})
-        state.end(3)
-    failed = sum(not result.ok for result in results)
-    facts = {"url": url, "ok": not failed, "checks": [result.as_dict() for result in results]}
-    text = f"{failed} of {len(results)} checks failed" if failed else f"all {len(results)} checks passed"
-    state.out.result(facts, text, "red" if failed else "green")
-    state.end(1 if failed else 0)
+        return 3
+    text = f"{failed} of {len(checks)} checks failed" if failed else f"all {len(checks)} checks passed"
+    state.out.result({"url": url, "ok": not failed, "checks": checks}, text, "red" if failed else "green")
+    return 1 if failed else 0
 
 
 def _load_secret(state: State, source: str | None, body: str = "", *, keep_line_end: bool = False) -> str:
-    kind, _, rest = (source or f"env:{SECRET_VARIABLE}").partition(":")
+    kind, _, rest = (source or f"env:{_SECRET_VARIABLE}").partition(":")
     if source == "-" and body == "-":
         raise click.UsageError("standard input can be either the body or the secret, not both")
     if source == "-" or (kind == "file" and rest):
@@ -216,7 +209,7 @@ def _load_secret(state: State, source: str | None, body: str = "", *, keep_line_
         problem = "every process can read a secret on the command line: use env:NAME, file:PATH, or -"
         raise click.BadParameter(problem, param_hint="--secret")
     secret = os.environ.get(rest)
-    if secret is None and rest == SECRET_VARIABLE:
+    if secret is None and rest == _SECRET_VARIABLE:
         secret = state.settings.webhook_secret
         if secret is None and sys.stdin.isatty():
             secret = click.prompt("Webhook secret", hide_input=True, err=True)

@@ -7,7 +7,6 @@ import io
 import json
 import logging
 import os
-import re
 import socket
 import stat
 import sys
@@ -18,13 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
-import aiohttp
 import pytest
 
 from signing_async import FileTokenStore, SigningClient, Token
 from signing_async.auth.oauth import OAuth
 from signing_async.cli import account
-from signing_async.cli.callback import is_loopback, listen
 from tests.cli.browser import agree
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -164,10 +161,7 @@ def test_callback_pages_are_not_stored_run_nothing_and_send_no_referrer(
     "request_line",
     [
         "GET /callback HTTP/1.1",
-        "GET /callback?code=x HTTP/1.1",
         "GET /callback?error=access_denied&state= HTTP/1.1",
-        f"GET /callback?{'a=1&' * 200} HTTP/1.1",
-        "GET /callback HTTP/9.9",
         "GET /callback HTTP/1.1\r\nbad header",
     ],
 )
@@ -247,13 +241,6 @@ def test_login_opens_no_browser_over_ssh_or_without_display(
         assert visited == []
 
 
-async def test_callback_without_a_login_is_refused_on_a_free_port() -> None:
-    async with listen("http://127.0.0.1/callback") as callback, aiohttp.ClientSession() as session:
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/callback", callback.redirect_uri)
-        async with session.get(callback.redirect_uri) as response:
-            assert (response.status, "This login is over" in await response.text()) == (410, True)
-
-
 def test_occupied_port_is_an_error_that_suggests_no_browser(run: Run, app: dict[str, str]) -> None:
     port = int(app["SIGNING_REDIRECT_URI"].split(":")[2].split("/")[0])
     with socket.socket() as taken:
@@ -263,20 +250,6 @@ def test_occupied_port_is_an_error_that_suggests_no_browser(run: Run, app: dict[
     assert ran.code == 2
     assert f"cannot listen at http://127.0.0.1:{port}/callback: " in ran.err
     assert "--no-browser" in ran.err
-
-
-@pytest.mark.parametrize(
-    ("address", "loopback"),
-    [
-        ("http://127.0.0.1:8000/callback", True),
-        ("http://localhost/", True),
-        ("http://[::1]:1/", True),
-        ("http://app.example.com/", False),
-        ("urn:ietf:wg:oauth:2.0:oob", False),
-    ],
-)
-def test_only_plain_http_on_this_machine_is_loopback(address: str, loopback: bool) -> None:
-    assert is_loopback(address) is loopback
 
 
 def test_login_without_browser_prompts_for_callback_url_and_checks_its_state(
@@ -322,10 +295,8 @@ def test_missing_settings_are_prompted_for_and_saved_without_showing_the_secret(
         ("The tenant's URL", "tenant.example.com"),
         ("must be an origin such as https://tenant.example.com", f"{service.sandbox.base_url}/ "),
         ("client id", app["SIGNING_CLIENT_ID"]),
-        ("client secret", " "),
-        ("a value is required\r\nThe app's client secret: ", app["SIGNING_CLIENT_SECRET"]),
-        ("redirect URI", "http://127.0.0.1:x/callback"),
-        ("Error: redirect_uri is not a URL", redirect_uri),
+        ("client secret", app["SIGNING_CLIENT_SECRET"]),
+        ("redirect URI", redirect_uri),
     ):
         terminal.wait_for(words)
         terminal.type(f"{answer}\r")
@@ -337,28 +308,6 @@ def test_missing_settings_are_prompted_for_and_saved_without_showing_the_secret(
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert f'base_url = "{service.sandbox.base_url}"\n' in kept.read_text()
     assert run("me").code == 0
-
-
-def test_answers_are_not_written_into_an_existing_settings_file(
-    service: Service, run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pages: list[str]
-) -> None:
-    monkeypatch.delenv("SIGNING_REDIRECT_URI")
-    monkeypatch.setattr(account.sys, "stdin", TerminalInput())  # type: ignore[attr-defined]  # the module's sys
-    monkeypatch.setattr("click.prompt", lambda words, **options: app["SIGNING_REDIRECT_URI"])
-    folder = tmp_path / "config" / "signing-async"
-    folder.mkdir(parents=True)
-    (folder / "config.toml").write_text("")
-    ran = run("login")
-    assert ran.code == 0
-    assert f"Warning: redirect_uri not saved: add them to {folder / 'config.toml'} to avoid the prompt" in ran.err
-    assert (folder / "config.toml").read_text() == ""
-
-
-class TerminalInput:
-    """Standard input that claims to be a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def test_missing_settings_without_terminal_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ import trustme
 from aiohttp import web
 
 from signing_async import Assumptions, RetryPolicy, SigningClient, SigningError
-from signing_async.cli.doctor import NO_SUCH, Examination, Finding
+from signing_async.cli.doctor import Examination, Finding
 from signing_async.sandbox import Profile
 from tests.cli.conftest import Ran, Run
 from tests.cli.service import Service, running
@@ -119,22 +119,22 @@ def test_sample_in_the_guide_is_written(run: Run, tmp_path: Path) -> None:
     assert sample in (tmp_path / "assumptions.toml").read_text()
 
 
-def test_unwritable_output_is_an_error_with_option_path_and_reason_and_leaves_no_file(
+def test_unwritable_output_is_an_error_with_option_path_and_reason_and_keeps_the_older_file(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ran = run("doctor", "--output", "none/tenant.toml")
     assert ran.code == 2
     assert "Error: --output: 'none/tenant.toml' cannot be written: No such file or directory\n" in ran.err
 
-    def half(path: Path, text: str, encoding: str) -> None:
-        path.write_bytes(text[:10].encode())
+    def fail(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_text", half)
-    ran = run("doctor")
+    (tmp_path / "assumptions.toml").write_text("older")
+    monkeypatch.setattr("os.fsync", fail)
+    ran = run("doctor", "--force")
     assert ran.code == 1
     assert "'assumptions.toml' cannot be written: No space left on device" in ran.err
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == []
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("assumptions.toml", "older")]
 
 
 @pytest.mark.parametrize("service", [Profile.numeric(), Profile()], ids=["numeric", "default"], indirect=True)
@@ -166,6 +166,7 @@ def test_429_and_5xx_are_retried(service: Service, run: Run) -> None:
 
 
 Answers = dict[str, Any]
+NO_SUCH = "00000000-0000-0000-0000-000000000000"
 
 
 def canned(answers: Answers) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
-import re
 import stat
 import subprocess
 import sys
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
 
-from signing_async import Document
-from signing_async.cli.documents import _file_names, safe_stem
 from tests.cli.conftest import Run
-from tests.cli.service import Service
+from tests.cli.service import Service, listening
 from tests.cli.terminal import COMMAND, ROOT, Terminal, screen
 from tests.pdfs import make_pdf
 
@@ -233,43 +232,50 @@ def test_download_to_standard_output_is_the_pdf_alone_and_refused_on_a_terminal(
     assert "refusing to write a PDF to a terminal" in shown.text
 
 
-@pytest.mark.parametrize(
-    ("name", "stem"),
-    [
-        ("lease.pdf", "lease"),
-        ("Lease 2031.PDF", "Lease 2031"),
-        ("Båthus", "Båthus"),
-        ("../../etc/passwd", "passwd"),
-        ("/etc/cron.d/x.pdf", "x"),
-        ("C:\\Windows\\evil.pdf", "evil"),
-        ("..", ""),
-        ("", ""),
-        (".pdf", "pdf"),
-        (".bashrc", "bashrc"),
-        ("-rf.pdf", "rf"),
-        ("folder/", "folder"),
-        ("a\nb\x00c\x1b[31m", "a_b_c_[31m"),
-        ("fdp\u202efdp.exe.pdf", "fdp_fdp.exe"),
-        ('a<b>c:d"e|f?g*h', "a_b_c_d_e_f_g_h"),
-        ("CON.pdf", "_CON"),
-        ("com1.txt", "_com1.txt"),
-        ("x" * 300 + ".pdf", "x" * 180),
-        ("å" * 200, "å" * 90),
-        ("a\udcffb.pdf", "a_b"),
-    ],
-)
-def test_names_from_the_service_become_plain_file_names(name: str, stem: str) -> None:
-    assert safe_stem(name) == stem
-    (made,) = _file_names([Document("doc-1", name)])
-    assert Path(made).name == made
-    assert re.fullmatch(r"[^/\\\x00-\x1f]+-signed\.pdf", made)
+NAMES = {
+    "lease.pdf": "lease",
+    "Lease 2031.PDF": "Lease 2031",
+    "Lease.pdf": "Lease-signed-2",
+    "../../etc/passwd": "passwd",
+    "C:\\Windows\\evil.pdf": "evil",
+    "..": "ID",
+    ".bashrc": "bashrc",
+    "-rf.pdf": "rf",
+    "a\nb\x1b[31m": "a_b_[31m",
+    "fdp\u202efdp.exe.pdf": "fdp_fdp.exe",
+    'a<b>c:d"e|f?g*h': "a_b_c_d_e_f_g_h",
+    "CON.pdf": "_CON",
+    "å" * 200: "å" * 90,
+}
 
 
-def test_file_names_are_unique_ignoring_case() -> None:
-    documents = [Document("1", "Lease.pdf"), Document("2", "lease"), Document("3", "x/lease.pdf"), Document("/", "..")]
-    names = ["Lease-signed.pdf", "lease-signed-2.pdf", "lease-signed-3.pdf", "document-signed.pdf"]
-    assert list(_file_names(documents)) == names
-    assert list(_file_names([Document("doc-1", "")])) == ["doc-1-signed.pdf"]
+class Named(BaseHTTPRequestHandler):
+    """A service whose documents have names that must not become paths."""
+
+    def do_GET(self) -> None:
+        documents = [{"id": f"d{number}", "name": name} for number, name in enumerate(NAMES)]
+        body = json.dumps({"id": "s", "name": "Lease", "documents": documents}).encode()
+        if self.path.endswith("download-signed"):
+            body = make_pdf()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None: ...
+
+
+def test_names_from_the_service_become_plain_different_file_names(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with listening(Named) as origin:
+        monkeypatch.setenv("SIGNING_BASE_URL", origin)
+        ran = run("download", "s", "--all", "--output", "signed")
+    assert ran.code == 0, ran.err
+    expected = {f"{stem}-signed.pdf" for stem in NAMES.values()} - {"Lease-signed-2-signed.pdf", "ID-signed.pdf"}
+    number = list(NAMES).index("..")
+    expected |= {f"d{number}-signed.pdf", "Lease-signed-2.pdf"}
+    assert {path.name for path in (tmp_path / "signed").iterdir()} == expected
 
 
 def test_results_go_to_a_redirected_file_while_the_terminal_shows_the_bar(

@@ -1,19 +1,30 @@
-"""The command as a process: help, missing extras, closed streams and full disks."""
+"""What all commands share: help, options, errors, exit codes, signals, missing extras, closed streams, completion."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from signing_async import errors
 from signing_async.cli import app as cli
-from signing_async.cli.exits import CODES
+from signing_async.cli.exits import CODES, code_of, code_of_all, facts_of
 from tests.cli.conftest import Run
 from tests.cli.service import Service
-from tests.cli.terminal import COMMAND, ROOT, piped
+from tests.cli.terminal import COMMAND, ROOT, Terminal, piped
+
+
+def python(script: str, *, path: Path = ROOT, **settings: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python script in a process of its own."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)]), **settings}
+    command = [sys.executable, "-c", script]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_help_lists_every_command_and_exit_code() -> None:
@@ -27,9 +38,132 @@ def test_help_lists_every_command_and_exit_code() -> None:
         assert line.split(",")[0].split(":")[0] in printed
 
 
+def test_help_imports_neither_the_client_nor_rich() -> None:
+    heavy = ("aiohttp", "attrs", "rich", "asyncio", "signing_async.client")
+    script = "import sys; from signing_async.cli.app import run; run(['--help']); "
+    assert python(script + f"print([name for name in {heavy} if name in sys.modules])").stdout.endswith("\n[]\n")
+
+
+def test_installed_program_prints_its_version() -> None:
+    program = Path(sys.executable).with_name("signing-async")
+    ran = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.startswith("signing-async, version ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "code"),
+    [
+        (["list", "--nope"], "NoSuchOption", 2),
+        (["show"], "MissingParameter", 2),
+        (["show", ".."], "InvalidRequest", 2),
+        (["show", "none"], "NotFound", 1),
+        (["me", "--base-url", "x"], "ConfigurationError", 2),
+        (["me", "--timeout", "x"], "ConfigurationError", 2),
+    ],
+)
+def test_errors_as_json_go_to_standard_error_with_type_and_exit_code(
+    arguments: list[str], kind: str, code: int, run: Run
+) -> None:
+    ran = run(*arguments, "--json")
+    assert (ran.code, ran.out) == (code, "")
+    assert (ran.error["type"], ran.error["exit_code"]) == (kind, code)
+    assert ran.error["message"]
+    assert kind != "NotFound" or ran.error["request_id"].startswith("req_")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.ServerError("x", status=500), 1),
+        (errors.RequestTimeout("x"), 1),
+        (errors.DecodeError("x"), 1),
+        (OSError("x"), 1),
+        (errors.ConfigurationError("x"), 2),
+        (errors.PdfRejected("x", reason="not_pdf", filename="x"), 2),
+        (errors.OutcomeUnknown("x"), 3),
+        (errors.OutcomeUnknownTimeout("x"), 3),
+        (errors.DraftChanged("x"), 1),
+        (errors.Unauthorized("x", status=401), 4),
+        (errors.Forbidden("x", status=403), 4),
+        (errors.RefreshRejected("x"), 4),
+        (errors.WaitTimeout("x"), 5),
+        (errors.SigningCancelled("x"), 6),
+        (errors.NotSound("x"), 7),
+    ],
+)
+def test_each_error_has_its_documented_exit_code(error: Exception, code: int) -> None:
+    assert code_of(error) == facts_of(error)["exit_code"] == code
+    assert code in CODES
+
+
+def test_several_errors_become_one_exit_code_and_an_unknown_outcome_wins() -> None:
+    unknown, usage, failed = errors.OutcomeUnknown("x"), errors.InvalidRequest("x"), errors.DecodeError("x")
+    assert code_of_all([], done=2) == 0
+    assert code_of_all([usage, usage], done=0) == 2
+    assert code_of_all([usage, usage], done=1) == 1
+    assert code_of_all([usage, failed], done=0) == 1
+    assert code_of_all([usage, unknown, failed], done=1) == 3
+
+
+def test_common_options_work_before_and_after_the_command_and_the_last_one_counts(run: Run, tmp_path: Path) -> None:
+    assert "'none' does not exist" in run("webhook", "--json", "verify", "none").error["message"]
+    for line in ("--base-url x me", "me --base-url x", "--base-url y me --base-url x"):
+        assert "got 'x' (--base-url)" in run(*line.split()).err
+    (tmp_path / "settings.toml").write_text('base_url = "z"')
+    assert "settings.toml" in run("me", "--config", "settings.toml", "--base-url", "https://x.example.com").err
+    assert run("--json", "me").lines[0]["email"]
+
+
+def test_verbose_shows_status_time_request_id_error_and_delay_of_each_attempt(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service.do(service.sandbox.faults.add, "me", "500", 1)
+    first, second = run("me", "-v").err.splitlines()
+    assert re.fullmatch(r"me, attempt 1: HTTP 500 in \d+ ms \(req_\w+\) - HTTP 500 .*; retry in [\d.]+ s", first)
+    assert re.fullmatch(r"me, attempt 2: HTTP 200 in \d+ ms \(req_\w+\)", second)
+    monkeypatch.setenv("SIGNING_BASE_URL", "http://127.0.0.1:1")
+    printed = json.loads(run("me", "--verbose", "--json", "--timeout", "1").err.splitlines()[0])["attempt"]
+    assert (printed["operation"], printed["status"]) == ("me", None)
+    assert "no response" in run("me", "-v", "--timeout", "1").err
+
+
+# Signals
+
+
+def test_ctrl_c_exits_with_130_and_restores_the_cursor(service: Service) -> None:
+    signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
+    terminal = Terminal("watch", signing, environment=service.environment)
+    terminal.wait_for("pending")
+    terminal.type("\x03")
+    ended = terminal.end()
+    assert ended.code == 130
+    assert ended.text.endswith("Error: interrupted\n")
+    assert "Traceback" not in ended.text
+    assert ended.raw.rindex(b"\x1b[?25h") > ended.raw.rindex(b"\x1b[?25l")
+
+
+def test_ctrl_c_during_a_change_says_that_it_may_have_taken_effect(service: Service) -> None:
+    hanging = service.do(service.sandbox.faults.add, "signings.create", "hang")
+    terminal = Terminal("create", "Lease", environment=service.environment)
+    while not hanging.hits:
+        time.sleep(0.02)
+    terminal.type("\x03")
+    ended = terminal.end()
+    assert (ended.code, "Traceback" in ended.text) == (130, False)
+    assert "interrupted; a request in flight may have taken effect" in ended.text
+
+
+def test_ctrl_c_at_a_prompt_exits_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SIGNING_ACCESS_TOKEN")
+    terminal = Terminal("login")
+    terminal.wait_for("client id")
+    ended = terminal.interrupt()
+    assert (ended.code, "Traceback" in ended.text) == (130, False)
+
+
 def test_ctrl_c_during_the_start_prints_no_traceback() -> None:
     """The command's own imports take longer than those of Python."""
-    script = (
+    ran = python(
         "import sys\n"
         "from signing_async.cli import main\n"
         "class Interrupted:\n"
@@ -38,24 +172,17 @@ def test_ctrl_c_during_the_start_prints_no_traceback() -> None:
         "sys.meta_path.insert(0, Interrupted())\n"
         "main()"
     )
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    ran = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "Error: interrupted\n")
+
+
+# Missing extras
 
 
 def test_missing_click_is_a_sentence_with_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "click.py").write_text("raise ModuleNotFoundError('click')")
-    ran = subprocess.run(
-        [sys.executable, "-c", "from signing_async.cli import main; main()"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path(cli.__file__).parents[2])])},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode == 1
+    ran = python(COMMAND[2], path=tmp_path)
+    assert (ran.returncode, "Traceback" in ran.stderr) == (1, False)
     assert "pip install 'signing-async[cli]'" in ran.stderr
-    assert "Traceback" not in ran.stderr
 
 
 def test_missing_module_of_an_extra_is_named_with_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,12 +192,12 @@ def test_missing_module_of_an_extra_is_named_with_what_to_install(run: Run, monk
     assert (ran.code, ran.err) == (1, "Error: demo needs the module aiohttp: pip install 'signing-async[all]'\n")
 
 
-def test_help_imports_neither_the_client_nor_rich() -> None:
-    heavy = ("aiohttp", "attrs", "rich", "asyncio", "signing_async.client")
-    script = "import sys; from signing_async.cli.app import run; run(['--help']); "
-    script += f"print([name for name in {heavy} if name in sys.modules])"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
-    assert ran.stdout.splitlines()[-1] == "[]"
+def test_commands_run_without_uvloop(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvloop", None)
+    assert run("me").code == 0
+
+
+# Closed streams and full disks
 
 
 @pytest.mark.parametrize(
@@ -84,35 +211,17 @@ def test_closed_pipe_exits_with_141_silently(arguments: list[str], code: int, se
     service.draft(name="Lease")
     reading, writing = os.pipe()
     os.close(reading)
-    with os.fdopen(writing, "w") as pipe:
-        ran = subprocess.run(
-            [*COMMAND, *arguments],
-            env={**os.environ, **service.environment, "PYTHONPATH": str(ROOT)},
-            stdout=pipe,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    assert (ran.returncode, ran.stderr) == (code, "")
+    env = {**os.environ, **service.environment, "PYTHONPATH": str(ROOT)}
+    with os.fdopen(writing, "wb") as pipe:
+        ran = subprocess.run([*COMMAND, *arguments], env=env, stdout=pipe, stderr=-1, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (code, b"")
 
 
 def test_full_disk_is_one_sentence_and_exit_code_1(service: Service) -> None:
-    service.draft()
-    for arguments in (["list", "--json"], ["completion", "bash"]):
-        with Path("/dev/full").open("w") as full:
-            ran = subprocess.run(
-                [*COMMAND, *arguments],
-                env={**os.environ, **service.environment, "PYTHONPATH": str(ROOT)},
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=60,
-                check=False,
-            )
-        assert ran.returncode == 1
-        assert "could not write the output: No space left on device" in ran.stderr
-        assert ran.stderr.count("\n") == 1
+    env = {**os.environ, **service.environment, "PYTHONPATH": str(ROOT)}
+    with Path("/dev/full").open("wb") as full:
+        ran = subprocess.run([*COMMAND, "me"], env=env, stdout=full, stderr=-1, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (1, b"Error: could not write the output: No space left on device\n")
 
 
 def test_closed_standard_streams_are_replaced_by_the_null_device(service: Service) -> None:
@@ -122,7 +231,44 @@ def test_closed_standard_streams_are_replaced_by_the_null_device(service: Servic
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-def test_installed_program_prints_its_version() -> None:
-    program = Path(sys.executable).with_name("signing-async")
-    ran = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=True)
-    assert ran.stdout.startswith("signing-async, version ")
+# Completion
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script_for_each_shell(shell: str, run: Run) -> None:
+    ran = run("completion", shell)
+    assert (ran.code, "_SIGNING_ASYNC_COMPLETE" in ran.out) == (0, True)
+    assert json.loads(run("completion", shell, "--json").out)["script"].strip() == ran.out.strip()
+
+
+@pytest.mark.parametrize(
+    ("line", "candidate"),
+    [
+        ("signing-async up", "upload"),
+        ("signing-async list --st", "--state"),
+        ("signing-async list --state dr", "draft"),
+        ("signing-async inbox pu", "purge"),
+        ("signing-async inbox list --status de", "dead"),
+    ],
+)
+def test_bash_completes_commands_options_and_choices(line: str, candidate: str) -> None:
+    environment = {"_SIGNING_ASYNC_COMPLETE": "bash_complete", "COMP_WORDS": line, "COMP_CWORD": str(line.count(" "))}
+    assert f"plain,{candidate}" in piped(environment=environment).stdout.splitlines()
+
+
+def test_completion_works_without_extras_and_imports_no_command(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for module in ("demo", "sandbox", "dispatch"):
+        monkeypatch.delitem(sys.modules, f"signing_async.cli.{module}", raising=False)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    monkeypatch.setenv("_SIGNING_ASYNC_COMPLETE", "zsh_complete")
+    lines = {"signing-async d": "demo", "signing-async --ver": "--version", "signing-async demo --": ""}
+    for line, candidate in lines.items():
+        monkeypatch.setenv("COMP_WORDS", line)
+        monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+        with pytest.raises(SystemExit):
+            cli.run([])
+        printed = capfd.readouterr()
+        assert (candidate in printed.out.splitlines(), printed.err) == (bool(candidate), "")
+    assert "signing_async.cli.dispatch" not in sys.modules

@@ -11,10 +11,6 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from signing_async import NewRecipient, SigningPackage, TransportError
-from signing_async.cli.dispatch import without_password
-from signing_async.cli.workers import Workers
-from signing_async.taskiq import Outcome
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.pdfs import make_pdf
@@ -72,6 +68,11 @@ def sent(service: Service) -> list[str]:
     return service.do(lambda: sendings(service.sandbox))
 
 
+def shown(journal: str) -> str:
+    """The URL without its password and query."""
+    return journal.replace(f":{PASSWORD}@", "@").partition("?")[0]
+
+
 ALL = ["Lease 0", "Lease 1", "Lease 2"]
 
 
@@ -82,7 +83,7 @@ def test_journal_url_makes_no_local_file_and_its_password_is_not_shown(
     for _ in range(2):
         ran = run("dispatch", "leases.csv")
         assert ran.code == 0
-        assert ran.err == f"Journal: {without_password(journal)}\n"
+        assert ran.err == f"Journal: {shown(journal)}\n"
     assert PASSWORD not in ran.out + ran.err
     assert sent(service) == ALL
     assert not list(Path().glob("*.journal*"))
@@ -112,7 +113,7 @@ def test_workers_send_what_the_command_enqueues(
         "abandoned": 0,
         "interrupted": False,
         "failures": None,
-        "journal": without_password(journal),
+        "journal": shown(journal),
     }
     assert PASSWORD not in ran.out + ran.err
     assert sent(service) == ALL
@@ -154,88 +155,6 @@ def test_packages_that_no_worker_reports_fail_after_the_timeout_and_can_be_run_a
     ran = run("dispatch", "leases.failures.csv", "--broker", redis.url, "--wait", "--for", "60")
     assert (ran.code, ran.out) == (0, "3 sent.\n")
     assert sent(service) == ALL
-
-
-class Reported:
-    """A package that was sent, if the broker responds."""
-
-    def __init__(self, package: SigningPackage, faults: list[TransportError]) -> None:
-        self.package = package
-        self.faults = faults
-
-    async def outcome(self) -> Outcome:
-        if self.faults:
-            raise self.faults.pop()
-        return Outcome(str(self.package.key), f"signing-{self.package.key}", None, None)
-
-
-def broker_errors(number: int, *, transient: bool) -> list[TransportError]:
-    """Return errors such as those of the broker."""
-    errors = [TransportError("the broker is unavailable (TimeoutError)") for _ in range(number)]
-    for error in errors:
-        error.transient, error.client_wide = transient, True
-    return errors
-
-
-def packages(*keys: str) -> list[SigningPackage]:
-    """Return a package for each key."""
-    return [SigningPackage("Lease", "EN", ["lease.pdf"], [NewRecipient("anna@example.com")], key=key) for key in keys]
-
-
-@pytest.mark.parametrize("transient", [True, False])
-async def test_outage_of_the_broker_is_reported_once_and_waited_out(transient: bool) -> None:
-    """After a refusal it is unknown which packages are sent."""
-
-    async def enqueue(package: SigningPackage) -> Reported:
-        return Reported(package, faults)
-
-    faults = broker_errors(3, transient=transient)
-    refusal = faults[-1]
-    warnings: list[str] = []
-    waiting = Workers(enqueue, 60, warnings.append, wait=True)
-    async with waiting.dispatch_many(packages("a", "b"), None, 1) as results:
-        found = [result async for result in results]
-    if transient:
-        assert [result.signing and result.signing.id for result in found] == ["signing-a", "signing-b"]
-        assert warnings == ["the broker is unavailable (TimeoutError); waiting for it"]
-    else:
-        assert [result.package.key for result in found] == ["a", "b"]
-        assert all(result.error is refusal for result in found)
-        assert not warnings
-
-
-@pytest.mark.parametrize("outcomes", [True, False])
-@pytest.mark.parametrize("transient", [True, False])
-async def test_packages_enqueued_before_the_broker_fails_for_good_or_too_long_are_reported(
-    transient: bool, outcomes: bool
-) -> None:
-    async def enqueue(package: SigningPackage) -> Reported:
-        if package.key == "a":
-            return Reported(package, [])
-        attempts.append(str(package.key))
-        raise broker_errors(1, transient=transient)[0]
-
-    attempts: list[str] = []
-    waiting = Workers(enqueue, 0.3, lambda text: None, wait=outcomes)
-    async with waiting.dispatch_many(packages("a", "b", "c"), None, 1) as results:
-        found = {result.package.key: result async for result in results}
-    assert found["a"].error is None
-    assert (found["a"].signing is not None) is outcomes
-    assert [str(found[key].error) for key in ("b", "c")] == ["the broker is unavailable (TimeoutError)"] * 2
-    assert set(attempts) == {"b"}
-
-
-async def test_package_refused_after_an_outage_may_have_been_enqueued() -> None:
-    faults = [*broker_errors(1, transient=True), *broker_errors(1, transient=False)]
-
-    async def enqueue(package: SigningPackage) -> Reported:
-        raise faults.pop(0)
-
-    waiting = Workers(enqueue, 60, lambda text: None, wait=False)
-    async with waiting.dispatch_many(packages("a", "b"), None, 1) as results:
-        effects = [result.error and result.error.effect async for result in results]
-    assert effects == ["unknown", "none"]
-    assert not faults
 
 
 def test_report_is_kept_until_its_packages_are_sent(
