@@ -30,8 +30,9 @@ from .command_base import (
 )
 from .dispatch import MAX_SHOWN, open_journal
 from .exits import FAILED, NOT_SOUND, STUCK, code_of, code_of_all, facts_of
-from .output import ProgressDisplay, ago, count, iso, on_one_line, recipient_facts, signing_facts
+from .output import ProgressDisplay, ago, count, iso, on_one_line
 from .recipients import show_reminder
+from .signings import recipient_facts, signing_facts
 
 if TYPE_CHECKING:
     from ..archive import ArchiveResult, ArchiveStore

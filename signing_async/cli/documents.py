@@ -16,7 +16,8 @@ import click
 from ..errors import InvalidRequest, NotSound, SigningError
 from .command_base import State, command, make_folder
 from .exits import code_of_all
-from .output import CONTROLS, document_facts, on_one_line
+from .output import CONTROLS, on_one_line
+from .signings import document_facts
 from .verify_sealed import load_inspector
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ import click
 from ..errors import InvalidRequest
 from .command_base import FILE, State, command, read_text
 from .exits import code_of_all
-from .output import Output, on_one_line, recipient_facts
+from .output import Output, on_one_line
+from .signings import recipient_facts
 
 if TYPE_CHECKING:
     from ..recipients import RemindResult
