@@ -6,11 +6,10 @@ from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
-from aiohttp import web
 
 from signing_async import MemoryTokenStore, OAuth, SigningClient
 from signing_async.sandbox import Profile, Sandbox
-from signing_async.sandbox.openapi import document
+from tests.sandbox.receiving import Receiver
 from tests.sandbox.serving import API, Caller, caller
 
 CONTROL = "/sandbox/api"
@@ -41,28 +40,18 @@ async def test_signings_are_found_by_search_and_state(call: Caller) -> None:
         assert (await call("GET", f"{CONTROL}/signings?{query}"))[0] == 400
 
 
-@pytest.mark.parametrize(
-    ("method", "path"),
-    [
-        ("POST", "recipients/x/sign"),
-        ("POST", "recipients/x/decline"),
-        ("POST", "signings/x/complete"),
-        ("POST", "signings/x/cancel"),
-        ("GET", "signings/x"),
-        ("GET", "requests/x"),
-        ("GET", "deliveries/x"),
-        ("POST", "deliveries/x/resend"),
-        ("DELETE", "faults/x"),
-        ("DELETE", "webhooks/x"),
-        ("GET", "nowhere"),
-    ],
-)
 @pytest.mark.parametrize("preset", ["default", "rfc9457"])
-async def test_errors_have_one_shape_in_every_profile(method: str, path: str, preset: str) -> None:
+async def test_errors_have_one_shape_in_every_profile(preset: str) -> None:
     async with Sandbox(profile=Profile.preset(preset)) as sandbox, caller(sandbox) as call:
-        status, body = await call(method, f"{CONTROL}/{path}")
-        assert (status, body["code"], body["errors"]) == (404, "not_found", {})
-        assert body.keys() == {"code", "message", "errors"}
+        for method, path in (
+            *(("POST", "recipients/x/sign"), ("POST", "recipients/x/decline"), ("POST", "signings/x/complete")),
+            *(("POST", "signings/x/cancel"), ("GET", "signings/x"), ("GET", "requests/x"), ("GET", "deliveries/x")),
+            *(("POST", "deliveries/x/resend"), ("DELETE", "faults/x"), ("DELETE", "webhooks/x"), ("GET", "nowhere")),
+            ("POST", "apps/x/authorize"),
+        ):
+            status, body = await call(method, f"{CONTROL}/{path}")
+            assert (status, body["code"], body["errors"]) == (404, "not_found", {}), path
+            assert body.keys() == {"code", "message", "errors"}
 
 
 async def test_app_is_registered_and_authorized_without_a_browser(call: Caller) -> None:
@@ -85,40 +74,60 @@ async def test_app_is_registered_and_authorized_without_a_browser(call: Caller) 
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "field"),
+    ("method", "path", "body", "field"),
     [
-        ("apps", {"name": "My app"}, 400, "redirect_uri"),
-        ("apps", {"name": 1, "redirect_uri": "http://127.0.0.1/"}, 400, "name"),
-        ("apps", {"name": "My app", "redirect_uri": "nowhere"}, 400, "redirect_uri"),
-        ("apps/x/authorize", {}, 404, None),
-        ("apps/{app}/authorize", {"state": 1}, 400, "state"),
-        ("apps/{app}/authorize", {"code_challenge": "short"}, 400, None),
+        ("POST", "apps", {"name": "My app"}, "redirect_uri"),
+        ("POST", "apps", {"name": 1, "redirect_uri": "http://127.0.0.1/"}, "name"),
+        ("POST", "apps", {"name": "My app", "redirect_uri": "nowhere"}, "redirect_uri"),
+        ("POST", "apps/{app}/authorize", {"state": 1}, "state"),
+        ("POST", "apps/{app}/authorize", {"code_challenge": "short"}, None),
+        ("POST", "access-tokens", {"lifetime": 0}, "lifetime"),
+        ("POST", "access-tokens", {"lifetime": "1"}, "lifetime"),
+        ("POST", "access-tokens", {"lifetime": 1e10}, "lifetime"),
+        ("POST", "clock/advance", {}, None),
+        ("POST", "clock/advance", {"days": "1"}, "days"),
+        ("POST", "clock/advance", {"days": -1}, None),
+        ("POST", "clock/advance", {"days": 1e9}, None),
+        ("POST", "clock/advance", {"weeks": 1}, "weeks"),
+        ("POST", "faults", {}, "operation"),
+        ("POST", "faults", {"operation": "me"}, "kind"),
+        ("POST", "faults", {"operation": "x", "kind": "500"}, "operation"),
+        ("POST", "faults", {"operation": "me", "kind": "x"}, "kind"),
+        ("POST", "faults", {"operation": "me", "kind": "500", "x": 1}, "x"),
+        ("POST", "faults", {"operation": "me", "kind": "500", "times": "1"}, "times"),
+        ("POST", "faults", {"operation": "me", "kind": "500", "self": "1"}, None),
+        ("PUT", "rate-limit", {}, None),
+        ("PUT", "rate-limit", {"rate": -1}, "rate"),
+        ("PUT", "rate-limit", {"rate": 1, "x": 2}, None),
+        ("POST", "webhooks", {}, "url"),
+        ("POST", "webhooks", {"url": 1}, "url"),
+        ("POST", "webhooks", {"url": "http://127.0.0.1/", "secret": 1}, "secret"),
+        ("POST", "webhooks", {"url": "http://192.0.2.1/"}, "url"),
     ],
 )
-async def test_invalid_registration_or_authorization_names_the_field(
-    call: Caller, path: str, body: dict[str, Any], status: int, field: str | None
+async def test_invalid_request_names_the_field_and_changes_nothing(
+    call: Caller, method: str, path: str, body: dict[str, Any], field: str | None
 ) -> None:
     app = call.sandbox.register_app(redirect_uri="http://127.0.0.1:3000/callback")
-    found, answer = await call("POST", f"{CONTROL}/{path.format(app=app.client_id)}", json=body)
-    assert (found, list(answer["errors"])) == (status, [field] if field else [])
+    status, response = await call(method, f"{CONTROL}/{path.format(app=app.client_id)}", json=body)
+    assert (status, list(response["errors"])) == (400, [field] if field else [])
+    assert (call.sandbox.faults.arranged, call.sandbox.current_rate_limit, len(call.sandbox.apps)) == ([], None, 1)
+    assert (call.sandbox.webhooks.endpoints(), call.sandbox.clock.offset.total_seconds()) == ([], 0)
 
 
-async def test_clock_is_advanced_by_any_units(call: Caller, signing_sandbox: Sandbox) -> None:
+async def test_clock_is_advanced_and_expires_access_tokens(call: Caller, signing_sandbox: Sandbox) -> None:
+    token = (await call.ok("POST", f"{CONTROL}/access-tokens", json={"lifetime": 86_430}))["access_token"]
+    headers = {"Authorization": f"Bearer {token}"}
+    assert (await call("GET", f"{API}/me", headers=headers))[0] == 200
     advanced = await call.ok("POST", f"{CONTROL}/clock/advance", json={"days": 1, "seconds": 30})
-    assert advanced["ahead_seconds"] == 86_430
-    assert signing_sandbox.clock.offset.total_seconds() == 86_430
+    assert advanced["ahead_seconds"] == signing_sandbox.clock.offset.total_seconds() == 86_430
     assert (await call.ok("GET", f"{CONTROL}/clock"))["ahead_seconds"] == 86_430
-    mistakes: list[dict[str, Any]] = [
-        {"days": "1"}, {"weeks": 1}, {}, {"days": -1}, {"days": 1e9}, {"days": True},
-    ]  # fmt: skip
-    for body in mistakes:
-        assert (await call("POST", f"{CONTROL}/clock/advance", json=body))[0] == 400
-    assert signing_sandbox.clock.offset.total_seconds() == 86_430
+    assert (await call("GET", f"{API}/me", headers=headers))[0] == 401
+    assert (await call.ok("POST", f"{CONTROL}/access-tokens"))["access_token"]
 
 
 async def test_faults_are_arranged_listed_and_removed(call: Caller, signing_sandbox: Sandbox) -> None:
-    fault = {"operation": "me", "kind": "429", "retry_after": 3}
-    shown = await call.ok("POST", f"{CONTROL}/faults", json=fault)
+    shown = await call.ok("POST", f"{CONTROL}/faults", json={"operation": "me", "kind": "429", "retry_after": 3})
     assert shown["details"] == {"retry_after": 3}
     assert (await call("GET", f"{API}/me"))[0] == 429
     assert [row["hits"] for row in (await call.ok("GET", f"{CONTROL}/faults"))["items"]] == [1]
@@ -130,25 +139,6 @@ async def test_faults_are_arranged_listed_and_removed(call: Caller, signing_sand
     assert signing_sandbox.faults.arranged == []
 
 
-@pytest.mark.parametrize(
-    ("mistake", "field"),
-    [
-        ({}, "operation"),
-        ({"operation": "me"}, "kind"),
-        ({"operation": 1, "kind": []}, "operation"),
-        ({"operation": "x", "kind": "500"}, "operation"),
-        ({"operation": "me", "kind": "x"}, "kind"),
-        ({"operation": "me", "kind": "500", "x": 1}, "x"),
-        ({"operation": "me", "kind": "500", "times": "1"}, "times"),
-        ({"operation": "me", "kind": "500", "self": "1"}, None),
-    ],
-)
-async def test_invalid_fault_names_the_field(call: Caller, mistake: dict[str, Any], field: str | None) -> None:
-    status, body = await call("POST", f"{CONTROL}/faults", json=mistake)
-    assert (status, body["code"], list(body["errors"])) == (400, "validation_failed", [field] if field else [])
-    assert call.sandbox.faults.arranged == []
-
-
 async def test_rate_limit_is_set_and_lifted(call: Caller) -> None:
     assert await call.ok("GET", f"{CONTROL}/rate-limit") == {"rate": None, "burst": None, "retry_after": None}
     limit = await call.ok("PUT", f"{CONTROL}/rate-limit", json={"rate": 0.01, "burst": 1})
@@ -156,8 +146,6 @@ async def test_rate_limit_is_set_and_lifted(call: Caller) -> None:
     assert [(await call("GET", f"{API}/me"))[0] for _ in range(2)] == [200, 429]
     await call.ok("PUT", f"{CONTROL}/rate-limit", json={"rate": None})
     assert (await call("GET", f"{API}/me"))[0] == 200
-    for mistake in ({}, {"rate": -1}, {"rate": "x"}, {"rate": 1, "x": 2}):
-        assert (await call("PUT", f"{CONTROL}/rate-limit", json=mistake))[0] == 400
 
 
 async def test_requests_notifications_and_deliveries_are_listed_newest_first(
@@ -181,48 +169,27 @@ async def test_requests_notifications_and_deliveries_are_listed_newest_first(
 
 
 async def test_webhooks_are_registered_and_removed_and_deliveries_resent(
-    call: Caller, signing_sandbox: Sandbox
+    call: Caller, signing_sandbox: Sandbox, receiver: Receiver
 ) -> None:
-    async def accept(_: web.Request) -> web.Response:
-        return web.Response(status=202, text='{"secret": "x", "ok": true}', content_type="application/json")
-
-    app = web.Application()
-    app.add_routes([web.post("/hook", accept)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
-    made = await call.ok("POST", f"{CONTROL}/webhooks", json={"url": url})
+    receiver.location = "/hook?code=s3cret"
+    made = await call.ok("POST", f"{CONTROL}/webhooks", json={"url": receiver.url})
     assert made["secret"].startswith("whsec_")
     listed = await call.ok("GET", f"{CONTROL}/webhooks")
-    assert [row["url"] for row in listed["items"]] == [url]
+    assert [row["url"] for row in listed["items"]] == [receiver.url]
     assert made["secret"] not in str(listed)
     await call.draft()
     await signing_sandbox.webhooks.settled()
     [delivery] = signing_sandbox.webhooks.deliveries()
     whole = await call.ok("GET", f"{CONTROL}/deliveries/{delivery.id}")
     assert (whole["state"], whole["attempt_count"]) == ("delivered", 1)
+    assert whole["body"].encode() == receiver.bodies[0]
     [attempt] = whole["attempts"]
-    assert (attempt["status"], attempt["response_body"]) == (202, '{"secret": "[redacted]", "ok": true}')
-    assert attempt["signature"]
+    assert (attempt["status"], attempt["signature"]) == (202, receiver.signatures[0])
+    assert (attempt["response_headers"]["Location"], attempt["response_body"]) == ("/hook", "")
     again = await call.ok("POST", f"{CONTROL}/deliveries/{delivery.id}/resend")
     assert (again["event_id"], again["attempts"]) == (delivery.event_id, [])
     await call.ok("DELETE", f"{CONTROL}/webhooks/{made['id']}")
     assert signing_sandbox.webhooks.endpoints() == []
-    for mistake in ({}, {"url": 1}, {"url": "http://127.0.0.1/", "secret": 1}, {"url": "http://192.0.2.1/"}):
-        assert (await call("POST", f"{CONTROL}/webhooks", json=mistake))[0] == 400
-    await runner.cleanup()
-
-
-async def test_access_token_is_created_for_the_default_user(call: Caller, signing_sandbox: Sandbox) -> None:
-    token = (await call.ok("POST", f"{CONTROL}/access-tokens", json={"lifetime": 60}))["access_token"]
-    headers = {"Authorization": f"Bearer {token}"}
-    assert (await call("GET", f"{API}/me", headers=headers))[0] == 200
-    signing_sandbox.clock.advance(seconds=61)
-    assert (await call("GET", f"{API}/me", headers=headers))[0] == 401
-    assert (await call.ok("POST", f"{CONTROL}/access-tokens"))["access_token"]
-    for lifetime in (0, -1, "1", True, 1e10):
-        assert (await call("POST", f"{CONTROL}/access-tokens", json={"lifetime": lifetime}))[0] == 400
 
 
 async def test_reset_deletes_signings_faults_and_the_log_and_keeps_users_and_endpoints(
@@ -237,8 +204,7 @@ async def test_reset_deletes_signings_faults_and_the_log_and_keeps_users_and_end
     assert (signing_sandbox.signings, signing_sandbox.documents(), signing_sandbox.recipients()) == ([], [], [])
     assert (signing_sandbox.notifications, signing_sandbox.webhooks.deliveries()) == ([], [])
     assert (signing_sandbox.faults.arranged, signing_sandbox.current_rate_limit) == ([], None)
-    assert signing_sandbox.clock.offset.total_seconds() == 0
-    assert signing_sandbox.requests == []
+    assert (signing_sandbox.clock.offset.total_seconds(), signing_sandbox.requests) == (0, [])
     assert len(signing_sandbox.webhooks.endpoints()) == 1
     await call.sent()
 
@@ -266,11 +232,3 @@ async def test_requests_that_another_site_makes_a_browser_send_are_refused(
 @pytest.mark.signing_sandbox(host="0.0.0.0")
 async def test_sandbox_that_listens_for_other_machines_accepts_other_host_names(call: Caller) -> None:
     assert (await call("GET", f"{CONTROL}/clock", headers={"Host": "sandbox.lan"}))[0] == 200
-
-
-def test_control_api_is_documented_apart_from_the_service() -> None:
-    operations = [op for path in document(Profile())["paths"].values() for op in path.values()]
-    tags = {operation["operationId"]: operation["tags"] for operation in operations}
-    assert tags["signings.send"] == ["service"]
-    assert tags["control.signAsRecipient"] == ["control"]
-    assert len([name for name in tags if name.startswith("control.")]) == 27
