@@ -246,7 +246,7 @@ async def read_again(prepared: Prepared, index: int = 0) -> bytes:
         out.extend(chunk)
 
     with await prepared.documents[index].source.open() as pdf:
-        await pdf.write(write, 2**20, lambda size: None, b"", b"")
+        await pdf.write(write, 2**20, lambda size: None)
     return bytes(out)
 
 
