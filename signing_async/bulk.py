@@ -300,13 +300,16 @@ class _Pool:
                 async with asyncio.TaskGroup() as workers:
                     for _ in range(self._concurrency):
                         workers.create_task(self._work_on(items, pulling))
-                if self._failure is not None:
-                    raise self._failure
+                self._raise_failure()
         except BaseException as error:
             self._failure = self._failure or error
         finally:
             self._watch(None)
             self._outbox.put_nowait(None)
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     async def _work_on(self, items: AsyncGenerator[Any, None], pulling: asyncio.Lock) -> None:
         """Pull an item and work on it, until there are no more, or a worker failed."""

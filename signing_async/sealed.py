@@ -107,16 +107,14 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON-compatible values."""
-        fields = attrs.asdict(self, value_serializer=lambda _, __, value: _plain(value))
+        fields = attrs.asdict(
+            self, value_serializer=lambda _, __, value: value.isoformat() if isinstance(value, datetime) else value
+        )
         return {"sound": self.sound, "signers": list(self.signers), "bytes_after": self.bytes_after, **fields}
 
 
 SealedReport = Report
 """The former name of `Report`."""
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, datetime) else value
 
 
 def inspect_sealed(
@@ -162,16 +160,16 @@ def inspect_sealed(
 
 
 def _report(size: int, found: Mapping[str, Any], *, with_trust: bool) -> Report:
-    seals = tuple(_seal(each) for each in found["seals"])
+    seals = []
+    for given in found["seals"]:
+        fields: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
+        }
+        moment = fields.pop("signed_at")
+        seals.append(Seal(**fields, signed_at=None if moment is None else datetime.fromisoformat(moment)))
     problems, trust_problems = tuple(found["problems"]), tuple(found["trust_problems"])
     trusted = not (problems or trust_problems) and all(seal.trusted for seal in seals) if with_trust else None
-    return Report(size, found["revisions"], seals, problems, trusted, trust_problems)
-
-
-def _seal(found: Mapping[str, Any]) -> Seal:
-    moment = found["signed_at"]
-    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
-    return Seal(**fields | {"signed_at": None if moment is None else datetime.fromisoformat(moment)})
+    return Report(size, found["revisions"], tuple(seals), problems, trusted, trust_problems)
 
 
 def _read(path: str | os.PathLike[str], max_bytes: int) -> bytes:

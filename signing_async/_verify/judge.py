@@ -7,11 +7,12 @@ revision.
 
 from __future__ import annotations
 
+import dataclasses
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from asn1crypto import parser
+from asn1crypto import parser, x509
 from pyhanko.pdf_utils.generic import DictionaryObject, IndirectObject
 from pyhanko.pdf_utils.misc import PdfStrictReadError
 from pyhanko.pdf_utils.reader import PdfFileReader
@@ -20,89 +21,133 @@ from pyhanko.sign.fields import enumerate_sig_fields
 from pyhanko.sign.validation.pdf_embedded import EmbeddedPdfSignature, read_certification_data
 from pyhanko.sign.validation.status import SignatureCoverageLevel
 
-from .signature import Options, Signature, byte_count, entry, indication, plain
-from .trust import Validator
+from .trust import Validator, indication
 
 __all__ = ["judge"]
 
+LONGEST = 400
+"""The maximum number of characters shown of a text from the file."""
+
+_SHORT = {"common_name": "CN", "organization_name": "O", "organizational_unit_name": "OU", "country_name": "C"}
 _PERMITTED = {1: "no changes", 2: "form filling and signatures only", 3: "form filling, signatures and comments only"}
 
 
-async def judge(data: bytes, options: Options) -> dict[str, Any]:
-    """Return the fields of a `sealed.Report` for any file.
+async def judge(
+    data: bytes, roots: Sequence[bytes] | None = None, *, fetch: bool = False, form_filling: bool = True
+) -> dict[str, Any]:
+    """Return the fields of a `sealed.Report` for any file. ``roots`` are certificates in DER; None means no trust.
 
     A file that violates the format is read a second time, as tolerantly as PDF readers do. What was appended to such a
     file cannot be determined, so one signature must cover all of it.
     """
+    certificates = None if roots is None else [x509.Certificate.load(root) for root in roots]
     for strict in (True, False):
         try:
             reader = PdfFileReader(io.BytesIO(data), strict=strict)
             if not (strict and reader.xrefs.hybrid_xrefs_present):
-                return await _Judge(data, reader, options).report()
+                return await _Judge(data, reader, Validator(reader, certificates, fetch), form_filling).report()
         except MemoryError:
             raise
         except Exception as error:  # pyHanko raises many types for hostile or broken files and documents none
             reason = str(error) or type(error).__name__
-    problem = f"its structure cannot be parsed: the file is damaged, truncated or misleading ({plain(reason)})"
+    problem = f"its structure cannot be parsed: the file is damaged, truncated or misleading ({_plain(reason)})"
     return {"revisions": 0, "seals": [], "problems": [problem], "trust_problems": []}
+
+
+@dataclasses.dataclass
+class Signature:
+    """The findings on one signature, filled in step by step: pyHanko's objects, and the fields of `sealed.Seal`."""
+
+    value: Any
+    kind: str
+    field: str
+    subfilter: str
+    embedded: Any = None
+    status: Any = None
+    """pyHanko's verdict without roots; None if the signature cannot be validated."""
+    signer: str | None = None
+    subject: str | None = None
+    issuer: str | None = None
+    signed_at: Any = None
+    time_source: str | None = None
+    covers: int = 0
+    revision: int = 0
+    digest_algorithm: str | None = None
+    digest_right: bool | None = None
+    key_right: bool | None = None
+    level: str | None = None
+    certification: int | None = None
+    changes: list[str] = dataclasses.field(default_factory=list)
+    shown: bool | None = None
+    trusted: bool | None = None
+    revocation: str | None = None
+    problems: list[str] = dataclasses.field(default_factory=list)
+    trust_problems: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def is_valid(self) -> bool:
+        return bool(self.digest_right and self.key_right)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the fields of `sealed.Seal`."""
+        fields = {name: value for name, value in vars(self).items() if name not in ("value", "embedded", "status")}
+        return {**fields, "signed_at": None if self.signed_at is None else self.signed_at.isoformat()}
 
 
 class _Judge:
     """The verification of one file."""
 
-    def __init__(self, data: bytes, reader: PdfFileReader, options: Options) -> None:
+    def __init__(self, data: bytes, reader: PdfFileReader, validator: Validator, form_filling: bool) -> None:
         self._data = data
         self._reader = reader
-        self._form_filling = options.form_filling
-        self._validator = Validator(reader, options)
+        self._validator = validator
+        self._form_filling = form_filling
 
     async def report(self) -> dict[str, Any]:
-        found = [await self._examine(*each) for each in self._fields()]
+        found = []
+        for name, reference, holder in enumerate_sig_fields(self._reader, filled_status=True):
+            value = reference.get_object()
+            if isinstance(value, DictionaryObject):
+                found.append(await self._examine(name, value, holder.get_object()))
         signatures = sorted(found, key=lambda signature: signature.covers)
         for signature in signatures:
             self._check_certification(signature, signatures)
             if signature.status is not None:
                 self._check_changes(signature, signatures)
         await self._validator.judge_trust(signatures)
-        for signature in signatures:
-            await self._validator.judge_level(signature, signatures)
-        problems = [f"{_label(each, signatures)}: {text}" for each in signatures for text in each.problems]
+        await self._validator.judge_levels(signatures)
+        problems = _labelled(signatures, "problems")
         if not signatures:
-            rights = entry(self._reader.root, "/Perms", {}).keys() & {"/UR", "/UR3"}
+            rights = _entry(self._reader.root, "/Perms", {}).keys() & {"/UR", "/UR3"}
             problems.append("it has usage rights but no signature" if rights else "it is not signed")
-        elif all(each.kind == "timestamp" for each in signatures):
+        elif all(signature.kind == "timestamp" for signature in signatures):
             problems.append("it is timestamped, not signed")
         if signatures and (trailing := self._bytes_after(signatures)):
-            problems.append(f"{byte_count(trailing)} after its last revision, not covered by any signature")
+            problems.append(f"{_byte_count(trailing)} after its last revision, not covered by any signature")
         return {
             "revisions": self._reader.xrefs.total_revisions,
             "seals": [signature.as_dict() for signature in signatures],
             "problems": problems,
-            "trust_problems": [
-                f"{_label(each, signatures)}: {text}" for each in signatures for text in each.trust_problems
-            ],
+            "trust_problems": _labelled(signatures, "trust_problems"),
         }
 
-    def _fields(self) -> Iterator[tuple[str, Any, Any]]:
-        """Yield the names, values and fields of all filled signature fields."""
-        for name, value, field in enumerate_sig_fields(self._reader, filled_status=True):
-            found = value.get_object()
-            if isinstance(found, DictionaryObject):
-                yield name, found, field.get_object()
-
-    async def _examine(self, name: str, value: Any, field: Any) -> Signature:
-        kind = "timestamp" if entry(value, "/Type") == "/DocTimeStamp" else "signature"
-        signature = Signature(kind, name, value)
+    async def _examine(self, name: str, value: Any, holder: Any) -> Signature:
+        kind = "timestamp" if _entry(value, "/Type") == "/DocTimeStamp" else "signature"
+        subfilter = _plain(str(_entry(value, "/SubFilter", "")).lstrip("/"))
+        signature = Signature(value, kind, _plain(name), subfilter)
         try:
-            signature.embedded = EmbeddedPdfSignature(self._reader, _with_reference(field), name)
+            signature.embedded = EmbeddedPdfSignature(self._reader, _with_reference(holder), name)
+            signature.revision = signature.embedded.signed_revision + 1
+            signature.digest_algorithm = signature.embedded.external_md_algorithm
             self._check_range(signature)
-            signature.status = await self._validator.check_integrity(signature)
-            _check_status(signature)
+            status = await self._validator.check_integrity(signature)
+            _check_status(signature, status)
+            _record_names(signature, status.signing_cert)
+            signature.status, signature.digest_right, signature.key_right = status, status.intact, status.valid
         except (MemoryError, PdfStrictReadError):
             raise
         except Exception as error:  # of many types, as in `judge`
-            signature.problems.append(f"it cannot be validated: {plain(str(error) or type(error).__name__)}")
-            signature.status = None
+            signature.problems.append(f"it cannot be validated: {_plain(str(error) or type(error).__name__)}")
         return signature
 
     def _check_range(self, signature: Signature) -> None:
@@ -114,13 +159,14 @@ class _Judge:
         numbers = [int(number) for number in signature.embedded.byte_range]
         contents = signature.embedded.pkcs7_content
         if len(numbers) != 4 or numbers[0] != 0 or min(numbers) < 0:
-            signature.problems.append(f"its byte range is invalid: {plain(str(numbers))}")
+            signature.problems.append(f"its byte range is invalid: {_plain(str(numbers))}")
             return
         start, end, covers = numbers[1], numbers[2], numbers[2] + numbers[3]
+        missing = covers - len(self._data)
         if self._data[start:end].lower() != b"<%b>" % contents.hex().encode():
             signature.problems.append("its byte range excludes more or other bytes than the signature itself")
-        elif covers > len(self._data):
-            signature.problems.append(f"its byte range ends {byte_count(covers - len(self._data))} past the file's end")
+        elif missing > 0:
+            signature.problems.append(f"its byte range ends {_byte_count(missing)} past the file's end")
         else:
             signature.covers = covers
         if contents[parser.peek(contents) :].strip(b"\0"):
@@ -129,39 +175,39 @@ class _Judge:
     def _check_changes(self, signature: Signature, signatures: Sequence[Signature]) -> None:
         """Record the changes after the signature and whether they are visible."""
         status, embedded = signature.status, signature.embedded
-        result, level = status.diff_result, status.modification_level
+        result, changes, problems = status.diff_result, signature.changes, signature.problems
         signature.shown = signature.is_valid and signature.covers > 0 and isinstance(result, DiffResult)
         if not isinstance(result, DiffResult):
-            signature.problems.append(f"it was followed by changes that are not allowed: {plain(str(result))}")
+            problems.append(f"it was followed by changes that are not allowed: {_plain(str(result))}")
             return
         if not self._reader.strict and status.coverage != SignatureCoverageLevel.ENTIRE_FILE:
-            signature.problems.append("the file violates the PDF format, so later changes cannot be determined")
-        if self._has_newer_store(embedded.signed_revision):
-            signature.changes.append("validation data was added")
-        stamps = [other for other in signatures if other.kind == "timestamp" and other.covers > signature.covers]
-        signature.changes += [
-            f"a document timestamp was added in the field {plain(each.field_name)!r}" for each in stamps
-        ]
+            problems.append("the file violates the PDF format, so later changes cannot be determined")
+        store = _entry(self._reader.root, "/DSS")
+        if store is not None and self._reader.xrefs.get_last_change(store.container_ref) > embedded.signed_revision:
+            changes.append("validation data was added")
+        for other in signatures:
+            if other.kind == "timestamp" and other.covers > signature.covers:
+                changes.append(f"a document timestamp was added in the field {other.field!r}")
         filled = self._record_fields(signature, sorted(result.changed_form_fields))
         if filled and not self._form_filling:
-            signature.problems.append(f"form fields were filled in after it: {', '.join(filled)}")
-        if level >= ModificationLevel.LTA_UPDATES and not signature.changes:
-            signature.changes.append("document information was changed")
+            problems.append(f"form fields were filled in after it: {', '.join(filled)}")
+        if status.modification_level >= ModificationLevel.LTA_UPDATES and not changes:
+            changes.append("document information was changed")
         if getattr(status, "docmdp_ok", None) is False:
             permitted = _PERMITTED[embedded.docmdp_level.value]
-            signature.problems.append(f"it permits {permitted}, but more was changed: {'; '.join(signature.changes)}")
+            problems.append(f"it permits {permitted}, but more was changed: {'; '.join(changes)}")
 
     def _record_fields(self, signature: Signature, names: Sequence[str]) -> list[str]:
         """Record the changed form fields, and return those filled in with something other than a signature."""
         filled = []
-        signed = {name: (value, field) for name, value, field in enumerate_sig_fields(self._reader)}
+        signed = {name: (value, holder) for name, value, holder in enumerate_sig_fields(self._reader)}
         for name in names:
-            shown = repr(plain(name))
-            value, field = signed.get(name, (None, None))
-            if field is None:
+            shown = repr(_plain(name))
+            value, holder = signed.get(name, (None, None))
+            if holder is None:
                 signature.changes.append(f"the form field {shown} was filled in")
                 filled.append(shown)
-            elif not _is_visible(field.get_object()):
+            elif not _is_visible(holder.get_object()):
                 signature.changes.append(f"a signature was added in the field {shown}")
                 continue
             elif value is None:
@@ -170,10 +216,6 @@ class _Judge:
                 signature.changes.append(f"a visible signature was added in the field {shown}")
             signature.shown = False
         return filled
-
-    def _has_newer_store(self, revision: int) -> bool:
-        store = entry(self._reader.root, "/DSS")
-        return store is not None and self._reader.xrefs.get_last_change(store.container_ref) > revision
 
     def _check_certification(self, signature: Signature, signatures: Sequence[Signature]) -> None:
         certification = read_certification_data(self._reader)
@@ -201,19 +243,19 @@ class _DirectValue:
         return self._value
 
 
-def _with_reference(field: Any) -> Any:
+def _with_reference(holder: Any) -> Any:
     """Return the field with a value that pyHanko accepts as a reference."""
-    value = field.raw_get("/V")
+    value = holder.raw_get("/V")
     if isinstance(value, IndirectObject):
-        return field
-    copy = DictionaryObject(field)
-    dict.__setitem__(copy, "/V", _DirectValue(value, field.container_ref))
+        return holder
+    copy = DictionaryObject(holder)
+    dict.__setitem__(copy, "/V", _DirectValue(value, holder.container_ref))
     return copy
 
 
-def _check_status(signature: Signature) -> None:
+def _check_status(signature: Signature, status: Any) -> None:
     """Record the problems that pyHanko found in the signature itself, and its time."""
-    status, problems = signature.status, signature.problems
+    problems = signature.problems
     if not status.intact:
         problems.append("its digest is wrong: the signed content was changed")
     if not status.valid:
@@ -223,26 +265,62 @@ def _check_status(signature: Signature) -> None:
     if indication(status).startswith("CRYPTO_CONSTRAINTS"):
         problems.append(f"its algorithms are too weak: {status.md_algorithm} and {status.pkcs7_signature_mechanism}")
     if signature.kind == "timestamp":
-        signature.time, signature.time_source = status.timestamp, "timestamp"
+        signature.signed_at, signature.time_source = status.timestamp, "timestamp"
         return
-    signature.time, signature.time_source = signature.embedded.self_reported_timestamp, "signer"
+    signature.signed_at, signature.time_source = signature.embedded.self_reported_timestamp, "signer"
     for token in (status.timestamp_validity, status.content_timestamp_validity):
         if token is not None and not (token.intact and token.valid):
             problems.append("its timestamp was changed or belongs to other data")
     if status.timestamp_validity is not None:
-        signature.time, signature.time_source = status.timestamp_validity.timestamp, "timestamp"
+        signature.signed_at, signature.time_source = status.timestamp_validity.timestamp, "timestamp"
     if not status.seed_value_ok:
-        problems.append(f"it violates the constraints of its field: {plain(str(status.seed_value_constraint_error))}")
+        problems.append(f"it violates the constraints of its field: {_plain(str(status.seed_value_constraint_error))}")
 
 
-def _is_visible(field: Any) -> bool:
+def _record_names(signature: Signature, certificate: Any) -> None:
+    subject, issuer = map(_name_parts, (certificate.subject, certificate.issuer))
+    whole = ", ".join(f"{kind}={text}" for kind, text in subject)
+    signature.subject = _plain(whole)
+    signature.issuer = _plain(", ".join(f"{kind}={text}" for kind, text in issuer))
+    signature.signer = _plain(next((text for kind, text in subject if kind == "CN"), whole)) or None
+
+
+def _name_parts(name: Any) -> list[tuple[str, str]]:
+    """Return the parts of a certificate's name as pairs, such as ``("CN", "Anna Berg")``."""
+    pairs = [pair for group in name.chosen for pair in group]
+    return [(_SHORT.get(pair["type"].native, pair["type"].native), str(pair["value"].native)) for pair in pairs]
+
+
+def _is_visible(holder: Any) -> bool:
     """Return whether the field or one of its widgets has an area on a page."""
-    for widget in (field, *(kid.get_object() for kid in entry(field, "/Kids", ()))):
-        left, bottom, right, top = entry(widget, "/Rect", (0, 0, 0, 0))
+    for widget in (holder, *(kid.get_object() for kid in _entry(holder, "/Kids", ()))):
+        left, bottom, right, top = _entry(widget, "/Rect", (0, 0, 0, 0))
         if left != right and bottom != top:
             return True
     return False
 
 
-def _label(signature: Signature, signatures: Sequence[Signature]) -> str:
-    return f"its {signature.kind}" if len(signatures) == 1 else f"{signature.kind} {signatures.index(signature) + 1}"
+def _labelled(signatures: Sequence[Signature], name: str) -> list[str]:
+    """Return these problems of all signatures, each with its signature."""
+    return [
+        f"its {signature.kind}: {text}" if len(signatures) == 1 else f"{signature.kind} {number}: {text}"
+        for number, signature in enumerate(signatures, start=1)
+        for text in getattr(signature, name)
+    ]
+
+
+def _entry(entries: Any, key: str, default: Any = None) -> Any:
+    """Return an entry of a dictionary. pyHanko's `get` may return a reference to it instead."""
+    try:
+        return entries[key]
+    except KeyError:
+        return default
+
+
+def _plain(text: str) -> str:
+    """Return a text from the file as one line of printable characters of limited length."""
+    return "".join(each if each.isprintable() else " " for each in text[:LONGEST])
+
+
+def _byte_count(count: int) -> str:
+    return f"{count} byte{'s' * (count != 1)}"

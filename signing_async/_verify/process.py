@@ -1,8 +1,13 @@
-"""Run the worker process with limits on time and memory."""
+"""The worker process: one file in, one report out, with limits on time and memory.
+
+It reads a line of JSON and the bytes of the file from standard input, and writes a JSON object to standard output.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
+import logging
 import re
 import signal
 import subprocess
@@ -14,16 +19,15 @@ from typing import Any
 from .._files import is_transient
 from ..errors import ConfigurationError, SigningError
 
-__all__ = ["run_worker"]
+__all__ = ["main", "run_worker"]
 
 MEMORY = 512 * 2**20  # a file of 90 MiB takes 470 MiB in all
 MEMORY_PER_BYTE = 4
 OUT_OF_MEMORY = 3
 # Signals from outside, for example when the machine runs out of memory. The file causes all others.
 _KILLED = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
-
 _START = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from signing_async._verify.worker import main; main()"
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from signing_async._verify.process import main; main()"
 )
 
 
@@ -33,19 +37,23 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
     Raises a transient `SigningError` if the worker process is killed from outside or temporarily cannot be started,
     `ConfigurationError` if it can never be started, as in a frozen application.
     """
+    # Another executable than Python is the application: it would start itself again.
+    if getattr(sys, "frozen", False) or not re.match("python|pypy|graalpy", Path(sys.executable or "").name.lower()):
+        problem = "this application is frozen or embeds Python, and a worker process needs a Python to start"
+        raise ConfigurationError(f"signing_async.sealed: could not verify: {problem}; run signing-async verify-sealed")
     memory = MEMORY + MEMORY_PER_BYTE * len(content)
     head = json.dumps({**settings, "roots": roots, "seconds": int(timeout) + 1, "memory": memory}).encode() + b"\n"
     path = json.dumps([str(Path(each).absolute()) for each in sys.path])  # an empty entry is the current folder
-    command = [_interpreter(), "-P", "-W", "ignore", "-c", _START, path]
+    command = [sys.executable, "-P", "-W", "ignore", "-c", _START, path]
     try:
         done = subprocess.run(command, input=head + content, capture_output=True, timeout=timeout, check=False)  # noqa: S603  # sys.executable with fixed arguments
     except subprocess.TimeoutExpired:
         return _not_verified(f"verification took more than {timeout:g} seconds")
     except OSError as error:
-        problem = f"worker process cannot be started: {error.strerror}"
+        problem = f"signing_async.sealed: could not verify: worker process cannot be started: {error.strerror}"
         if is_transient(error):
-            raise _not_run(problem) from None
-        raise ConfigurationError(f"signing_async.sealed: could not verify: {problem}: {sys.executable}") from None
+            raise SigningError(problem, transient=True) from None
+        raise ConfigurationError(f"{problem}: {sys.executable}") from None
     if done.returncode == 0:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
@@ -55,22 +63,43 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
         name = signal.Signals(-done.returncode).name
         if name not in _KILLED:
             return _not_verified(f"the verifying process was ended by {name}")
-        raise _not_run(f"worker process was killed by {name}")
+        problem = f"signing_async.sealed: could not verify: worker process was killed by {name}"
+        raise SigningError(problem, transient=True)
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
     raise RuntimeError(f"signing_async.sealed: worker process failed: {lines[-1] if lines else done.returncode}")
 
 
-def _interpreter() -> str:
-    """Return the Python that runs this program. Another executable is the application: it would start itself again."""
-    if getattr(sys, "frozen", False) or not re.match("python|pypy|graalpy", Path(sys.executable or "").name.lower()):
-        problem = "this application is frozen or embeds Python, and a worker process needs a Python to start"
-        raise ConfigurationError(f"signing_async.sealed: could not verify: {problem}; run signing-async verify-sealed")
-    return sys.executable
-
-
-def _not_run(problem: str) -> SigningError:
-    return SigningError(f"signing_async.sealed: could not verify: {problem}", transient=True)
-
-
 def _not_verified(problem: str) -> dict[str, Any]:
     return {"revisions": 0, "seals": [], "problems": [problem], "trust_problems": []}
+
+
+def main() -> None:
+    """Verify one file and write the report: the worker process runs this function."""
+    settings = json.loads(sys.stdin.buffer.readline())
+    _limit(settings["seconds"], settings["memory"])
+    logging.disable()
+    out, sys.stdout = sys.stdout, sys.stderr  # output of libraries must not mix with the report
+    try:
+        from .judge import judge
+
+        roots = settings["roots"]
+        roots = None if roots is None else [bytes.fromhex(root) for root in roots]
+        data = sys.stdin.buffer.read()
+        found = asyncio.run(judge(data, roots, fetch=settings["fetch"], form_filling=settings["form_filling"]))
+        json.dump(found, out)
+        out.flush()
+    except MemoryError:
+        sys.exit(OUT_OF_MEMORY)
+
+
+def _limit(seconds: int, memory: int) -> None:
+    """Limit the CPU time and the memory of this process, where the system can."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return
+    # Linux sends SIGXCPU at the soft limit. The hard limit is later: its SIGKILL looks like a kill from outside.
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if sys.platform == "linux":  # macOS also counts memory that is only reserved
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
-from asn1crypto import x509
 from pyhanko.pdf_utils.reader import PdfFileReader
 from pyhanko.sign.fields import SigSeedSubFilter
 from pyhanko.sign.general import NonexistentAttributeError, find_unique_cms_attribute
@@ -18,9 +17,7 @@ from pyhanko_certvalidator import ValidationContext
 from pyhanko_certvalidator.fetchers.aiohttp_fetchers import AIOHttpFetcherBackend
 from pyhanko_certvalidator.policy_decl import CertRevTrustPolicy, FreshnessReqType, RevocationCheckingPolicy
 
-from .signature import Options, Signature, entry, indication
-
-__all__ = ["Validator"]
+__all__ = ["Validator", "indication"]
 
 _IF_ANY = RevocationCheckingPolicy.from_legacy("soft-fail")
 _FOR_ALL = RevocationCheckingPolicy.from_legacy("require")
@@ -38,20 +35,20 @@ _UNTRUSTED = {
 
 
 class Validator:
-    """Validates the signatures of one file."""
+    """Validates the signatures of one file, `judge.Signature`, and records in them what it finds."""
 
-    def __init__(self, reader: PdfFileReader, options: Options) -> None:
+    def __init__(self, reader: PdfFileReader, roots: Sequence[Any] | None, fetch: bool) -> None:
         self._reader = reader
-        self._fetch = options.fetch
-        self._roots = None if options.roots is None else [x509.Certificate.load(root) for root in options.roots]
+        self._roots = roots
+        self._fetch = fetch
         self._fetched: dict[str, list[Any]] = {"ocsps": [], "crls": [], "other_certs": []}
 
-    async def check_integrity(self, signature: Signature) -> Any:
+    async def check_integrity(self, signature: Any) -> Any:
         """Return pyHanko's verdict without roots. Only this validation examines changes after the signature."""
         context = self._context((), signature, CertRevTrustPolicy(_IF_ANY))
         return await self._validate(signature, context, skip_diff=False)
 
-    async def judge_trust(self, signatures: Sequence[Signature]) -> None:
+    async def judge_trust(self, signatures: Sequence[Any]) -> None:
         """Judge the newest first: what a trusted document timestamp covers is judged at that timestamp's time."""
         if self._roots is None:
             return
@@ -68,19 +65,15 @@ class Validator:
                 if token.trusted:
                     at = token.timestamp
                 elif token.intact and token.valid:
-                    words = _UNTRUSTED.get(indication(token), "is not trusted")
-                    signature.trust_problems.append(f"the certificate of its timestamp {words}")
+                    signature.trust_problems.append(f"the certificate of its timestamp {_describe(token)}")
             status, signature.revocation = await self._judge(signature, at, lambda status: status)
             if signature.is_valid and not status.trusted:
-                words = _UNTRUSTED.get(indication(status), "is not trusted")
-                signature.trust_problems.append(f"the certificate {words}")
+                signature.trust_problems.append(f"the certificate {_describe(status)}")
             signature.trusted = status.trusted and not signature.trust_problems
             if signature.trusted and signature.kind == "timestamp":
                 moment = status.timestamp
 
-    async def _judge(
-        self, signature: Signature, moment: datetime | None, part: Callable[[Any], Any]
-    ) -> tuple[Any, Literal["good", "revoked", "unknown"]]:
+    async def _judge(self, signature: Any, moment: datetime | None, part: Callable[[Any], Any]) -> tuple[Any, str]:
         """Validate with the roots, first requiring revocation data for every certificate, then using what is available.
 
         Revocation data in the file counts at any age: without a network there is nothing newer.
@@ -100,7 +93,7 @@ class Validator:
                 return status, "good"
         return status, "unknown"
 
-    async def _fetch_revocation(self, signature: Signature) -> None:
+    async def _fetch_revocation(self, signature: Any) -> None:
         """Fetch revocation data from the services named in the certificates, and keep it."""
         backend = AIOHttpFetcherBackend()
         settings = {"fetcher_backend": backend, "allow_fetching": True}
@@ -113,32 +106,30 @@ class Validator:
         self._fetched["crls"] += context.crls
         self._fetched["other_certs"] += context.certificate_registry
 
-    async def judge_level(self, signature: Signature, signatures: Sequence[Signature]) -> None:
-        """Determine the PAdES level that the contents of the file reach (ETSI EN 319 142-1)."""
-        if not signature.is_valid or entry(signature.value, "/SubFilter") != SigSeedSubFilter.PADES.value:
-            return
-        if get_signing_cert_attr(signature.embedded.signer_info["signed_attrs"]) is None:
-            return
-        signature.level = "B-B"
-        later = [
-            other
-            for other in signatures
-            if other.kind == "timestamp" and other.is_valid and other.covers > signature.covers
-        ]
-        token = signature.status.timestamp_validity
-        stamps = [other.status for other in later[:1]] if token is None else [token]
-        if not stamps:
-            return
-        signature.level, moment = "B-T", stamps[0].timestamp
-        if not await self._is_complete(signature, moment, self._reader):
-            return
-        signature.level = "B-LT"
-        for stamp in later:
-            revision = self._reader.get_historical_resolver(stamp.embedded.signed_revision)
-            if await self._is_complete(signature, moment, revision):
-                signature.level = "B-LTA"
+    async def judge_levels(self, signatures: Sequence[Any]) -> None:
+        """Determine the PAdES levels that the contents of the file reach (ETSI EN 319 142-1)."""
+        for signature in signatures:
+            if not signature.is_valid or signature.subfilter != SigSeedSubFilter.PADES.value.lstrip("/"):
+                continue
+            if get_signing_cert_attr(signature.embedded.signer_info["signed_attrs"]) is None:
+                continue
+            signature.level = "B-B"
+            later = [stamp for stamp in signatures if stamp.kind == "timestamp" and stamp.is_valid]
+            later = [stamp for stamp in later if stamp.covers > signature.covers]
+            token = signature.status.timestamp_validity
+            if token is None and later:
+                token = later[0].status
+            if token is None:
+                continue
+            signature.level = "B-T"
+            if await self._is_complete(signature, token.timestamp, self._reader):
+                signature.level = "B-LT"
+                for stamp in later:
+                    revision = self._reader.get_historical_resolver(stamp.embedded.signed_revision)
+                    if await self._is_complete(signature, token.timestamp, revision):
+                        signature.level = "B-LTA"
 
-    async def _is_complete(self, signature: Signature, moment: datetime, revision: Any) -> bool:
+    async def _is_complete(self, signature: Any, moment: datetime, revision: Any) -> bool:
         """Return whether the file contains all that validation needs, up to the topmost included or trusted issuer."""
         policy = CertRevTrustPolicy(_FOR_ALL, retroactive_revinfo=True)
         registry = self._context((), signature, policy, revision).certificate_registry
@@ -150,7 +141,7 @@ class Validator:
         token = status.timestamp_validity
         return bool(status.trusted and (token is None or token.trusted))
 
-    async def _validate(self, signature: Signature, context: ValidationContext, *, skip_diff: bool = True) -> Any:
+    async def _validate(self, signature: Any, context: ValidationContext, *, skip_diff: bool = True) -> Any:
         if signature.kind == "timestamp":
             return await async_validate_pdf_timestamp(signature.embedded, context, skip_diff=skip_diff)
         return await async_validate_pdf_signature(signature.embedded, context, context, skip_diff=skip_diff)
@@ -158,7 +149,7 @@ class Validator:
     def _context(
         self,
         roots: Iterable[Any],
-        signature: Signature,
+        signature: Any,
         policy: CertRevTrustPolicy,
         revision: Any = None,
         **settings: Any,
@@ -175,10 +166,19 @@ class Validator:
         return store.as_validation_context(settings)
 
 
-def _archived(signature: Signature, kind: str) -> list[Any]:
+def _archived(signature: Any, kind: str) -> list[Any]:
     """Return the revocation data inside the signature, where Adobe's programs put it."""
     attributes = signature.embedded.signer_info["signed_attrs"]
     try:
         return list(find_unique_cms_attribute(attributes, "adobe_revocation_info_archival")[kind])
     except NonexistentAttributeError:
         return []
+
+
+def indication(status: Any) -> str:
+    """Return the ETSI EN 319 102-1 name of the reason why a certificate is not trusted; empty if it is trusted."""
+    return "" if status.trust_problem_indic is None else str(status.trust_problem_indic.standard_name)
+
+
+def _describe(status: Any) -> str:
+    return _UNTRUSTED.get(indication(status), "is not trusted")

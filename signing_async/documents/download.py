@@ -188,8 +188,6 @@ async def save(
                 if is_last:
                     file.flush()
                     os.fsync(file.fileno())
-            if is_last and replaced_mode is not None:
-                part.chmod(replaced_mode)
         except OSError as error:
             if is_argument and not is_created and not is_transient(error):
                 raise InvalidRequest(f"path: cannot write {str(target)!r}: {error.strerror}") from None
@@ -204,6 +202,8 @@ async def save(
             verify(part)
         if is_over:
             return
+        if replaced_mode is not None:
+            part.chmod(replaced_mode)
         if overwrite:
             part.replace(place)
         else:

@@ -196,6 +196,7 @@ class OpenPdf:
                 part = block[start : start + most]
                 await write(part)
                 sent(len(part))
+            del block, part  # before the next block is read
 
     def _check_hash(self, found: str) -> None:
         expected = self._source.sha256

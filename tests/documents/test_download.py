@@ -258,24 +258,6 @@ async def test_size_and_hash_of_a_compressed_response_are_those_of_the_pdf(targe
         assert (result.size, result.sha256) == (LARGE, hashlib.sha256(data).hexdigest())
 
 
-async def test_start_and_end_are_found_in_chunks_of_any_size(target: Path) -> None:
-    data = make_pdf(1200) + b"\n" * 900
-
-    async def respond(request: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse()
-        await response.prepare(request)
-        for at in range(len(data)):
-            await response.write(data[at : at + 1])
-            if at < 8 or at % 100 == 0:
-                await asyncio.sleep(0)
-        return response
-
-    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
-        for read in WAYS:
-            result = await read(client, target)
-            assert (target.read_bytes() if read is to_file else result) == data
-
-
 # Incomplete, or not a PDF
 
 
@@ -325,16 +307,6 @@ async def test_stream_yields_no_byte_of_an_error_page() -> None:
         with pytest.raises(DecodeError, match="the response is not a PDF"):
             await take(client)
     assert taken == []
-
-
-@pytest.mark.parametrize("read", WAYS)
-async def test_max_sealed_bytes_is_exact(target: Path, read: Read) -> None:
-    assumptions = Assumptions(max_sealed_bytes=LARGE)
-    async with (
-        serving(sending(make_pdf(LARGE))) as server,
-        SigningClient(server.origin, "token", assumptions=assumptions) as client,
-    ):
-        await read(client, target)
 
 
 @pytest.mark.parametrize("read", WAYS)

@@ -16,10 +16,8 @@ from typing import Any
 
 import attrs
 import pytest
-import uvloop
 
 from signing_async import (
-    Assumptions,
     InvalidRequest,
     PdfRejected,
     PdfSource,
@@ -207,23 +205,6 @@ async def test_one_buffer_can_be_uploaded_to_several_signings_at_once(sandbox: S
     data.clear()
 
 
-def test_slow_receiver_gets_the_same_bytes_on_uvloop(tmp_path: Path) -> None:
-    """uvloop keeps unsent buffers instead of copying them."""
-    data = make_pdf(5_000_000)
-    (tmp_path / "a.pdf").write_bytes(data)
-
-    async def main() -> list[bytes]:
-        async with recording() as recorder, SigningClient(recorder.origin, "token") as client:
-            recorder.pause = 0.001
-            await asyncio.gather(*(client.documents.upload(f"s{n}", tmp_path / "a.pdf") for n in range(3)))
-            return [received.body for received in recorder.uploads]
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        bodies = runner.run(main())
-    assert len(bodies) == 3
-    assert all(data in body for body in bodies)
-
-
 # Refusals and failures
 
 
@@ -246,17 +227,6 @@ async def test_refused_source_sends_nothing(
         await client.documents.upload("s1", source, "a.pdf")
     assert str(caught.value).startswith(expected)
     assert sandbox.requests == []
-
-
-@pytest.mark.parametrize("size", [1500, LARGE])
-async def test_max_pdf_bytes_can_be_changed(sandbox: Sandbox, size: int) -> None:
-    assumptions = Assumptions(max_pdf_bytes=size)
-    async with SigningClient(sandbox.base_url, sandbox.access_token(), assumptions=assumptions) as client:
-        signing = await client.signings.create(name="Lease", language="EN")
-        document = await client.documents.upload(signing, make_pdf(size))
-        assert sandbox.document_bytes(document.id) == make_pdf(size)
-        with pytest.raises(PdfRejected, match=f"at most {size} bytes may be uploaded, this file has {size + 1} bytes"):
-            await client.documents.upload(signing, make_pdf(size + 1))
 
 
 async def test_deadline_includes_reading_the_source(sandbox: Sandbox, client: SigningClient) -> None:
@@ -327,15 +297,6 @@ async def test_progress_takes_back_the_bytes_of_a_failed_attempt(sandbox: Sandbo
     again = reports.index(0)
     assert reports[:again] == sorted(reports[:again])
     assert reports[again:] == [*range(0, LARGE, 2**20), LARGE, LARGE]
-
-
-async def test_progress_is_complete_if_a_lost_upload_had_taken_effect(sandbox: Sandbox, client: SigningClient) -> None:
-    signing = await client.signings.create(name="Lease", language="EN")
-    sandbox.faults.add("documents.upload", "drop-after-commit")
-    reports: list[Progress] = []
-    await client.documents.upload(signing, make_pdf(LARGE), on_progress=reports.append)
-    assert reports[-1] == Progress(1, 1, LARGE, LARGE)
-    assert len(sandbox.documents(signing.id)) == 1
 
 
 # Resources

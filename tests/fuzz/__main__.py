@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.fuzz.running import LONGEST, Found, Target, by_mutation, guarded
 
-NAMES = ("errors", "exchange", "pages", "pdfs", "sealed", "webhooks")
+NAMES = ("exchange", "pdfs", "sealed", "webhooks")
 
 
 def load(name: str) -> Target:

@@ -14,7 +14,6 @@ from functools import cache
 
 from signing_async import sealed
 from signing_async._verify.judge import judge
-from signing_async._verify.signature import Options
 from tests import pdfs
 from tests.fuzz.running import LONGEST, Attack, Target
 from tests.sealed import pdfs as sealed_pdfs
@@ -23,10 +22,10 @@ ROOM = 4_000
 
 
 @cache
-def _options() -> Options:
+def _roots() -> list[bytes]:
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    return Options(roots=(sealed_pdfs.key_and_certificate()[1].public_bytes(Encoding.DER),))
+    return [sealed_pdfs.key_and_certificate()[1].public_bytes(Encoding.DER)]
 
 
 def attack(data: bytes) -> None:
@@ -38,11 +37,11 @@ def attack(data: bytes) -> None:
 
 
 def _inspect(data: bytes) -> None:
-    for options in (Options(), _options()):
-        found = json.loads(json.dumps(asyncio.run(judge(data, options))))
-        report = sealed._report(len(data), found, with_trust=options.roots is not None)
+    for roots in (None, _roots()):
+        found = json.loads(json.dumps(asyncio.run(judge(data, roots))))
+        report = sealed._report(len(data), found, with_trust=roots is not None)
         assert report.sound == (not report.problems)
-        assert (report.trusted is None) == (options.roots is None)
+        assert (report.trusted is None) == (roots is None)
         assert report.sound or not report.trusted
         assert repr(report)
         assert json.loads(json.dumps(report.as_dict()))["size"] == len(data)

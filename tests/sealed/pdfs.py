@@ -23,10 +23,9 @@ def judged(data: bytes, trust: Any = None, **settings: Any) -> Any:
     from signing_async import sealed
     from signing_async._verify.judge import judge
     from signing_async._verify.roots import load_roots
-    from signing_async._verify.signature import Options
 
     roots = None if trust is None else load_roots(trust)
-    found = asyncio.run(judge(data, Options(roots, **settings)))
+    found = asyncio.run(judge(data, roots, **settings))
     return sealed._report(len(data), found, with_trust=roots is not None)
 
 
