@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 from signing_async import SigningError
 
@@ -34,6 +35,13 @@ def check_text(text: str) -> None:
     """It can be shown in a line of a log."""
     assert text.isprintable(), text
     assert len(text) < 2_000
+
+
+def check_record(found: Any) -> None:
+    """It can be shown, compared, copied and pickled."""
+    assert repr(found)
+    assert copy.deepcopy(found) == found
+    assert pickle.loads(pickle.dumps(found)) == found
 
 
 def parted(data: bytes) -> tuple[list[tuple[str, str]], bytes]:
