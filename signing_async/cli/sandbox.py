@@ -14,7 +14,7 @@ import click
 
 from ..sandbox import Profile, Refused, Sandbox
 from ..sandbox.addresses import is_loopback
-from ..sandbox.authority import LEVELS, Level
+from ..sandbox.sealer import LEVELS, Level
 from .command_base import State, command, on_signal
 from .output import Output
 

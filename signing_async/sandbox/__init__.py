@@ -23,7 +23,6 @@ __all__ = ["Profile", "Refused", "Sandbox", "sample_pdf"]
 _MODULES = {"Profile": "profile", "Refused": "refused", "Sandbox": "server", "sample_pdf": "._sample_pdf"}
 _REQUIRED = {
     "cryptography": "cryptography",
-    "fontTools": "fonttools",
     "jinja2": "jinja2",
     "pikepdf": "pikepdf",
     "pyhanko": "pyhanko",

@@ -33,8 +33,8 @@ class Invitations:
                 raise Refused(400, "cannot_be_sent", f"The signing cannot be sent: it has no {kind}.")
         now = self._clock.micros()
         with self._database.transaction():
-            sql = "UPDATE signings SET sent_at = ?, times_sent = times_sent + 1, updated_at = ? WHERE id = ?"
-            self._database.run(sql, now, now, signing_id)
+            times = signing.times_sent + 1
+            self._database.update("signings", signing_id, sent_at=now, times_sent=times, updated_at=now)
             signing = self._service.signing(signing_id)
             self._emit("signing.sent", signing, {})
             self.invite_next(signing)
@@ -45,11 +45,11 @@ class Invitations:
         waiting = [recipient for recipient in self._service.recipients(signing.id) if not recipient.is_done]
         if signing.signing_order == "sequential":
             waiting = sorted(waiting, key=lambda recipient: recipient.order or MAX_ORDER)[:1]
-        now = self._clock.micros()
         for recipient in waiting:
             if recipient.invited_at is None:
-                sql = "UPDATE recipients SET invited_at = ?, expires_at = ? WHERE id = ?"
-                self._database.run(sql, now, self._expiry(now), recipient.id)
+                now = self._clock.micros()
+                expires_at = now + self._profile.invitation_days * DAY
+                self._database.update("recipients", recipient.id, invited_at=now, expires_at=expires_at)
                 self._notify(recipient, "invitation", now)
 
     def remind(self, signing_id: str, recipient_id: str, user: User | None = None) -> Recipient:
@@ -63,26 +63,19 @@ class Invitations:
                 return recipient
             reason = "has finished" if recipient.is_done else "is not invited yet"
             raise Refused(400, "cannot_be_reminded", f"The recipient {reason}.")
-        now = self._clock.micros()
+        now, days, expires_at = self._clock.micros(), self._profile.invitation_days, recipient.expires_at
+        if now >= expires_at:
+            if self._profile.remind_expired == "refuse":
+                raise Refused(400, "invitation_expired", f"The invitation has expired: it was valid for {days} days.")
+            expires_at = now + days * DAY
         with self._database.transaction():
-            if now >= recipient.expires_at:
-                self._renew(recipient, now)
+            self._database.update("recipients", recipient_id, expires_at=expires_at, reminders=recipient.reminders + 1)
             self._notify(recipient, "reminder", now)
-            self._database.run("UPDATE recipients SET reminders = reminders + 1 WHERE id = ?", recipient_id)
         return self._service.recipient(recipient_id)
 
     def notifications(self) -> list[Notification]:
         """Return all notifications, oldest first."""
         return self._database.select(Notification, "notifications", "1 ORDER BY seq")
-
-    def _renew(self, recipient: Recipient, now: int) -> None:
-        if self._profile.remind_expired == "refuse":
-            days = self._profile.invitation_days
-            raise Refused(400, "invitation_expired", f"The invitation has expired: it was valid for {days} days.")
-        self._database.run("UPDATE recipients SET expires_at = ? WHERE id = ?", self._expiry(now), recipient.id)
-
-    def _expiry(self, now: int) -> int:
-        return now + self._profile.invitation_days * DAY
 
     def _notify(self, recipient: Recipient, kind: str, now: int) -> None:
         self._database.insert(

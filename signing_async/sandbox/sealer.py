@@ -5,29 +5,33 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from .authority import Level
 from .clock import Clock, to_datetime
 from .files import Files
 from .records import Document, Recipient, Signing
-from .refused import Refused
+
+if TYPE_CHECKING:
+    from .authority import Authority
+
+Level: TypeAlias = Literal["B-B", "B-T", "B-LT", "B-LTA"]
+LEVELS: tuple[Level, ...] = get_args(Level)
+"""The PAdES levels; each adds to the previous level."""
 
 
 class Sealer:
-    """Seals documents with the sandbox's own certificate authority."""
+    """Seals documents with the sandbox's own certificate authority. pyHanko is imported with the first document."""
 
     def __init__(self, folder: Path, clock: Clock, level: Level) -> None:
         self._folder = folder
         self._clock = clock
         self._level: Level = level
-        self._authority: Any = None
+        self._authority: Authority | None = None
         self._opening = asyncio.Lock()
 
     async def certificate_pem(self) -> bytes:
         """Return the authority's certificate."""
-        pem: bytes = (await self._open()).certificate_pem
-        return pem
+        return (await self._open()).certificate_pem
 
     async def seal(
         self,
@@ -39,28 +43,22 @@ class Sealer:
         now: int,
     ) -> None:
         """Write the sealed document to the file `name`."""
-        from . import sealing
-
-        panel = sealing.Panel(
-            signing.name,
-            document.name,
-            document.id,
-            [sealing.Signer(r.full_name, r.email, r.signing_method, to_datetime(at)) for r, at in signed],
-        )
         authority = await self._open()
+        from .panel import Panel, Signer
+        from .sealing import seal
+
+        signers = [Signer(r.full_name, r.email, r.signing_method, to_datetime(at)) for r, at in signed]
+        panel = Panel(signing.name, document.name, document.id, signers)
         source, target, when = files.path(document.file), files.path(name), to_datetime(now)
-        try:
-            await asyncio.to_thread(
-                sealing.seal, source, target, panel=panel, authority=authority, when=when, level=self._level
-            )
-        except sealing.SealingFailed as error:
-            raise Refused(409, "cannot_be_sealed", str(error)) from error
+        await asyncio.to_thread(seal, source, target, panel=panel, authority=authority, when=when, level=self._level)
 
-    async def _open(self) -> Any:
-        from . import sealing
-
+    async def _open(self) -> Authority:
         async with self._opening:
-            self._authority = self._authority or await asyncio.to_thread(
-                sealing.Authority.open, self._folder, self._clock.now()
-            )
+            if self._authority is None:
+                self._authority = await asyncio.to_thread(self._load)
         return self._authority
+
+    def _load(self) -> Authority:
+        from .authority import Authority
+
+        return Authority.open(self._folder, self._clock.now())

@@ -15,7 +15,6 @@ from . import openapi, pages
 from .accounts import DEFAULT_TENANT, Accounts
 from .addresses import is_loopback, url_host
 from .api import Api
-from .authority import LEVELS, Level
 from .clock import Clock
 from .control import Control
 from .database import Database
@@ -26,6 +25,7 @@ from .profile import Profile
 from .records import App, Document, Notification, Recipient, Signing, User
 from .request_log import RequestRecord, logger
 from .responses import Encoder, Middleware
+from .sealer import LEVELS, Level
 from .service import Service
 from .state import Snapshot, State
 

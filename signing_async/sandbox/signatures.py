@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
-from typing import Any
 from weakref import WeakValueDictionary
 
 from .clock import Clock
@@ -60,7 +57,8 @@ class Signatures:
         """Sign for the recipient. The last signature seals the documents and completes the signing."""
         signing_id = self._service.recipient(recipient_id).signing_id
         async with self._lock(signing_id):
-            return await self._sign(recipient_id)
+            await self._sign(recipient_id)
+        return self._service.signing(signing_id)
 
     async def complete(self, signing_id: str) -> Signing:
         """Sign for all recipients who have neither signed nor declined, in order."""
@@ -68,7 +66,7 @@ class Signatures:
         if signing.state != "sent":
             raise Refused(400, "cannot_be_completed", f"The signing cannot be completed: it is {signing.state}.")
         async with self._lock(signing_id):
-            while invited := self._invited(signing_id):
+            while invited := [r for r in self._service.recipients(signing_id) if r.invited_at and not r.is_done]:
                 await self._sign(invited[0].id)
         return self._service.signing(signing_id)
 
@@ -76,75 +74,50 @@ class Signatures:
         """Decline for the recipient; the profile says whether that cancels the signing."""
         signing_id = self._service.recipient(recipient_id).signing_id
         async with self._lock(signing_id):
-            self._check_allowed(self._service.recipient(recipient_id))
-            now = self._clock.micros()
-            with self._database.transaction():
-                self._database.run("UPDATE recipients SET declined_at = ? WHERE id = ?", now, recipient_id)
-                self._service.touch(signing_id, now)
-                signing = self._service.signing(signing_id)
-                self._emit("recipient.declined", signing, {"recipient_id": recipient_id})
-                if self._profile.decline_effect == "cancels":
-                    self._service.cancel(signing_id)
-                else:
-                    self._invitations.invite_next(signing)
+            self._finish(recipient_id, "declined", self._clock.micros(), {})
         return self._service.signing(signing_id)
 
-    def _invited(self, signing_id: str) -> list[Recipient]:
-        everybody = self._service.recipients(signing_id)
-        return [recipient for recipient in everybody if not recipient.is_done and recipient.invited_at is not None]
+    def _lock(self, signing_id: str) -> asyncio.Lock:
+        return self._locks.setdefault(signing_id, asyncio.Lock())
 
-    async def _sign(self, recipient_id: str) -> Signing:
-        recipient = self._service.recipient(recipient_id)
-        self._check_allowed(recipient)
-        now = self._clock.micros()
-        others = [other for other in self._service.recipients(recipient.signing_id) if other.id != recipient_id]
+    async def _sign(self, recipient_id: str) -> None:
+        recipient, now = self._check(recipient_id), self._clock.micros()
+        signing, everybody = self._service.signing(recipient.signing_id), self._service.recipients(recipient.signing_id)
         sealed: dict[str, str] = {}
         try:
-            if all(other.completed_at is not None for other in others):
-                await self._seal(self._service.signing(recipient.signing_id), recipient_id, now, sealed)
-            return self._save_signature(recipient, sealed, now)
+            if all(other.completed_at is not None for other in everybody if other.id != recipient_id):
+                signed = sorted(((other, other.completed_at or now) for other in everybody), key=lambda pair: pair[1])
+                for document in self._service.documents(signing.id):
+                    name = sealed[document.id] = self._files.new_name()
+                    await self._sealer.seal(self._files, document, name, signing, signed, now)
+            self._finish(recipient_id, "signed", now, sealed)
         except (Exception, asyncio.CancelledError):  # not BaseException: an interrupt may arrive after the commit
-            for file in sealed.values():
-                self._files.path(file).unlink(missing_ok=True)
+            for name in sealed.values():
+                self._files.path(name).unlink(missing_ok=True)
             raise
 
-    def _save_signature(self, recipient: Recipient, sealed: Mapping[str, str], now: int) -> Signing:
+    def _finish(self, recipient_id: str, how: str, now: int, sealed: dict[str, str]) -> None:
+        """Record that a recipient has signed or declined, and complete, cancel or continue the signing."""
         with self._database.transaction():
-            self._check_allowed(recipient)  # the signing may have been cancelled while the documents were sealed
-            self._database.run("UPDATE recipients SET completed_at = ? WHERE id = ?", now, recipient.id)
+            recipient = self._check(recipient_id)  # the signing may have been cancelled while the documents were sealed
+            column = "completed_at" if how == "signed" else "declined_at"
+            self._database.update("recipients", recipient_id, **{column: now})
             self._service.touch(recipient.signing_id, now)
             signing = self._service.signing(recipient.signing_id)
-            self._emit("recipient.signed", signing, {"recipient_id": recipient.id})
+            self._emit(f"recipient.{how}", signing, {"recipient_id": recipient_id})
+            for document_id, name in sealed.items():
+                self._database.update("documents", document_id, completed_at=now, sealed_file=name)
             if sealed:
-                signing = self._finish(signing, sealed, now)
+                self._database.update("signings", signing.id, completed_at=now)
+                self._emit("signing.completed", self._service.signing(signing.id), {})
+            elif how == "declined" and self._profile.decline_effect == "cancels":
+                self._service.cancel(signing.id)
             else:
                 self._invitations.invite_next(signing)
-        return signing
 
-    def _check_allowed(self, recipient: Recipient) -> None:
+    def _check(self, recipient_id: str) -> Recipient:
+        """Return the recipient; refuse if the recipient can neither sign nor decline now."""
+        recipient = self._service.recipient(recipient_id)
         if problem := self.refusal(recipient):
             raise Refused(400, "cannot_sign", problem)
-
-    def _finish(self, signing: Signing, sealed: Mapping[str, str], now: int) -> Signing:
-        for document_id, file in sealed.items():
-            sql = "UPDATE documents SET completed_at = ?, sealed_file = ? WHERE id = ?"
-            self._database.run(sql, now, file, document_id)
-        self._database.run("UPDATE signings SET completed_at = ? WHERE id = ?", now, signing.id)
-        signing = self._service.signing(signing.id)
-        self._emit("signing.completed", signing, {})
-        return signing
-
-    async def _seal(self, signing: Signing, last_id: str, now: int, sealed: dict[str, str]) -> None:
-        """Seal every document. Each file's name is in `sealed` before the file exists, for the caller to clean up."""
-        recipients = self._service.recipients(signing.id)
-        signed = [(r, now if r.id == last_id else r.completed_at or now) for r in recipients]
-        signed.sort(key=lambda pair: pair[1])
-        for document in self._service.documents(signing.id):
-            name = sealed[document.id] = self._files.new_name()
-            await self._sealer.seal(self._files, document, name, signing, signed, now)
-
-    def _lock(self, signing_id: str) -> AbstractAsyncContextManager[Any]:
-        lock = self._locks.get(signing_id)
-        if lock is None:
-            lock = self._locks[signing_id] = asyncio.Lock()
-        return lock
+        return recipient

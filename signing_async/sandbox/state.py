@@ -6,7 +6,6 @@ import asyncio
 from dataclasses import dataclass
 
 from .accounts import Accounts
-from .authority import Level
 from .clock import Clock
 from .database import Database
 from .deliveries import Deliveries
@@ -17,7 +16,7 @@ from .ids import Ids
 from .invitations import Invitations
 from .profile import Profile
 from .request_log import RequestLog
-from .sealer import Sealer
+from .sealer import Level, Sealer
 from .service import Service
 from .signatures import Signatures
 

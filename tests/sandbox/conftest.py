@@ -11,8 +11,10 @@ import pytest_asyncio
 from aiohttp import web
 
 from signing_async.sandbox import Sandbox
+from signing_async.sandbox.authority import Authority
+from signing_async.sandbox.panel import Panel
 from signing_async.sandbox.records import App
-from signing_async.sandbox.sealing import Authority, Panel, seal
+from signing_async.sandbox.sealing import seal
 from tests import pdfs
 from tests.sandbox.receiving import SECRET, Receiver
 from tests.sandbox.seals import NAMES, WHEN, make_panel

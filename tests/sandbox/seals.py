@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 from datetime import UTC, datetime, timedelta
 
-from signing_async.sandbox.sealing import Authority, Panel, Signer
+from signing_async.sandbox.authority import Authority
+from signing_async.sandbox.panel import Panel, Signer
 
 WHEN = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import io
-import os
 import random
 import re
-import stat
 import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -17,12 +14,13 @@ from pathlib import Path
 import pikepdf
 import pytest
 
-from signing_async.sandbox import sealing
-from signing_async.sandbox.authority import LEVELS, Level
-from signing_async.sandbox.sealing import Authority, SealingFailed, seal
+from signing_async.sandbox import Refused
+from signing_async.sandbox.authority import Authority
+from signing_async.sandbox.sealer import LEVELS, Level
+from signing_async.sandbox.sealing import seal
 from tests import pdfs
 from tests.full_disk import full_disk
-from tests.sandbox.seals import WHEN, accepts, make_panel
+from tests.sandbox.seals import NAMES, WHEN, accepts, make_panel
 
 ORIGINALS = {
     "small": pdfs.make_pdf,
@@ -30,9 +28,6 @@ ORIGINALS = {
     "nested, rotated, odd boxes": pdfs.nested_pages,
     "a form": pdfs.with_form,
     "an empty signature field": pdfs.with_signature_field,
-    "a form that is none": lambda: pdfs.with_catalog(b"/AcroForm[]"),
-    "a form without fields": lambda: pdfs.with_catalog(b"/AcroForm<</Fields 6 0 R>>", {6: b"(none)"}),
-    "the seal's name taken": lambda: pdfs.with_signature_field(field=pdfs.FIELD.replace(b"(seal)", b"(SandboxSeal)")),
     "usage rights": pdfs.with_usage_rights,
     "reportlab": pdfs.by_reportlab,
     "fpdf2": pdfs.by_fpdf2,
@@ -43,20 +38,26 @@ ORIGINALS = {
     "a predicted cross-reference stream": lambda: pdfs.xref_stream_pdf(predictor=True),
     "hybrid": pdfs.hybrid_pdf,
     "updated": lambda: pdfs.update(pdfs.make_pdf(), {5: pdfs.stream_object(b"")}, size=7),
-    "words after the end": lambda: pdfs.decoys()["words after the end"],
     "words in a content stream": lambda: pdfs.decoys()["words in a content stream"],
-    **{name: lambda name=name: pdfs.damaged()[name] for name in pdfs.damaged()},
 }
+DAMAGED = {name: lambda name=name: pdfs.damaged()[name] for name in pdfs.damaged()}
 
 
-@pytest.mark.parametrize("make", ORIGINALS.values(), ids=ORIGINALS)
-def test_seal_keeps_the_original_bytes_and_adds_a_page_and_validates(
-    make: Callable[[], bytes], sealed: Callable[..., bytes], authority: Authority
+@pytest.mark.parametrize(("make", "damaged"), [
+    *(pytest.param(make, False, id=name) for name, make in ORIGINALS.items()),
+    *(pytest.param(make, True, id=name) for name, make in DAMAGED.items()),
+])  # fmt: skip
+def test_seal_adds_a_page_to_the_original_bytes_and_validates(
+    make: Callable[[], bytes],
+    damaged: bool,  # a damaged original is rewritten
+    sealed: Callable[..., bytes],
+    authority: Authority,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
 ) -> None:
-    """The original comes first and unchanged, one page is added, and pyHanko's validator is content."""
     data = make()
     result = sealed(data)
-    assert result.startswith(data)
+    assert damaged or result.startswith(data)
     assert accepts(result, authority)
     with pikepdf.open(io.BytesIO(data)) as before, pikepdf.open(io.BytesIO(result)) as after:
         assert len(after.pages) == len(before.pages) + 1
@@ -64,24 +65,13 @@ def test_seal_keeps_the_original_bytes_and_adds_a_page_and_validates(
         last = after.pages[-1]
         assert [int(edge) for edge in last.mediabox] == [0, 0, 595, 842]
         assert int(last.obj["/Rotate"]) == 0
-        assert "/UserUnit" not in last.obj
-        assert last.obj["/Parent"].objgen == after.Root["/Pages"].objgen
-        assert "/UR3" not in after.Root.get("/Perms", {})
-
-
-@pytest.mark.skipif(not pdfs.have("pdfsig", "certutil", "qpdf"), reason="needs poppler-utils, libnss3-tools and qpdf")
-@pytest.mark.parametrize("make", ORIGINALS.values(), ids=ORIGINALS)
-def test_poppler_and_qpdf_accept_the_seal(
-    make: Callable[[], bytes], sealed: Callable[..., bytes], nss: Path, tmp_path: Path
-) -> None:
-    sealed(make())
-    path = tmp_path / "documents" / "sealed.pdf"
-    said = pdfs.run("pdfsig", "-nssdir", nss, path).stdout
-    assert "Signature is Valid." in said
-    assert "Certificate is Trusted." in said
-    assert "Total document signed" in said
-    checked = pdfs.run("qpdf", "--check", path)
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    if pdfs.have("pdfsig", "certutil", "qpdf"):
+        path = tmp_path / "documents" / "sealed.pdf"
+        said = pdfs.run("pdfsig", "-nssdir", request.getfixturevalue("nss"), path).stdout
+        for words in ("Signature is Valid.", "Certificate is Trusted.", "Total document signed"):
+            assert words in said
+        checked = pdfs.run("qpdf", "--check", path)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def by_pikepdf(*, direct: bool) -> bytes:
@@ -137,7 +127,7 @@ def test_fields_of_a_form_are_kept_with_their_values(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", ["small", "a form", "reportlab", "object streams", "a shifted table", "hybrid"])
+@pytest.mark.parametrize("name", ["small", "a form", "hybrid"])
 def test_every_pades_level_adds_to_the_one_before(
     level: Level, name: str, tmp_path: Path, authority: Authority
 ) -> None:
@@ -160,59 +150,6 @@ def test_every_pades_level_adds_to_the_one_before(
     assert ("EXTENDED_WITH_LTA_UPDATES" in ran.output) == (level in ("B-LT", "B-LTA"))
 
 
-@pytest.mark.parametrize("absolute", [False, True])
-def test_bytes_before_the_header_are_not_sealed(
-    absolute: bool, sealed: Callable[..., bytes], authority: Authority
-) -> None:
-    junk = b"HTTP/1.1 200 OK\r\n\r\n"
-    data = pdfs.prefixed(junk, absolute=absolute)
-    result = sealed(data)
-    assert result.startswith(data.removeprefix(junk))
-    assert accepts(result, authority)
-
-
-SLOWLY = """
-import sys, threading, time
-from pathlib import Path
-from asn1crypto import algos, core
-from signing_async.sandbox.authority import Authority
-from signing_async.sandbox.sealing import seal
-from tests.sandbox.seals import WHEN, make_panel
-
-class Slow(dict):
-    def items(self):
-        for item in super().items():
-            time.sleep(0.01)
-            yield item
-
-folder = Path(sys.argv[1])
-authority = Authority.open(folder, WHEN)
-algos.DigestAlgorithmId._map = Slow(algos.DigestAlgorithmId._map)
-algos.DigestAlgorithmId._reverse_map = None
-core._SETUP_CLASSES.pop(algos.DigestAlgorithmId, None)
-started = threading.Barrier(4)
-
-def work(number):
-    started.wait()
-    seal(folder / "a.pdf", folder / f"{number}.pdf", panel=make_panel("Anna"), authority=authority, when=WHEN)
-
-threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-for thread in threads:
-    thread.start()
-for thread in threads:
-    thread.join()
-"""
-
-
-def test_first_seals_of_a_process_may_be_made_at_the_same_time(tmp_path: Path) -> None:
-    """asn1crypto builds the tables of its classes at their first use, and threads would see half of one."""
-    (tmp_path / "a.pdf").write_bytes(pdfs.make_pdf())
-    command = [sys.executable, "-c", SLOWLY, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert all((tmp_path / f"{number}.pdf").exists() for number in range(4))
-
-
 def test_changed_byte_invalidates_the_seal(sealed: Callable[..., bytes], authority: Authority) -> None:
     result = sealed(pdfs.by_reportlab())
     assert accepts(result, authority)
@@ -220,7 +157,7 @@ def test_changed_byte_invalidates_the_seal(sealed: Callable[..., bytes], authori
     start, first, second, rest = map(int, found[-1])
     assert (start, second + rest) == (0, len(result))
     edges = [0, first - 1, second, len(result) - 1]
-    pick = random.Random(7).sample([*range(first), *range(second, len(result))], 60)
+    pick = random.Random(7).sample([*range(first), *range(second, len(result))], 30)
     for at in edges + pick:
         changed = bytearray(result)
         changed[at] ^= 1
@@ -231,16 +168,6 @@ def test_appended_update_is_not_covered_by_the_seal(sealed: Callable[..., bytes]
     result = sealed(pdfs.make_pdf())
     later = pdfs.update(result, {5: pdfs.stream_object(b"BT ET")}, size=40)
     assert not accepts(later, authority)
-
-
-def test_seal_field_never_takes_the_name_of_an_existing_field(sealed: Callable[..., bytes]) -> None:
-    data = pdfs.with_signature_field(field=pdfs.FIELD.replace(b"(seal)", b"(SandboxSeal)"))
-    with pikepdf.open(io.BytesIO(sealed(data))) as pdf:
-        fields = list(pdf.Root["/AcroForm"]["/Fields"])
-        assert [str(field["/T"]) for field in fields] == ["SandboxSeal", "SandboxSeal2"]
-        assert int(pdf.Root["/AcroForm"]["/SigFlags"]) == 3
-        assert "/V" not in fields[0]
-        assert "/V" in fields[1]
 
 
 def test_signature_has_the_sandboxs_time_and_validates_years_ahead(
@@ -255,9 +182,7 @@ def test_signature_has_the_sandboxs_time_and_validates_years_ahead(
 
 BEYOND_HELP = {
     "no PDF": b"Dear Sir or Madam",
-    "nothing": b"",
     "no page tree": pdfs.assemble({1: b"<</Type/Catalog>>"}),
-    "pages in a circle": pdfs.hostile()["pages in a circle"],
     "encrypted": pdfs.encrypted(pdfs.make_pdf(), user="secret"),
 }
 
@@ -266,51 +191,15 @@ BEYOND_HELP = {
 def test_unrepairable_document_is_one_error_and_leaves_no_file(name: str, tmp_path: Path, authority: Authority) -> None:
     source, target = tmp_path / "a.pdf", tmp_path / "b.pdf"
     source.write_bytes(BEYOND_HELP[name])
-    target.write_bytes(b"before")
     message = (
         r"The document 'Agreement\.pdf' cannot be sealed: the PDF is damaged \(.+\)\. Repair it, .* upload it again\."
     )
-    with pytest.raises(SealingFailed, match=f"^{message}$") as caught:
+    with pytest.raises(Refused, match=message) as caught:
         seal(source, target, panel=make_panel("Anna"), authority=authority, when=WHEN)
     assert str(tmp_path) not in str(caught.value)
-    assert target.read_bytes() == b"before"
-    assert sorted(tmp_path.iterdir()) == [source, target]
-
-
-@pytest.mark.parametrize(
-    "name", ["fields in a circle", "a field that is its own value", "deep nesting", "a compressed bomb"]
-)
-def test_hostile_file_that_is_accepted_is_sealed(name: str, sealed: Callable[..., bytes], authority: Authority) -> None:
-    result = sealed(pdfs.hostile()[name])
-    with pikepdf.open(io.BytesIO(result)) as pdf:
-        assert len(pdf.pages) == 2
-    assert accepts(result, authority) or name == "fields in a circle"  # in which pyHanko's validator loses itself
-
-
-@pytest.mark.skipif(
-    not hasattr(pikepdf.settings, "set_qpdf_limits"), reason="qpdf before pikepdf 10.14 does not repair the count"
-)
-def test_inconsistent_page_tree_is_rebuilt(sealed: Callable[..., bytes], authority: Authority) -> None:
-    data = pdfs.make_pdf(pages=2).replace(b"/Count 2", b"/Count(x")  # as long as before: offsets stay right
-    assert pdfs.make_pdf(pages=2) != data
-    data = data.replace(b"/Count(x>>", b"/Count/x>>")
-    result = sealed(data)
-    assert result.startswith(data)
-    assert accepts(result, authority)
-
-
-def test_seal_that_loses_pages_is_an_error(
-    tmp_path: Path, authority: Authority, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sealing, "_append_pages", lambda writer, drawn: None)
-    source = tmp_path / "a.pdf"
-    source.write_bytes(pdfs.make_pdf())
-    with pytest.raises(SealingFailed, match="page tree"):
-        seal(source, tmp_path / "b.pdf", panel=make_panel("Anna"), authority=authority, when=WHEN)
     assert list(tmp_path.iterdir()) == [source]
 
 
-# The second is enough for a repair of the file, which is not tried.
 @pytest.mark.parametrize("free", [-100, 6000], ids=["for the copy", "for the seal"])
 def test_full_disk_is_an_os_error_and_leaves_no_file(free: int, tmp_path: Path, authority: Authority) -> None:
     source = tmp_path / "a.pdf"
@@ -320,30 +209,51 @@ def test_full_disk_is_an_os_error_and_leaves_no_file(free: int, tmp_path: Path, 
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_importing_the_modules_imports_no_heavy_libraries() -> None:
-    code = (
-        "import sys, signing_async.sandbox.sealing, signing_async.sandbox.inspection\n"
-        "print([name for name in ('pyhanko', 'pikepdf', 'cryptography', 'fontTools') if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
+def text_of(result: bytes, page: int) -> str:
+    """Return the text of a page, extracted by Poppler."""
+    command = ["pdftotext", "-layout", "-f", f"{page}", "-l", f"{page}", "-", "-"]
+    return subprocess.run(command, input=result, capture_output=True, check=True, timeout=60).stdout.decode()
 
 
-def test_sealed_file_is_synced_before_it_is_renamed(
-    sealed: Callable[..., bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    steps: list[str] = []
-    fsync, replace = os.fsync, Path.replace
+@pytest.mark.skipif(not pdfs.have("pdftotext"), reason="needs poppler-utils")
+def test_panel_names_each_signer_and_says_that_the_seal_has_no_legal_value(sealed: Callable[..., bytes]) -> None:
+    names = (*NAMES, "Per (Pelle) \\ Ek", "Łukasz Żółć", "A\u030ake Stro\u0308m", "İpek Şahin", "Đorđe", "x" * 300,
+             "Дмитрий Иванов", "Ελένη Παπαδοπούλου", "Zoë\u202eneila\n\tand \ue123", "山田")  # fmt: skip
+    result = sealed(pdfs.make_pdf(), make_panel(*names))
+    first, second = text_of(result, 2), text_of(result, 3)
+    for expected in (*names[:5], "Åke Ström", *names[6:8], "person3@example.com", "E-mail", "BankID", "Approval",
+                     "smartcard", "SMS", "Signed by 13 people", "Agreement.pdf", "Employment of Anna", "ref-2c1f",
+                     "no legal value", "2026-03-04 05:06:07 UTC", "2026-03-04 02:06:07 UTC"):  # fmt: skip
+        assert expected in first
+    for expected in ("xxx...", *names[9:11], "Zoë U+202E neila and U+E123", "no legal value", "Page 2 of 2"):
+        assert expected in second
+    assert "U+5C71 U+7530" in " ".join(second.split())
+    with pikepdf.open(io.BytesIO(result)) as pdf:
+        assert ["/Annots" in page.obj for page in pdf.pages] == [False, False, True]
 
-    def note_sync(descriptor: int) -> None:
-        steps.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
-        fsync(descriptor)
 
-    def note_replace(path: Path, target: Path) -> Path:
-        steps.append("replace")
-        return replace(path, target)
+# the certificate authority
 
-    monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(Path, "replace", note_replace)
-    sealed(pdfs.make_pdf())
-    assert steps == ["file", "replace", "folder"]
+
+def test_authority_is_created_once_in_a_private_file_without_the_ca_key(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "authority"
+    first = Authority.open(folder, WHEN)
+    assert first.certificate_pem == Authority.open(folder, WHEN + timedelta(days=900)).certificate_pem
+    assert first.certificate_pem.startswith(b"-----BEGIN CERTIFICATE-----")
+    assert b"PRIVATE" not in first.certificate_pem
+    (path,) = folder.iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.read_bytes().count(b"BEGIN PRIVATE KEY") == 3
+
+
+@pytest.mark.parametrize("now", [WHEN, WHEN - timedelta(days=20_000), WHEN + timedelta(days=20_000)])
+def test_certificates_cover_the_sandboxs_clock_2020_and_today(tmp_path: Path, now: datetime) -> None:
+    from cryptography import x509
+
+    Authority.open(tmp_path, now)
+    certificates = x509.load_pem_x509_certificates((tmp_path / "authority.pem").read_bytes())
+    assert len(certificates) == 6
+    for certificate in certificates:
+        certificate.verify_directly_issued_by(certificates[1])
+        for moment in (now, now + timedelta(days=10_000), datetime(2020, 1, 1, tzinfo=UTC), datetime.now(UTC)):
+            assert certificate.not_valid_before_utc <= moment <= certificate.not_valid_after_utc

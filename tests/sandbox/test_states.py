@@ -265,7 +265,7 @@ async def test_failed_or_cancelled_sealing_leaves_no_sealed_file(
 
     def seal_the_first(source: Path, target: Path, **how: Any) -> None:
         if sealed:
-            raise sealing.SealingFailed("it is damaged")
+            raise Refused(409, "cannot_be_sealed", "it is damaged")
         seal(source, target, **how)
         sealed.append(target)
 
