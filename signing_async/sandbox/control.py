@@ -45,7 +45,7 @@ _DELIVERY = ("id", "event_id", "event_type", "endpoint_id", "url", "state", "due
 _ATTEMPT = ("seconds", "fault", "signature", "status", "error")
 
 Body = dict[str, Any]
-Handler = Callable[[web.Request, Body], Awaitable[Body]]
+Handler = Callable[[web.Request, Body], Body | Awaitable[Body] | None]
 
 
 class Control:
@@ -56,34 +56,35 @@ class Control:
 
     def routes(self) -> list[web.RouteDef]:
         """Return the routes."""
+        faults, webhooks = self._state.faults, self._state.webhooks
         table: list[tuple[str, str, int, Handler]] = [
-            ("POST", "/reset", 200, self._reset),
+            ("POST", "/reset", 200, lambda *_: self._state.reset()),
             ("POST", "/access-tokens", 201, self._create_token),
             ("POST", "/apps", 201, self._register_app),
             ("POST", "/apps/{id}/authorize", 201, self._authorize),
             ("GET", "/clock", 200, self._clock),
             ("POST", "/clock/advance", 200, self._advance),
             ("GET", "/signings", 200, self._signings),
-            ("GET", "/signings/{id}", 200, self._signing),
+            ("GET", "/signings/{id}", 200, lambda request, _: self._encode_signing(_id(request))),
             ("POST", "/signings/{id}/complete", 200, self._act),
             ("POST", "/signings/{id}/cancel", 200, self._act),
             ("POST", "/recipients/{id}/sign", 200, self._act),
             ("POST", "/recipients/{id}/decline", 200, self._act),
             ("GET", "/notifications", 200, self._notifications),
-            ("GET", "/faults", 200, self._faults),
+            ("GET", "/faults", 200, lambda *_: {"items": [_encode(fault, _FAULT) for fault in faults.arranged]}),
             ("POST", "/faults", 201, self._add_fault),
-            ("DELETE", "/faults", 200, self._clear_faults),
+            ("DELETE", "/faults", 200, lambda *_: faults.clear()),
             ("DELETE", "/faults/{id}", 200, self._remove_fault),
             ("GET", "/rate-limit", 200, self._rate_limit),
             ("PUT", "/rate-limit", 200, self._set_rate_limit),
             ("GET", "/requests", 200, self._requests),
             ("GET", "/requests/{id}", 200, self._request),
-            ("GET", "/webhooks", 200, self._webhooks),
+            ("GET", "/webhooks", 200, lambda *_: {"items": [_encode(e, _ENDPOINT) for e in webhooks.endpoints()]}),
             ("POST", "/webhooks", 201, self._add_webhook),
-            ("DELETE", "/webhooks/{id}", 200, self._remove_webhook),
+            ("DELETE", "/webhooks/{id}", 200, lambda request, _: webhooks.remove(_id(request))),
             ("GET", "/deliveries", 200, self._deliveries),
-            ("GET", "/deliveries/{id}", 200, self._delivery),
-            ("POST", "/deliveries/{id}/resend", 201, self._resend),
+            ("GET", "/deliveries/{id}", 200, lambda request, _: self._details(webhooks.delivery(_id(request)))),
+            ("POST", "/deliveries/{id}/resend", 201, lambda request, _: self._details(webhooks.resend(_id(request)))),
         ]
         routes = [
             web.route(method, CONTROL_API + path, partial(self._serve, handler, status))
@@ -97,32 +98,29 @@ class Control:
             raise Refused(403, "foreign_origin", "Requests from another site are not allowed.")
         body = await read_json(request) if request.body_exists else {}
         try:
-            value = await handler(request, body)
+            value = handler(request, body)
         except (ValueError, TypeError, OverflowError) as error:
             # The arguments are the body's fields: a message that begins with a field's name is about that field.
             name, _, problem = str(error).partition(": ")
-            if name in body or name in request.query:
+            if name in body:
                 raise _invalid(name, problem) from None
             raise Refused(400, "validation_failed", str(error)) from None
-        return web.json_response(value, status=status, dumps=partial(json.dumps, ensure_ascii=False))
+        value = await value if isinstance(value, Awaitable) else value
+        return web.json_response(value or {}, status=status, dumps=partial(json.dumps, ensure_ascii=False))
 
     # the sandbox
 
-    async def _reset(self, _: web.Request, __: Body) -> Body:
-        self._state.reset()
-        return {}
-
-    async def _create_token(self, _: web.Request, body: Body) -> Body:
+    def _create_token(self, _: web.Request, body: Body) -> Body:
         lifetime = body.get("lifetime")
         if lifetime is not None:
             _checks.number("lifetime", lifetime, above=0, at_most=1e9, error=ValueError)
         return {"access_token": self._state.accounts.access_token(lifetime=lifetime)}
 
-    async def _register_app(self, _: web.Request, body: Body) -> Body:
+    def _register_app(self, _: web.Request, body: Body) -> Body:
         name, redirect_uri = _text(body, "name"), _text(body, "redirect_uri")
         return _encode(self._state.accounts.register_app(name, redirect_uri), _APP)
 
-    async def _authorize(self, request: web.Request, body: Body) -> Body:
+    def _authorize(self, request: web.Request, body: Body) -> Body:
         accounts, app = self._state.accounts, self._state.accounts.app(_id(request))
         if app is None:
             raise not_found("app")
@@ -131,27 +129,24 @@ class Control:
         state = {"state": query["state"]} if "state" in query else {}
         return {"code": code, "callback_url": str(URL(app.redirect_uri).update_query({"code": code, **state}))}
 
-    async def _clock(self, _: web.Request, __: Body) -> Body:
+    def _clock(self, _: web.Request, __: Body) -> Body:
         clock = self._state.clock
         return {"now": clock.now().isoformat(), "ahead_seconds": clock.offset.total_seconds()}
 
-    async def _advance(self, request: web.Request, body: Body) -> Body:
+    def _advance(self, request: web.Request, body: Body) -> Body:
         for name in body.keys() - {"days", "hours", "minutes", "seconds"}:
             raise _invalid(name, "unknown field; use days, hours, minutes, seconds")
         self._state.clock.advance(**body)
-        return await self._clock(request, body)
+        return self._clock(request, body)
 
     # signings and recipients
 
-    async def _signings(self, request: web.Request, _: Body) -> Body:
+    def _signings(self, request: web.Request, _: Body) -> Body:
         state = request.query.get("state", "")
         if state and state not in STATES:
             raise _invalid("state", f"must be one of {', '.join(STATES)}, got {state!r}")
         found, total = self._state.service.search(request.query.get("search", ""), state, 0, _limit(request))
         return {"items": [_encode(signing, _SIGNING) for signing in found], "total": total}
-
-    async def _signing(self, request: web.Request, _: Body) -> Body:
-        return self._encode_signing(_id(request))
 
     async def _act(self, request: web.Request, _: Body) -> Body:
         action, signatures = request.path.rpartition("/")[2], self._state.signatures
@@ -170,48 +165,41 @@ class Control:
             ],
         }
 
-    async def _notifications(self, request: web.Request, _: Body) -> Body:
+    def _notifications(self, request: web.Request, _: Body) -> Body:
         email = request.query.get("email")
         found = [sent for sent in self._state.invitations.notifications() if email in {None, sent.email}]
         return _newest(found, _limit(request), _NOTIFICATION)
 
     # faults
 
-    async def _faults(self, _: web.Request, __: Body) -> Body:
-        return {"items": [_encode(fault, _FAULT) for fault in self._state.faults.arranged]}
-
-    async def _add_fault(self, _: web.Request, body: Body) -> Body:
+    def _add_fault(self, _: web.Request, body: Body) -> Body:
         _text(body, "operation")
         _text(body, "kind")
         return _encode(self._state.faults.add(**body), _FAULT)
 
-    async def _clear_faults(self, _: web.Request, __: Body) -> Body:
-        self._state.faults.clear()
-        return {}
-
-    async def _remove_fault(self, request: web.Request, _: Body) -> Body:
+    def _remove_fault(self, request: web.Request, _: Body) -> Body:
         for fault in self._state.faults.arranged:
             if fault.id == _id(request):
                 fault.remove()
                 return {}
         raise not_found("fault")
 
-    async def _rate_limit(self, _: web.Request, __: Body) -> Body:
+    def _rate_limit(self, _: web.Request, __: Body) -> Body:
         limit = self._state.rate_limit
         return _encode(limit, _RATE_LIMIT) if limit else dict.fromkeys(_RATE_LIMIT)
 
-    async def _set_rate_limit(self, request: web.Request, body: Body) -> Body:
+    def _set_rate_limit(self, request: web.Request, body: Body) -> Body:
         self._state.limit_rate(**body)
-        return await self._rate_limit(request, body)
+        return self._rate_limit(request, body)
 
     # requests
 
-    async def _requests(self, request: web.Request, _: Body) -> Body:
+    def _requests(self, request: web.Request, _: Body) -> Body:
         operation = request.query.get("operation")
         found = [record for record in self._state.requests.records if operation in {None, record.operation}]
         return _newest(found, _limit(request), _REQUEST)
 
-    async def _request(self, request: web.Request, _: Body) -> Body:
+    def _request(self, request: web.Request, _: Body) -> Body:
         record = self._state.requests.find(_id(request))
         if record is None:
             raise not_found("request")
@@ -219,28 +207,15 @@ class Control:
 
     # webhooks
 
-    async def _webhooks(self, _: web.Request, __: Body) -> Body:
-        return {"items": [_encode(endpoint, _ENDPOINT) for endpoint in self._state.webhooks.endpoints()]}
-
-    async def _add_webhook(self, _: web.Request, body: Body) -> Body:
+    def _add_webhook(self, _: web.Request, body: Body) -> Body:
         secret = None if body.get("secret") is None else _text(body, "secret")
         return _encode(self._state.webhooks.register(_text(body, "url"), secret), (*_ENDPOINT, "secret"))
 
-    async def _remove_webhook(self, request: web.Request, _: Body) -> Body:
-        self._state.webhooks.remove(_id(request))
-        return {}
-
-    async def _deliveries(self, request: web.Request, _: Body) -> Body:
+    def _deliveries(self, request: web.Request, _: Body) -> Body:
         found = self._state.webhooks.deliveries(_limit(request))
         return {"items": [_encode_delivery(delivery) for delivery in reversed(found)]}
 
-    async def _delivery(self, request: web.Request, _: Body) -> Body:
-        return self._delivery_details(self._state.webhooks.delivery(_id(request)))
-
-    async def _resend(self, request: web.Request, _: Body) -> Body:
-        return self._delivery_details(self._state.webhooks.resend(_id(request)))
-
-    def _delivery_details(self, delivery: Delivery) -> Body:
+    def _details(self, delivery: Delivery) -> Body:
         attempts = [
             _encode(attempt, _ATTEMPT)
             | {

@@ -21,54 +21,24 @@ from .request_body import chunks_of
 from .responses import Encoder
 
 OPERATIONS = (
-    "me",
-    "signings.create",
-    "signings.list",
-    "signings.get",
-    "signings.send",
-    "documents.upload",
-    "documents.download_signed",
-    "recipients.add",
-    "recipients.list",
-    "recipients.remind",
-    "oauth.authorize",
-    "oauth.token",
-    "signings.cancel",
-    "signings.delete",
-)
+    "me", "signings.create", "signings.list", "signings.get", "signings.send", "documents.upload",
+    "documents.download_signed", "recipients.add", "recipients.list", "recipients.remind", "oauth.authorize",
+    "oauth.token", "signings.cancel", "signings.delete",
+)  # fmt: skip
 DELIVERY = "webhooks.deliver"
 
-_RETRY: dict[str, tuple[type, ...]] = {"retry_after": (int, float, str, type(None)), "http_date": (bool,)}
-_SECONDS: dict[str, tuple[type, ...]] = {"seconds": (int, float)}
-KINDS: dict[str, dict[str, tuple[type, ...]]] = {
-    "429": _RETRY,
-    "503": _RETRY,
-    "500": {},
-    "500-after-commit": {},
-    "502-html": {},
-    "502-html-after-commit": {},
-    "drop-before-commit": {},
-    "drop-after-commit": {},
-    "truncate": {},
-    "truncate-after-commit": {},
-    "slow": _SECONDS,
-    "expired-token": {},
-    "empty": {},
-    "not-json": {},
-    "hang": {},
-}
-"""The kinds of request faults and their details. `truncate`, `empty` and `not-json` apply after the effect."""
+KINDS = (
+    "429", "503", "500", "500-after-commit", "502-html", "502-html-after-commit", "drop-before-commit",
+    "drop-after-commit", "truncate", "truncate-after-commit", "slow", "expired-token", "empty", "not-json", "hang",
+)  # fmt: skip
+"""The kinds of request faults. `truncate`, `empty` and `not-json` apply after the effect."""
 
-DELIVERY_KINDS: dict[str, dict[str, tuple[type, ...]]] = {
-    "duplicate": {},
-    "reorder": {},
-    "wrong-signature": {},
-    "slow": _SECONDS,
-    "drop": {},
-    "lose": {},
-}
-"""The kinds of faults of webhook deliveries (operation `webhooks.deliver`), in order: sent twice, sent after the next
-delivery, with a wrong signature, with a pause in the body, dropped halfway (and retried), never sent."""
+DELIVERY_KINDS = ("duplicate", "reorder", "wrong-signature", "slow", "drop", "lose")
+"""The kinds of faults of webhook deliveries: sent twice, sent after the next delivery, with a wrong signature, with a
+pause in the body, dropped halfway (and retried), never sent."""
+
+DETAILS = {"429": ("retry_after", "http_date"), "503": ("retry_after", "http_date"), "slow": ("seconds",)}
+"""The details of the kinds that have any."""
 
 HTML_502 = (
     b"<html>\r\n<head><title>502 Bad Gateway</title></head>\r\n<body><h1>502 Bad Gateway</h1></body>\r\n</html>\r\n"
@@ -145,12 +115,13 @@ class Faults:
         _checks.number("probability", probability, at_least=0, at_most=1, error=ValueError)
         _checks.integer("skip", skip, at_least=0, error=ValueError)
         for name, value in details.items():
-            if name not in kinds[kind]:
-                known = ", ".join(kinds[kind]) or "none"
+            if name not in DETAILS.get(kind, ()):
+                known = ", ".join(DETAILS.get(kind, ())) or "none"
                 raise ValueError(f"{name}: unknown detail of the fault {kind!r}; its details: {known}")
-            if not isinstance(value, kinds[kind][name]) or (isinstance(value, bool) and name != "http_date"):
-                raise ValueError(f"{name}: wrong type for the fault {kind!r}, got {value!r}")
-            if isinstance(value, int | float) and name != "http_date":
+            if name == "http_date":
+                if not isinstance(value, bool):
+                    raise ValueError(f"http_date: must be True or False, got {value!r}")
+            elif name == "seconds" or not isinstance(value, str | None):
                 _checks.number(name, value, at_least=0, at_most=1e9, error=ValueError)
         if details.get("http_date") and isinstance(details.get("retry_after"), str):
             raise ValueError("retry_after: must be a number with http_date=True, got a string")

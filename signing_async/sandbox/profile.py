@@ -10,24 +10,69 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from .. import _checks
 
-_COUNTS = {"page_size": 1, "max_page_size": 1, "max_documents": 1, "max_recipients": 1, "invitation_days": 1}
+_COUNTS = {"page_size", "max_page_size", "max_documents", "max_recipients", "invitation_days"}
 _SECONDS = {"access_token_lifetime": 1, "refresh_token_lifetime": 1, "code_lifetime": 1, "replay_grace": 0}
 _LONGEST = 10 * 365 * 86_400
-_SETS: dict[str, tuple[str, ...] | None] = {
+_OPTIONAL = {"max_documents", "max_recipients", "record_field"}
+_REQUIRABLE = {
     "required_signing_fields": ("signing_order", "message"),
     "required_recipient_fields": ("first_name", "last_name", "order", "signing_method"),
-    "signing_methods": None,
-    "phone_methods": None,
-    "identification_methods": None,
 }
 _RECIPIENT_FIELDS = {"id", "first_name", "last_name", "email", "signing_method", "order", "declined_at"}
+_PRESETS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "laravel": {
+        "pagination": "next_url",
+        "limit_param": "per_page",
+        "page_size": 15,
+        "record_field": "data",
+        "recipients_list": "paged",
+        "timestamps": "iso_micros",
+        "request_id": "header",
+        "request_id_header": "X-Request-Id",
+        "send_status": 202,
+        "remind_status": 204,
+        "refresh_revokes_access_tokens": True,
+    },
+    "rfc9457": {
+        "pagination": "link_header",
+        "recipients_list": "bare",
+        "error_shape": "rfc9457",
+        "timestamps": "iso_offset",
+        "ids": "ulid",
+        "request_id": "header",
+        "send_status": 204,
+        "remind_status": 202,
+        "not_editable_status": 409,
+        "signature": "sha256",
+        "recipient_completed_field": "signed_at",
+    },
+    "numeric": {
+        "pagination": "has_more",
+        "cursor_param": "starting_after",
+        "items_field": "items",
+        "list_order": "oldest_first",
+        "error_shape": "nested",
+        "token_error_shape": "profile",
+        "timestamps": "epoch_millis",
+        "ids": "integer",
+        "request_id": "body",
+        "created_status": 200,
+        "expired_token_status": 403,
+        "expires_in_unit": "minutes",
+        "signature": "base64",
+        "event_names": "upper",
+        "document_name": "stem",
+        "megabyte": 10**6,
+        "accept_exact_limit": False,
+    },
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,15 +204,46 @@ class Profile:
 
     def __post_init__(self) -> None:
         for name, kind in _types().items():
-            _check(name, getattr(self, name), kind)
-        _check_numbers(self)
-        _check_sets(self)
+            self._check(name, getattr(self, name), kind)
+        if self.page_size > self.max_page_size:
+            raise _wrong("page_size", self.page_size, f"at most max_page_size ({self.max_page_size})")
         if self.cursor_param == self.limit_param:
             raise _wrong("cursor_param", self.cursor_param, "different from limit_param")
         own = (self.phone_field, self.identification_field, self.recipient_completed_field)
         if len(set(own) - _RECIPIENT_FIELDS) < len(own):
             fields = "phone_field, identification_field and recipient_completed_field"
             raise ValueError(f"Profile: {fields} must be distinct names that no other field has, got {own!r}")
+
+    def _check(self, name: str, value: Any, kind: Any) -> None:
+        if value is None and name in _OPTIONAL:
+            return
+        if get_origin(kind) is Literal or kind is bool:
+            choices = (True, False) if kind is bool else get_args(kind)
+            if value not in choices or isinstance(value, bool) != (kind is bool):
+                raise _wrong(name, value, f"one of {', '.join(map(repr, choices))}")
+        elif name in _COUNTS:
+            _checks.integer(f"Profile.{name}", value, at_most=1_000_000, error=ValueError)
+        elif name in _SECONDS:
+            bounds = {"at_least": _SECONDS[name], "at_most": _LONGEST}
+            _checks.number(f"Profile.{name}", value, **bounds, error=ValueError)
+        elif get_origin(kind) is tuple:
+            object.__setattr__(self, name, self._names(name, value))
+        elif not isinstance(value, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", value):
+            raise _wrong(name, value, "a name of letters, digits and _ . -")
+
+    def _names(self, name: str, value: Any) -> tuple[str, ...]:
+        if isinstance(value, str) or not all(isinstance(item, str) and item for item in value):
+            raise _wrong(name, value, "a tuple of names")
+        if name == "signing_methods":
+            if not value:
+                raise _wrong(name, value, "at least one method")
+            return tuple(value)
+        allowed = _REQUIRABLE.get(name, self.signing_methods)
+        if value == getattr(Profile, name):  # a default may name methods that signing_methods no longer has
+            return tuple(item for item in value if item in allowed)
+        if unknown := [item for item in value if item not in allowed]:
+            raise _wrong(name, unknown[0], f"one of {', '.join(map(repr, allowed))}")
+        return tuple(value)
 
     @property
     def max_pdf_bytes(self) -> int:
@@ -177,75 +253,24 @@ class Profile:
     @classmethod
     def laravel(cls, **changes: Any) -> Profile:
         """Return the profile of a service written with Laravel and its API resources."""
-        settings: dict[str, Any] = {
-            "pagination": "next_url",
-            "limit_param": "per_page",
-            "page_size": 15,
-            "record_field": "data",
-            "recipients_list": "paged",
-            "timestamps": "iso_micros",
-            "request_id": "header",
-            "request_id_header": "X-Request-Id",
-            "send_status": 202,
-            "remind_status": 204,
-            "refresh_revokes_access_tokens": True,
-        }
-        return cls(**settings | changes)
+        return cls(**_PRESETS["laravel"] | changes)
 
     @classmethod
     def rfc9457(cls, **changes: Any) -> Profile:
         """Return the profile of a service built on standards: problem details, Link headers, sortable ids."""
-        settings: dict[str, Any] = {
-            "pagination": "link_header",
-            "recipients_list": "bare",
-            "error_shape": "rfc9457",
-            "timestamps": "iso_offset",
-            "ids": "ulid",
-            "request_id": "header",
-            "send_status": 204,
-            "remind_status": 202,
-            "not_editable_status": 409,
-            "signature": "sha256",
-            "recipient_completed_field": "signed_at",
-        }
-        return cls(**settings | changes)
+        return cls(**_PRESETS["rfc9457"] | changes)
 
     @classmethod
     def numeric(cls, **changes: Any) -> Profile:
         """Return the profile of a service with epoch timestamps, integer ids, `has_more` and nested errors."""
-        settings: dict[str, Any] = {
-            "pagination": "has_more",
-            "cursor_param": "starting_after",
-            "items_field": "items",
-            "list_order": "oldest_first",
-            "error_shape": "nested",
-            "token_error_shape": "profile",
-            "timestamps": "epoch_millis",
-            "ids": "integer",
-            "request_id": "body",
-            "created_status": 200,
-            "expired_token_status": 403,
-            "expires_in_unit": "minutes",
-            "signature": "base64",
-            "event_names": "upper",
-            "document_name": "stem",
-            "megabyte": 10**6,
-            "accept_exact_limit": False,
-        }
-        return cls(**settings | changes)
+        return cls(**_PRESETS["numeric"] | changes)
 
     @classmethod
     def preset(cls, name: str) -> Profile:
         """Return a profile by name: default, laravel, rfc9457 or numeric."""
-        makers: dict[str, Callable[[], Profile]] = {
-            "default": cls,
-            "laravel": cls.laravel,
-            "rfc9457": cls.rfc9457,
-            "numeric": cls.numeric,
-        }
-        if name not in makers:
-            raise ValueError(f"profile: unknown profile {name!r}; use one of {', '.join(makers)}")
-        return makers[name]()
+        if name not in _PRESETS:
+            raise ValueError(f"profile: unknown profile {name!r}; use one of {', '.join(_PRESETS)}")
+        return cls(**_PRESETS[name])
 
     def replace(self, **changes: Any) -> Profile:
         """Return this profile with some settings changed."""
@@ -255,44 +280,6 @@ class Profile:
 @cache
 def _types() -> dict[str, Any]:
     return get_type_hints(Profile)
-
-
-def _check(name: str, value: object, kind: Any) -> None:
-    """Check a choice, a switch or a name by the type of its setting."""
-    if get_origin(kind) is Literal and (value not in get_args(kind) or isinstance(value, bool)):
-        raise _wrong(name, value, "one of " + ", ".join(repr(choice) for choice in get_args(kind)))
-    if kind is bool and not isinstance(value, bool):
-        raise _wrong(name, value, "True or False")
-    is_name = isinstance(value, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_.-]*", value)
-    if (kind is str or (kind == str | None and value is not None)) and not is_name:
-        raise _wrong(name, value, "a name of letters, digits and _ . -")
-
-
-def _check_numbers(profile: Profile) -> None:
-    for name, least in _COUNTS.items():
-        value = getattr(profile, name)
-        if value is not None or name not in {"max_documents", "max_recipients"}:
-            _checks.integer(f"Profile.{name}", value, at_least=least, at_most=1_000_000, error=ValueError)
-    for name, least in _SECONDS.items():
-        value = getattr(profile, name)
-        _checks.number(f"Profile.{name}", value, at_least=least, at_most=_LONGEST, error=ValueError)
-    if profile.page_size > profile.max_page_size:
-        raise _wrong("page_size", profile.page_size, f"at most max_page_size ({profile.max_page_size})")
-
-
-def _check_sets(profile: Profile) -> None:
-    for name, among in _SETS.items():
-        value = getattr(profile, name)
-        if isinstance(value, str) or not all(isinstance(item, str) and item for item in value):
-            raise _wrong(name, value, "a tuple of names")
-        if name == "signing_methods" and not value:
-            raise _wrong(name, value, "at least one method")
-        allowed = profile.signing_methods if among is None else among
-        if value == getattr(Profile, name):  # a default may name methods that signing_methods no longer has
-            value = [item for item in value if item in allowed]
-        if unknown := [item for item in value if item not in allowed]:
-            raise _wrong(name, unknown[0], "one of " + ", ".join(repr(item) for item in allowed))
-        object.__setattr__(profile, name, tuple(value))
 
 
 def _wrong(name: str, value: object, wanted: str) -> ValueError:

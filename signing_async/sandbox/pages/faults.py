@@ -13,7 +13,9 @@ from .site import EMPTY, FAULTS, STATE, Filled, form, page, redirect
 
 async def faults(request: web.Request, filled: Filled = EMPTY) -> web.Response:
     """Show the faults, the rate limit and their forms."""
-    kinds = [(kind, kind if kind in KINDS else f"{kind} ({DELIVERY})") for kind in KINDS | DELIVERY_KINDS]
+    kinds = [
+        (kind, kind if kind in KINDS else f"{kind} ({DELIVERY})") for kind in dict.fromkeys(KINDS + DELIVERY_KINDS)
+    ]
     return page(request, "faults.html", filled, operations=(*OPERATIONS, DELIVERY), kinds=kinds)
 
 
