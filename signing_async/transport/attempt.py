@@ -117,7 +117,13 @@ async def attempt(operation: Operation[T], shared: Shared, options: Options, con
             acquired_at = loop.time()
             observer.span.wait(acquired_at - asked_at, is_acquired)
             if not is_acquired:
-                _fail_unacquired(outcome, operation, options, limiter.next_at - loop.time())
+                wait = limiter.next_at - loop.time()
+                text = "the rate limiter would delay this attempt for longer than the call may take; it was not sent"
+                limited = errors.RateLimited(text, status=429, operation=operation.name, retry_after=wait)
+                if wait > 0:
+                    outcome.fail(Kind.THROTTLED, limited, wait, may_retry=False)
+                else:  # no limit is known: the earlier requests are still waiting for their responses
+                    outcome.fail(Kind.UNSENT, timeout_error(operation, options), may_retry=False)
                 return outcome
             try:
                 if acquired_at - asked_at > _BRIEF_WAIT:  # the token may have expired in the wait
@@ -137,15 +143,13 @@ async def attempt(operation: Operation[T], shared: Shared, options: Options, con
                 accepted = None if outcome.response is None else outcome.response.status != 429
                 shared.accepted += accepted is True
                 limiter.release(acquired_at, accepted)
-    except TimeoutError as error:
-        if bound.expired() or loop.time() >= deadline:
+    except Exception as error:  # also what the caller's own rate limiter, token store or file raises
+        if isinstance(error, TimeoutError) and (bound.expired() or loop.time() >= deadline):
             was_sent = context.body is not None and context.body.may_have_taken_effect
             late = timeout_error(operation, options, outcome.response)
             outcome.fail(Kind.LOST if was_sent else Kind.UNSENT, late, may_retry=False)
         else:
             outcome.fail(Kind.RAISED, error, may_retry=False)
-    except Exception as error:  # also what the caller's own rate limiter, token store or file raises
-        outcome.fail(Kind.RAISED, error, may_retry=False)
     return outcome
 
 
@@ -161,7 +165,6 @@ async def _exchange(
 ) -> None:
     """Make the request; set the outcome from its response."""
     body, decode = context.body, operation.decode
-    limit = None if operation.stream else 0 if decode is None else options.assumptions.max_answer_bytes
     request = wire.Request(
         operation.method, shared.origin, operation.path, operation.params, body, operation.accept, operation.headers
     )
@@ -179,22 +182,23 @@ async def _exchange(
             # The silence while an upload is processed must not be taken for a lost response.
             silence=options.timeouts.call if operation.stream else None,
             deadline=deadline,
-            limit=limit,
+            limit=None if operation.stream else 0 if decode is None else options.assumptions.max_answer_bytes,
         )
         response = outcome.response = response_of(operation, shared, options, head)
-        if 200 <= head.status < 300 and operation.stream and decode is not None:
-            outcome.value = await decode(head)
-            outcome.kind = Kind.SUCCESS
-            return
-        outcome.is_whole = not head.refusal
-        if not 200 <= head.status < 300:
+        is_success = 200 <= head.status < 300
+        outcome.is_whole = not head.refusal and not (is_success and operation.stream)
+        if not is_success:
             _fail_refused(outcome, operation, shared, options, head)
-            return
-        if _is_html_page(response) and "html" not in operation.headers.get("Accept", ""):
-            raise Unreadable("it is an HTML page")
-        if decode is not None:
-            outcome.value = decode(response)
-        outcome.kind = Kind.SUCCESS
+        elif operation.stream and decode is not None:
+            outcome.kind, outcome.value = Kind.SUCCESS, await decode(head)
+        else:
+            # An HTML page, such as a proxy's login, is no response, unless it was asked for.
+            is_html = "html" in head.headers.get("Content-Type", "").lower() and head.body.lstrip().startswith(b"<")
+            if is_html and "html" not in operation.headers.get("Accept", ""):
+                raise Unreadable("it is an HTML page")
+            if decode is not None:
+                outcome.value = decode(response)
+            outcome.kind = Kind.SUCCESS
     except BaseException as error:
         if outcome.response is None and request.response is not None:
             outcome.response = response_of(operation, shared, options, request.response)
@@ -226,8 +230,8 @@ def _fail_refused(
     status, headers = head.status, head.headers
     if head.refusal:
         identity = outcome.response.request_id
-        text, name = head.refusal, operation.name
-        outcome.fail(Kind.REFUSED, errors.APIError(text, status=status, operation=name, request_id=identity))
+        error = errors.APIError(head.refusal, status=status, operation=operation.name, request_id=identity)
+        outcome.fail(Kind.REFUSED, error)
         return
     error = error_from(
         status,
@@ -251,17 +255,6 @@ def _fail_refused(
     else:
         # Some server received the request, and its outcome is unknown.
         outcome.fail(Kind.LOST, error, may_retry=False)
-
-
-def _fail_unacquired(outcome: Outcome[Any], operation: Operation[Any], options: Options, wait: float) -> None:
-    """End the attempt without a request: the rate limiter would delay it for longer than the call may take."""
-    if wait <= 0:
-        # No limit is known: the earlier requests are still waiting for their responses.
-        outcome.fail(Kind.UNSENT, timeout_error(operation, options), may_retry=False)
-        return
-    text = "the rate limiter would delay this attempt for longer than the call may take; it was not sent"
-    error = errors.RateLimited(text, status=429, operation=operation.name, retry_after=wait)
-    outcome.fail(Kind.THROTTLED, error, wait, may_retry=False)
 
 
 def report(
@@ -299,6 +292,13 @@ def report(
         _call_hook("on_attempt", options.on_attempt, record)
 
 
+def _call_hook(name: str, hook: Any, value: object) -> None:
+    try:
+        hook(value)
+    except Exception:
+        log.exception("the %s hook failed", name)
+
+
 def response_of(operation: Operation[Any], shared: Shared, options: Options, head: wire.Response) -> Response:
     """Return the response as the caller sees it, without the body of a stream."""
     return Response(
@@ -333,15 +333,3 @@ def transport_error(
 
 def _facts(response: Response | None) -> dict[str, Any]:
     return {} if response is None else {"status": response.status, "request_id": response.request_id}
-
-
-def _is_html_page(response: Response) -> bool:
-    """Return whether the response is an HTML page, such as a proxy's login, not an empty one of that type."""
-    return response.bytes.lstrip().startswith(b"<") and "html" in response.headers.get("Content-Type", "").lower()
-
-
-def _call_hook(name: str, hook: Any, value: object) -> None:
-    try:
-        hook(value)
-    except Exception:
-        log.exception("the %s hook failed", name)

@@ -101,6 +101,7 @@ class _Call(Generic[T]):
         self._retry_at = now
         self._reconciliation: Reconciliation[T] | None = None
         """Made after the first attempt that is ambiguous or refused, or by a method that only reads."""
+        self._is_harmful = retry.effect_of(operation.safety) == "unknown"
         self._was_ambiguous = False
         self._last_failure: errors.SigningError | None = None
         """The error of the last attempt that did not end with a refusal."""
@@ -118,7 +119,8 @@ class _Call(Generic[T]):
     async def _step(self) -> T:
         """Make one attempt, after a reading if an earlier one was ambiguous; raise `RetryRequested` for another one."""
         if self._reconciliation is not None and (found := await self._settle()) is not None:
-            return self._succeed(found.value)
+            self._retries.succeed()
+            return found.value
         operation, transport, context = self._operation, self._transport, self._context
         shared, options, loop = transport.shared, transport.options, asyncio.get_running_loop()
         context.number += 1
@@ -130,7 +132,9 @@ class _Call(Generic[T]):
         if outcome.kind is Kind.SUCCESS:
             report(outcome, operation, shared, options, context, seconds)
             value: Any = outcome.value
-            return self._succeed(value if self._reconciliation is None else await self.confirm(value))
+            value = value if self._reconciliation is None else await self.confirm(value)
+            self._retries.succeed()
+            return value  # type: ignore[no-any-return]  # of the type that the operation decodes to
         self._retries.attempts = context.number
         decision = self._retries.decide(
             outcome.kind,
@@ -187,7 +191,8 @@ class _Call(Generic[T]):
                     self._reconcile().wait(self._transport.options.retry.settle)
                 found = await self._settle()
                 if found is not None:
-                    return self._succeed(found.value)
+                    self._retries.succeed()
+                    return found.value
             may_show_late = effect.may_show_late
         if not isinstance(error, errors.SigningError):
             if may_show_late:
@@ -210,14 +215,6 @@ class _Call(Generic[T]):
             is_unknown = is_under_way or (self._reconciliation is not None and self._reconciliation.is_ambiguous)
         if is_unknown:
             self._operation.effect.note_unresolved()
-
-    @property
-    def _is_harmful(self) -> bool:
-        return retry.effect_of(self._operation.safety) == "unknown"
-
-    def _succeed(self, value: T) -> T:
-        self._retries.succeed()
-        return value
 
     # Reconciliation
 

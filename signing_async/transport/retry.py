@@ -42,7 +42,6 @@ __all__ = [
     "read_retry_after",
     "run",
     "settle_time",
-    "step_after",
 ]
 
 T = TypeVar("T")
@@ -146,12 +145,6 @@ _STEPS: dict[tuple[Safety, Kind], Step] = {
     **{(safety, kind): Step.RAISE for safety in Safety for kind in (Kind.REFUSED, Kind.RAISED)},
 }
 _HARMFUL = frozenset({Safety.RECONCILED, Safety.REMIND, Safety.NEVER})
-_OWN_ERROR_SHARE = 0.1
-
-
-def step_after(kind: Kind, safety: Safety) -> Step:
-    """Return the entry of the table above."""
-    return _STEPS.get((safety, kind), Step.RETRY)
 
 
 def effect_of(safety: Safety, *, succeeded: bool = False) -> Literal["none", "unknown"]:
@@ -165,7 +158,7 @@ def effect_of(safety: Safety, *, succeeded: bool = False) -> Literal["none", "un
 
 def settle_time(policy: RetryPolicy, kind: Kind) -> float:
     """Return the seconds for which the service is read after an ambiguous attempt."""
-    return policy.settle if kind.may_be_late else _OWN_ERROR_SHARE * policy.settle
+    return policy.settle if kind.may_be_late else 0.1 * policy.settle
 
 
 # The decisions of one call
@@ -213,7 +206,7 @@ class Retries:
         ``remaining`` is the seconds in which another attempt may start. ``others_accepted``: the service accepted
         other requests of the client since the attempt began. ``jitter`` is a random number from 0 to 1.
         """
-        policy, step = self._policy, step_after(kind, self._safety)
+        policy, step = self._policy, _STEPS.get((self._safety, kind), Step.RETRY)
         if kind is Kind.REJECTED_TOKEN:
             self._uncounted += 1
             return Decision(step, 0.0)
@@ -226,49 +219,39 @@ class Retries:
         self._lost_responses += step is Step.RETRY_ONCE
         if self._lost_responses > 1:
             return Decision(step, None, "the response was lost twice")
-        self._uncounted += kind is Kind.THROTTLED and others_accepted
-        delay = self._delay(kind, step, retry_after, random.random() if jitter is None else jitter)
-        reason = self._reason_to_stop(retry_after, delay, remaining)
-        if kind is Kind.THROTTLED:
-            pause = (retry_after or 0.0) if reason else delay
-            if pause > policy.max_retry_after:
-                # Such a long wait may concern only this endpoint: the limiter just slows down, as after any 429.
-                pause = 0.0 if self._has_limiter else policy.max_retry_after
-            return Decision(step, None if reason else delay, reason, pause)
-        if not reason and self._budget is not None:
+        is_throttled = kind is Kind.THROTTLED
+        # The token endpoint has only a pause: no rate limiter spreads the calls that wait for it.
+        has_limiter = self._safety is not Safety.TOKEN
+        self._uncounted += is_throttled and others_accepted
+        attempts = max(1, self.attempts - self._uncounted)
+
+        jitter = random.random() if jitter is None else jitter
+        if is_throttled and has_limiter and retry_after and attempts == 1:
+            jitter = 0.0
+        # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
+        delay = jitter * min(policy.max_delay, policy.base_delay * 2.0 ** min(attempts - 1, 60))
+        delay = max(delay, retry_after or 0.0, settle_time(policy, kind) if step is Step.RECONCILE else 0.0)
+
+        reason = ""
+        if attempts >= policy.max_attempts:
+            reason = f"{attempts} attempts were made" if attempts > 1 else "no retry is allowed"
+        elif retry_after is not None and retry_after > policy.max_retry_after:
+            reason = f"the wait of {retry_after:g} s is longer than the policy's {policy.max_retry_after:g} s"
+        elif delay >= remaining:
+            reason = "the deadline leaves no time to wait"
+        elif not is_throttled and self._budget is not None:
             if self._budget.withdraw():
                 self._withdrawn += 1
             else:
                 reason = "too many calls are failing: the retry budget is used up"
-        return Decision(step, None if reason else delay, reason)
 
-    @property
-    def _has_limiter(self) -> bool:
-        """Whether a rate limiter spreads the calls that wait for it: the token endpoint has only a pause."""
-        return self._safety is not Safety.TOKEN
-
-    @property
-    def _counted(self) -> int:
-        return max(1, self.attempts - self._uncounted)
-
-    def _delay(self, kind: Kind, step: Step, retry_after: float | None, jitter: float) -> float:
-        at_least = retry_after or 0.0
-        if step is Step.RECONCILE:
-            at_least = max(at_least, settle_time(self._policy, kind))
-        if kind is Kind.THROTTLED and self._has_limiter and retry_after and self._counted == 1:
-            jitter = 0.0
-        # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
-        ceiling = min(self._policy.max_delay, self._policy.base_delay * 2.0 ** min(self._counted - 1, 60))
-        return max(jitter * ceiling, at_least)
-
-    def _reason_to_stop(self, retry_after: float | None, delay: float, remaining: float) -> str:
-        """Return why the policy or the deadline allows no further attempt; "" if they do."""
-        policy, attempts = self._policy, self._counted
-        if attempts >= policy.max_attempts:
-            return f"{attempts} attempts were made" if attempts > 1 else "no retry is allowed"
-        if retry_after is not None and retry_after > policy.max_retry_after:
-            return f"the wait of {retry_after:g} s is longer than the policy's {policy.max_retry_after:g} s"
-        return "" if delay < remaining else "the deadline leaves no time to wait"
+        pause: float | None = None
+        if is_throttled:
+            pause = (retry_after or 0.0) if reason else delay
+            if pause > policy.max_retry_after:
+                # Such a long wait may concern only this endpoint: the limiter just slows down, as after any 429.
+                pause = 0.0 if has_limiter else policy.max_retry_after
+        return Decision(step, None if reason else delay, reason, pause)
 
     def succeed(self) -> None:
         """Refund the budget: the call succeeded after all."""
@@ -366,7 +349,5 @@ def _runner() -> Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]:
         # backoff 2 calls this function while it decorates; Python 3.14 deprecates it.
         warnings.filterwarnings("ignore", "'asyncio.iscoroutinefunction' is deprecated", DeprecationWarning)
         # Without jitter, which would shorten the delay; without logger, which would log the exception.
-        on_request = backoff.on_exception(
-            backoff.runtime, RetryRequested, value=attrgetter("delay"), jitter=None, logger=None
-        )
-        return on_request(call)
+        options: Any = {"value": attrgetter("delay"), "jitter": None, "logger": None}
+        return backoff.on_exception(backoff.runtime, RetryRequested, **options)(call)

@@ -153,6 +153,7 @@ class Response:
         self._response = response
         self._content = response.content
         self.status: int = response.status
+        self.reason: str = response.reason or ""
         self.headers: Mapping[str, str] = response.headers
         self.body: bytes = b""
         self.refusal: str = ""
@@ -161,11 +162,8 @@ class Response:
         """Whether the response stays open after the call: its reader closes it."""
 
     @property
-    def reason(self) -> str:
-        return self._response.reason or ""
-
-    @property
     def received(self) -> int:
+        """The bytes of the body that have arrived."""
         return self._content.total_bytes
 
     async def read(self, limit: int) -> None:
@@ -381,9 +379,7 @@ async def _send(
     # Outside the except block, so the aiohttp exception is not the context of what is raised.
     if session.closed and broken.kind is Kind.UNSENT:
         raise ClientClosed("the client is closed" if sessions.closed else "the session was closed")
-    if body is not None and body.failure is not None:
-        raise body.failure
-    raise broken
+    raise (body.failure if body is not None else None) or broken
 
 
 def _broken(kind: Kind, error: Exception, token: Token | None) -> BrokenResponse:

@@ -7,7 +7,6 @@ import contextlib
 
 import pytest
 from aiohttp import web
-from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
 from signing_async import (
@@ -15,14 +14,13 @@ from signing_async import (
     MemoryTokenStore,
     OutcomeUnknown,
     RateLimited,
-    RefreshRejected,
     RetryPolicy,
     Signing,
     SigningClient,
 )
 from signing_async.sandbox import Sandbox
 from signing_async.telemetry import names
-from tests.auth.oauth_servers import Scripted, expired, grants, oauth_for, sandbox_oauth, says
+from tests.auth.oauth_servers import Scripted, expired, grants, oauth_for, sandbox_oauth
 from tests.pdfs import make_pdf
 from tests.servers import serving
 from tests.telemetry.recorded import Recorded, attributes, events
@@ -177,22 +175,6 @@ async def test_refresh_shared_by_many_calls_is_one_refresh(sandbox: Sandbox, rec
     assert all(span.end_time <= refresh.end_time for span in rejected)  # type: ignore[operator]
 
 
-async def test_rejected_refresh_is_counted_by_its_result(recorded: Recorded) -> None:
-    store = MemoryTokenStore(expired())
-    async with (
-        Scripted(says({"error": "invalid_grant"}, 400)) as server,
-        oauth_for(server.base_url, store=store) as oauth,
-        SigningClient(server.base_url, oauth) as client,
-    ):
-        with pytest.raises(RefreshRejected):
-            await client.me()
-    refresh = recorded.one("token.refresh")
-    assert refresh.status.status_code is StatusCode.ERROR
-    assert attributes(refresh) == {"signing_async.refresh.result": "rejected", "error.type": "RefreshRejected"}
-    assert events(recorded.one("me"), "token.refresh")[0]["signing_async.refresh.result"] == "failed"
-    assert recorded.total(names.REFRESHES, signing_async__refresh__result="rejected") == 1
-
-
 async def test_token_that_another_process_refreshed_is_adopted(sandbox: Sandbox, recorded: Recorded) -> None:
     store = MemoryTokenStore(expired())
     async with (
@@ -251,23 +233,6 @@ async def test_bytes_of_both_directions_are_counted(
     async with client.documents.stream_signed(signing, document) as chunks:
         size = sum([len(chunk) async for chunk in chunks])
     assert recorded.total(names.TRANSFERRED, network__io__direction="receive") - before == size == len(sealed)
-
-
-async def test_context_does_not_leak_between_concurrent_calls(client: SigningClient, recorded: Recorded) -> None:
-    tracer = recorded.traces.get_tracer("the application")
-
-    async def handle(number: int) -> None:
-        with tracer.start_as_current_span(f"request {number}") as request:
-            await client.me()
-            assert trace.get_current_span() is request
-            await client.me()
-
-    await asyncio.gather(*(handle(number) for number in range(20)))
-    assert trace.get_current_span() is trace.INVALID_SPAN
-    for number in range(20):
-        calls = recorded.children(recorded.one(f"request {number}"))
-        assert [call.name for call in calls] == ["me", "me"]
-        assert [len(recorded.attempts(call)) for call in calls] == [1, 1]
 
 
 @pytest.mark.parametrize(

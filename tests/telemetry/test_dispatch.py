@@ -15,7 +15,7 @@ from signing_async import (
     SigningPackage,
 )
 from signing_async.sandbox import Sandbox
-from signing_async.telemetry import active, names
+from signing_async.telemetry import names
 from tests.pdfs import make_pdf
 from tests.telemetry.recorded import Recorded, attributes
 
@@ -72,11 +72,3 @@ async def test_failed_package_is_an_error_and_the_next_run_links_to_it(
 
 
 # The context in the journal
-
-
-async def test_context_of_another_program_in_the_journal_is_no_link(recorded: Recorded) -> None:
-    zeros = f"00-{'0' * 32}-{'0' * 16}-01"
-    with active().span("dispatch", links=["junk", None, zeros, CONTEXT]) as span:
-        assert span.context is not None
-    (link,) = recorded.one("dispatch").links
-    assert f"{link.context.trace_id:032x}" in CONTEXT

@@ -90,26 +90,6 @@ async def test_handler_is_a_consumer_span_that_links_to_its_delivery(inbox: Inbo
     assert (point.count, point.sum) == (1, 1)
 
 
-async def test_calls_of_plain_and_async_handlers_are_under_their_spans(inbox: Inbox, recorded: Recorded) -> None:
-    tracer = recorded.traces.get_tracer("application")
-
-    @inbox.on("plain")
-    def plain(_: Event) -> None:
-        tracer.start_span("plain work").end()
-
-    @inbox.on("async")
-    async def coroutine(_: Event) -> None:
-        tracer.start_span("async work").end()
-
-    for kind in ("plain", "async"):
-        await add(inbox, kind, kind=kind)
-    async with inbox.running():
-        await settled(inbox)
-    children = [recorded.children(span)[0].name for span in recorded.named("inbox.handler")]
-    assert sorted(children) == ["async work", "plain work"]
-    assert not any(span.links for span in recorded.named("inbox.handler"))
-
-
 async def test_each_attempt_has_its_outcome(inbox: Inbox, recorded: Recorded) -> None:
     @inbox.on("*")
     def handle(event: Event) -> None:

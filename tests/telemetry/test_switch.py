@@ -27,7 +27,7 @@ from signing_async.telemetry import Telemetry, active, names
 from tests.auth.oauth_servers import Scripted, expired, grants, oauth_for
 from tests.guides import ROOT
 from tests.pdfs import make_pdf
-from tests.telemetry.recorded import Recorded, nothing_configured, recording
+from tests.telemetry.recorded import Recorded
 
 CALL = """
 import asyncio, sys
@@ -58,14 +58,6 @@ def test_process_that_does_not_use_opentelemetry_does_not_import_it() -> None:
 
 def test_client_works_without_the_api_package() -> None:
     _run(before="sys.modules['opentelemetry'] = None", after="assert 'opentelemetry.trace' not in sys.modules")
-
-
-async def test_sdk_that_is_configured_later_is_used(client: SigningClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    with nothing_configured(monkeypatch):
-        await client.me()
-    with recording(monkeypatch) as recorded:
-        await client.me()
-    assert len(recorded.named("me")) == 1
 
 
 async def test_metrics_alone_are_recorded(

@@ -111,17 +111,6 @@ async def test_body_that_does_not_arrive_has_a_verdict(recorded: Recorded) -> No
     assert _verdicts(recorded) == {"too_slow": 1, "incomplete": 1}
 
 
-def test_threaded_server_has_spans(recorded: Recorded) -> None:
-    events: list[Event] = []
-    receiver = Receiver(VERIFIER, events.append)
-    assert receiver.receive_blocking(signed(BODY), BODY).status == 202
-    span = recorded.one("webhook.delivery")
-    assert span.context is not None
-    (event,) = events
-    assert event.trace_context is not None
-    assert event.trace_context.startswith(f"00-{span.context.trace_id:032x}-{span.context.span_id:016x}-")
-
-
 class _Failing(MemorySeenEvents):
     async def claim(self, event_id: str) -> Any:
         raise OSError("the store of Anna Berg")

@@ -31,7 +31,7 @@ from signing_async import (
 )
 from signing_async.sandbox import Profile, Sandbox
 from tests.pdfs import make_pdf
-from tests.servers import answering, serving, talking
+from tests.servers import answering, serving
 from tests.transport.apps import authorized
 
 QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
@@ -163,35 +163,7 @@ async def test_lost_response_after_a_redirect_has_no_status() -> None:
     assert (caught.value.status, caught.value.request_id) == (None, None)
 
 
-async def test_post_follows_no_redirect() -> None:
-    async def handle(request: web.Request) -> web.Response:
-        raise web.HTTPTemporaryRedirect("/api/1.0/elsewhere")
-
-    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
-        with pytest.raises(APIError, match="307"):
-            await client.signings.create(name="x", language="EN")
-        assert len(server.requests) == 1
-
-
 # Hostile responses
-
-
-@pytest.mark.parametrize(
-    ("body", "said"),
-    [
-        (b"", "empty"),
-        (b"<html><title>Welcome</title>", "not JSON"),
-        (b"\xff\xfe\x00", "not"),
-        (b"[1, 2]", "expected an object"),
-        (b"[" * 100_000, "not"),
-    ],
-)
-async def test_success_that_cannot_be_decoded_is_a_decode_error_with_its_request_id(body: bytes, said: str) -> None:
-    raw = b"HTTP/1.1 200 OK\r\nX-Request-Id: req_7\r\nContent-Length: %d\r\n\r\n" % len(body)
-    with pytest.raises(DecodeError, match=said) as caught:
-        await _me_from(raw + body)
-    assert (caught.value.status, caught.value.request_id) == (200, "req_7")
-    assert "req_7" in str(caught.value)
 
 
 @pytest.mark.parametrize("bad", ["", ".", ".."])
@@ -222,26 +194,6 @@ async def test_response_that_cannot_be_parsed_is_permanent_and_says_why(raw: byt
     with pytest.raises(TransportError, match=f"^me: the response cannot be read: {cause}$") as caught:
         await _me_from(raw)
     assert (caught.value.attempts, caught.value.transient) == (1, False)
-
-
-async def test_create_is_not_repeated_if_its_response_cannot_be_parsed() -> None:
-    requests = 0
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal requests
-        head = await reader.readuntil(b"\r\n\r\n")
-        requests += head.startswith(b"POST")
-        writer.write(b"garbage\r\n\r\n")
-
-    async with talking(talk) as origin, SigningClient(origin, "token", retry=QUICK) as client:
-        with pytest.raises(TransportError, match="not valid HTTP"):
-            await client.signings.create(name="x", language="EN")
-    assert requests == 1
-
-
-@pytest.mark.parametrize("headers", [{"X": "a" * 60_000}, {f"X{n}": "a" for n in range(400)}], ids=["long", "many"])
-async def test_response_may_have_as_many_headers_as_browsers_take(headers: dict[str, str]) -> None:
-    assert await _me_from(_OK + b"".join(f"{name}: {headers[name]}\r\n".encode() for name in headers) + _BODY)
 
 
 async def test_send_succeeds_by_its_status_although_the_body_is_cut_off() -> None:

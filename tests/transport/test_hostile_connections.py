@@ -189,27 +189,6 @@ async def test_clients_own_session_keeps_no_cookies() -> None:
         assert all(b"cookie" not in head.lower() for head in server.heads)
 
 
-async def test_endless_list_is_fetched_at_most_one_page_ahead() -> None:
-    number = 0
-
-    async def behave(talk: Conversation) -> None:
-        nonlocal number
-        while True:
-            await talk.request()
-            number += 1
-            page = json.dumps({"data": [{"id": f"s{number}"}], "next": f"c{number}"})
-            await talk.send(sized(page.encode()))
-
-    async with hostile(behave) as server, connected(server) as client:
-        seen = 0
-        async for _ in client.signings.list():
-            seen += 1
-            if seen == 30:
-                break
-        await asyncio.sleep(0.05)
-        assert len(server.heads) <= 32
-
-
 # Connections
 
 

@@ -15,13 +15,9 @@ from signing_async import (
     Assumptions,
     BadRequest,
     CannotBeSent,
-    DocumentRejected,
-    Forbidden,
     NotFound,
     NotYetSigned,
-    RateLimited,
     RetryPolicy,
-    ServerError,
     SigningClient,
     Unauthorized,
 )
@@ -182,29 +178,6 @@ def test_cannot_be_sent_is_recognized_wherever_the_response_holds_it(body: objec
 def test_sentence_with_the_words_is_not_the_code_cannot_be_sent() -> None:
     for body in ({"message": "A signing cannot_be_sent."}, {"code": "cannot_be_sent_yet"}, b"<p>cannot_be_sent so</p>"):
         assert type(_error(body)) is BadRequest
-
-
-@pytest.mark.parametrize(
-    ("status", "kind"),
-    [
-        (302, APIError),
-        (304, APIError),
-        (400, BadRequest),
-        (401, Unauthorized),
-        (403, Forbidden),
-        (404, NotFound),
-        (409, APIError),
-        (422, DocumentRejected),
-        (429, RateLimited),
-        (500, ServerError),
-        (599, ServerError),
-    ],
-)
-def test_status_decides_the_exception(status: int, kind: type[APIError]) -> None:
-    """The code matters only for a 400."""
-    error = _error({"code": "cannot_be_sent" if status != 400 else "x"}, status)
-    assert type(error) is kind
-    assert error.status == status
 
 
 def test_text_names_status_operation_message_code_and_request_id_once() -> None:

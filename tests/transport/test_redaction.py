@@ -49,17 +49,6 @@ def test_secret_is_redacted_in_bytes_of_any_encoding(encoding: str) -> None:
     assert redact_bytes(bytes(range(256)), [TOKEN]) == bytes(range(256))
 
 
-def test_secret_within_another_secret_does_not_reveal_it() -> None:
-    assert redact("abcdef abc", ["abc", "abcdef"]) == "[redacted] [redacted]"
-    assert redact("abcdef red", ["abcdef", "red", "e"]) == "[redacted] [redacted]"
-
-
-@pytest.mark.parametrize("secret", ["", "lösenord å", "\ud800x", "%2F"])
-def test_secret_may_contain_any_character_and_an_empty_one_is_ignored(secret: str) -> None:
-    assert redact(f"<{secret}>", [secret]) == ("<[redacted]>" if secret else "<>")
-    redact_bytes(b"<x>", [secret])
-
-
 @pytest.mark.parametrize(
     ("text", "hidden"),
     [

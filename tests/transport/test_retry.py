@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import email.utils
 import math
-import subprocess
 import sys
 import warnings
 
@@ -15,7 +13,6 @@ from hypothesis import strategies as st
 
 from signing_async import ConfigurationError, RetryPolicy
 from signing_async.transport.retry import (
-    Decision,
     Kind,
     Retries,
     RetryBudget,
@@ -24,7 +21,6 @@ from signing_async.transport.retry import (
     Step,
     read_retry_after,
     run,
-    step_after,
 )
 
 NOW = 1_800_000_000.0
@@ -44,57 +40,9 @@ def _retries(
 
 
 # READ, RECONCILED, CREATE, REMIND, NEVER, TOKEN
-ROWS = {
-    Kind.REFUSED: [RAISE] * 6,
-    Kind.RAISED: [RAISE] * 6,
-    Kind.REJECTED_TOKEN: [RETRY] * 6,
-    Kind.UNSENT: [RETRY] * 6,
-    Kind.THROTTLED: [RETRY] * 6,
-    Kind.FAILED: [RETRY, RECONCILE, RETRY, RETRY, UNKNOWN, RETRY],
-    Kind.GATEWAY: [RETRY, RECONCILE, RETRY, RETRY, UNKNOWN, RETRY],
-    Kind.LOST: [RETRY, RECONCILE, RETRY, UNKNOWN, UNKNOWN, RETRY_ONCE],
-}
-
-
-def test_step_after_each_kind_is_that_of_the_table() -> None:
-    kinds = [kind for kind in Kind if kind is not Kind.SUCCESS]
-    assert {kind: [step_after(kind, safety) for safety in Safety] for kind in kinds} == ROWS
 
 
 # Decisions
-
-
-@pytest.mark.parametrize(
-    ("retries", "kind", "retry_after", "expected"),
-    [
-        (_retries(safety=Safety.REMIND), Kind.LOST, None, (UNKNOWN, None, "a repeat could take effect twice")),
-        (_retries(ONCE, Safety.RECONCILED), Kind.LOST, None, (UNKNOWN, None, "no retry is allowed")),
-        (_retries(ONCE), Kind.FAILED, None, (RETRY, None, "no retry is allowed")),
-        (_retries(ONCE), Kind.REJECTED_TOKEN, None, (RETRY, 0.0)),
-        (_retries(attempts=5), Kind.FAILED, None, (RETRY, None, "5 attempts were made")),
-        (_retries(), Kind.FAILED, 60.0, (RETRY, 60.0)),
-        (_retries(), Kind.FAILED, 60.1, (RETRY, None, "the wait of 60.1 s is longer than the policy's 60 s")),
-        (_retries(), Kind.FAILED, 59.0, (RETRY, 59.0)),
-        # The first 429 adds no jitter. The limiter pauses for the delay, but not for one beyond the policy's cap.
-        (_retries(), Kind.THROTTLED, 3.0, (RETRY, 3.0, "", 3.0)),
-        (_retries(attempts=2), Kind.THROTTLED, 0.5, (RETRY, 1.0, "", 1.0)),
-        (_retries(ONCE), Kind.THROTTLED, None, (RETRY, None, "no retry is allowed", 0.0)),
-        (_retries(ONCE), Kind.THROTTLED, 30.0, (RETRY, None, "no retry is allowed", 30.0)),
-        (_retries(ONCE), Kind.THROTTLED, 86_400.0, (RETRY, None, "no retry is allowed", 0.0)),
-        (_retries(ONCE, Safety.TOKEN), Kind.THROTTLED, 86_400.0, (RETRY, None, "no retry is allowed", 60.0)),
-    ],
-)
-def test_decision(
-    retries: Retries, kind: Kind, retry_after: float | None, expected: tuple[Step, float | None, str, float | None]
-) -> None:
-    assert retries.decide(kind, retry_after, remaining=600, jitter=1.0) == Decision(*expected)
-
-
-def test_token_request_is_repeated_once_after_a_lost_response() -> None:
-    retries = _retries(safety=Safety.TOKEN)
-    assert retries.decide(Kind.LOST, remaining=60).delay is not None
-    assert retries.decide(Kind.FAILED, remaining=60).delay is not None
-    assert retries.decide(Kind.LOST, remaining=60) == Decision(RETRY_ONCE, None, "the response was lost twice")
 
 
 @given(
@@ -194,25 +142,6 @@ def test_no_retry_after_raises(value: str) -> None:
 # The runner
 
 
-async def test_runner_sleeps_exactly_the_requested_delays(monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
-
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    delays = [0.25, 7.0, 0.0]
-
-    async def attempt() -> str:
-        if delays:
-            raise RetryRequested(delays.pop(0))
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        await run(attempt)
-    assert slept == [0.25, 7.0, 0.0]
-
-
 PYTHON_3_14 = """
 import asyncio, inspect, warnings
 
@@ -234,11 +163,6 @@ async def attempt(delays=[0.0]):
 
 asyncio.run(retry.run(attempt))
 """
-
-
-def test_runner_raises_no_warning_where_python_deprecates_a_function_that_backoff_calls() -> None:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", PYTHON_3_14], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 async def test_repeated_call_leaves_the_filters_of_warnings_alone() -> None:

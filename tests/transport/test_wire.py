@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +15,6 @@ from aiohttp import web
 
 from signing_async import (
     ClientClosed,
-    InvalidRequest,
     OutcomeUnknown,
     RetryPolicy,
     SigningClient,
@@ -28,47 +26,6 @@ from tests.pdfs import make_pdf
 from tests.servers import serving, talking
 
 # Bodies
-
-
-async def _written(produce: wire.Produce, writer: Any) -> tuple[wire.Body, object]:
-    body = wire.Body(produce, 4, "text/plain")
-    (error,) = await asyncio.gather(body.write(writer), return_exceptions=True)
-    assert body.started
-    return body, error
-
-
-def _writer(error: BaseException | None = None, transport: object = None) -> Any:
-    async def write(chunk: bytes) -> None:
-        if error is not None:
-            raise error
-
-    return SimpleNamespace(write=write, transport=transport, protocol=None)
-
-
-@pytest.mark.parametrize(
-    "fault", [InvalidRequest("source: it was changed"), ValueError(), MemoryError()], ids=lambda e: type(e).__name__
-)
-async def test_failure_of_a_body_source_is_kept(fault: Exception) -> None:
-    """It is raised in place of aiohttp's connection error."""
-
-    async def produce(write: wire.Write, most: int) -> None:
-        await write(b"so")
-        raise fault
-
-    body, error = await _written(produce, _writer())
-    assert error is fault
-    assert body.failure is fault
-
-
-@pytest.mark.parametrize(("tls", "most"), [(True, 120 * 1024), (False, 1024 * 1024)])
-async def test_writes_are_limited_over_tls(tls: bool, most: int) -> None:
-    told: list[int] = []
-
-    async def produce(write: wire.Write, most: int) -> None:
-        told.append(most)
-
-    await _written(produce, _writer(transport=SimpleNamespace(get_extra_info=lambda name: object() if tls else None)))
-    assert told == [most]
 
 
 def _failing_session(signal: str, fault: Exception) -> aiohttp.ClientSession:
@@ -186,15 +143,6 @@ async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
 
 
 # The event loop
-
-
-def test_body_shows_only_its_size() -> None:
-    assert wire.bytes_body(b"secret").decode() == "<6 bytes>"
-
-
-def test_user_agent_has_the_version_of_the_distribution() -> None:
-    headers = wire._headers(wire.Request("GET", "", "/"), None, close=False)
-    assert headers["User-Agent"] == f"signing-async/{importlib.metadata.version('signing-async')}"
 
 
 # Desynchronized connections
