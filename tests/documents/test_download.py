@@ -31,7 +31,6 @@ from signing_async import (
     RequestTimeout,
     RetryPolicy,
     SealedFile,
-    ServerError,
     SigningClient,
     Timeouts,
     TransportError,
@@ -376,27 +375,6 @@ async def test_download_that_drops_every_time_raises_transport_error_and_keeps_t
     assert caught.value.status == 200
     assert caught.value.__cause__ is caught.value.__context__ is None
     assert untouched(target)
-
-
-@pytest.mark.parametrize("read", WAYS)
-async def test_503_is_retried_and_a_lasting_error_is_raised(target: Path, read: Read) -> None:
-    def failing(times: int) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-        left = [None] * times
-
-        async def respond(request: web.Request) -> web.StreamResponse:
-            if left:
-                left.pop()
-                return web.json_response({"message": "later"}, status=503)
-            return await sending(make_pdf())(request)
-
-        return respond
-
-    async with serving(failing(1000)) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
-        with pytest.raises(ServerError, match="later"):
-            await read(client, target)
-        assert untouched(target)
-    async with serving(failing(2)) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
-        await read(client, target)
 
 
 # Paths

@@ -235,23 +235,6 @@ async def test_file_object_that_cannot_be_read_is_an_error(tmp_path: Path, kind:
     assert caught.value.transient == (kind == "lost connection")
 
 
-async def test_error_raised_by_an_iterator_or_foreign_file_is_unchanged() -> None:
-    class BucketError(Exception):
-        pass
-
-    async def give() -> AsyncIterator[bytes]:
-        yield make_pdf(LARGE)
-        raise BucketError
-
-    class Remote(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            raise BucketError
-
-    for source in (give(), Remote()):
-        with pytest.raises(BucketError):
-            await PdfSource(source).open()
-
-
 @pytest.mark.parametrize("make", [lambda path: path.open("rb"), lambda path: io.BytesIO(path.read_bytes()), gzip.open])
 @pytest.mark.parametrize("past", [0, 10])
 async def test_file_at_its_end_is_empty_and_the_error_says_so(
