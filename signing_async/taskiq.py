@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from inspect import isawaitable, iscoroutinefunction
 from pathlib import Path
@@ -108,14 +107,11 @@ class Enqueued:
         try:
             result = await _read_result(self._task)
         except TransportError as error:
-            text = str(error) if error.transient else f"{error}: the package may still be sent"
-            failure = TransportError(text, transient=error.transient, client_wide=True, effect="unknown")
-        else:
-            if result is None or not result.is_err:
-                return None if result is None else Outcome(**result.return_value)
-            # The task itself was interrupted, for example cancelled: its message is delivered again.
-            return Outcome(self.key, None, str(result.error), type(result.error).__name__, "unknown", True, 3)
-        raise failure
+            raise amended(error, effect="unknown") from None
+        if result is None or not result.is_err:
+            return None if result is None else Outcome(**result.return_value)
+        # The task itself was interrupted, for example cancelled: its message is delivered again.
+        return Outcome(self.key, None, str(result.error), type(result.error).__name__, "unknown", True, 3)
 
     async def wait(self, poll: float = 0.5, timeout: float | None = None) -> Outcome:
         """Return the outcome as soon as a worker reports it; raise `WaitTimeout` after ``timeout`` seconds.
@@ -130,7 +126,7 @@ class Enqueued:
                 return await _poll(self.outcome, poll)
         except TimeoutError:
             message = f"no worker reported on package {self.key!r} within {timeout:g} s: it may still be sent"
-        raise WaitTimeout(message, effect="unknown")
+            raise WaitTimeout(message, effect="unknown") from None
 
 
 # Enqueuing
@@ -154,32 +150,26 @@ async def enqueuing(
     task = broker.find_task(_TASK) or broker.register_task(_dispatch, task_name=_TASK, ack_type="manual")
 
     async def enqueue(package: SigningPackage) -> Enqueued:
-        prepared = await prepare(package, max_bytes)
-        try:
+        with contextlib.closing(await prepare(package, max_bytes)) as prepared:
             message = _encode_package(prepared)
-        finally:
-            prepared.close()
         try:
             return Enqueued(prepared.key, await _call(task.kiq(message)))
         except TransportError as error:
-            failure = amended(error, effect="unknown" if error.transient else "none")
-        raise failure
+            raise amended(error, effect="unknown" if error.transient else "none") from None
 
     await _call(broker.startup())
     try:
         yield enqueue
     finally:
-        try:
-            await broker.shutdown()
-        except Exception as error:
-            log.warning("the broker could not be closed: %s", type(error).__name__)
+        with contextlib.suppress(TransportError):
+            await _call(broker.shutdown())
 
 
 def _encode_package(prepared: Prepared) -> dict[str, Any]:
     documents = []
     for number, document in enumerate(prepared.documents):
         source, path = document.source, document.source.source
-        if not isinstance(path, str | os.PathLike) or isinstance(os.fspath(path), bytes):
+        if not isinstance(path, str | os.PathLike):
             text = f"documents[{number}]: must be a path that the workers can read, got {type(path).__name__}"
             raise InvalidRequest(text)
         documents.append({"path": str(Path(path).absolute()), "filename": source.filename, "sha256": source.sha256})
@@ -259,16 +249,14 @@ async def _dispatch(message: dict[str, Any], context: Context = _CONTEXT) -> dic
             signing = await state.signing_client.dispatch(_decode_package(message), state.signing_journal)
             outcome = Outcome(key, signing.id, None, None)
         except Exception as error:
-            is_final = not _may_succeed_elsewhere(error)
-            text = "package %r failed: %s" if is_final else "package %r is retried later: %s"
-            log.log(logging.ERROR if is_final else logging.WARNING, text, key, error)
-            if not is_final:
+            if _may_succeed_elsewhere(error):
+                log.warning("package %r is retried later: %s", key, error)
                 # Not acknowledged, so delivered again.
                 raise NoResultError from None
+            log.error("package %r failed: %s", key, error)  # noqa: TRY400  # the outcome says why
             names = ("effect", "transient", "exit_code") if isinstance(error, SigningError) else ()
             outcome = Outcome(key, None, str(error), type(error).__name__, **{n: getattr(error, n) for n in names})
-        problem = f"the outcome of package {key!r} could not be reported: the message is handled again later"
-        return await report(attrs.asdict(outcome), problem)
+        return await report(attrs.asdict(outcome))
 
 
 def _may_succeed_elsewhere(error: Exception) -> bool:
@@ -277,27 +265,22 @@ def _may_succeed_elsewhere(error: Exception) -> bool:
 
 
 @contextlib.asynccontextmanager
-async def _held(context: Context) -> AsyncIterator[Callable[[dict[str, Any], str], Awaitable[dict[str, Any]]]]:
+async def _held(context: Context) -> AsyncIterator[Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]]:
     """Keep the task's message from other workers during the block; yield a function that reports the task's result.
 
     Taskiq saves the result after it acknowledges: if the worker died in between, the result would be lost.
     """
-    began = time.monotonic()
 
-    async def report(value: dict[str, Any], problem: str) -> dict[str, Any]:
+    async def report(value: dict[str, Any]) -> dict[str, Any]:
         if not context.is_ackable:
             return value
-        result: TaskiqResult[Any] = TaskiqResult(
-            is_err=False,
-            return_value=value,
-            execution_time=round(time.monotonic() - began, 2),
-            labels=context.message.labels,
-        )
+        labels = context.message.labels
+        result: TaskiqResult[Any] = TaskiqResult(is_err=False, return_value=value, execution_time=0.0, labels=labels)
         with contextlib.suppress(Exception):
             await context.broker.result_backend.set_result(context.message.task_id, result)
             await context.ack()
             return value
-        log.warning("%s", problem)
+        log.warning("a result could not be reported: the message is handled again later")
         raise NoResultError
 
     if isinstance(context.broker, _StreamBroker):
@@ -336,8 +319,7 @@ def event_task(broker: Any, inbox: Inbox, pattern: str) -> Callable[[H], H]:
     def register(handler: H) -> H:
         async def work(event_id: str, fence: int | None, context: Context = _CONTEXT) -> dict[str, Any]:
             async with _held(context) as report:
-                end = await _run_handler(inbox, handler, event_id, fence)
-                return await report(end, f"the end of event {event_id} could not be reported: it is handled again")
+                return await report(await _run_handler(inbox, handler, event_id, fence))
 
         async def enqueue_and_wait(event: Event) -> None:
             stored = await inbox.get(event.key)
@@ -442,7 +424,7 @@ def redis_streams(url: str, *, queue: str = "signing-dispatch", redeliver_after:
         _checks.string(name, value)
     _checks.number("redeliver_after", redeliver_after, above=0)
     # This only checks the URL, and its error does not show the password.
-    Connection(url, _TIMEOUT)
+    Connection(url, _TIMEOUT, ValueError)
     bounds: dict[str, Any] = {
         "socket_connect_timeout": _TIMEOUT,
         "socket_timeout": _BLOCK + _TIMEOUT,
@@ -474,8 +456,6 @@ class _StreamBroker(RedisStreamBroker):
     second, reads a message only when a worker is free, renews it during the work, and deletes it afterwards.
     """
 
-    _next_scan = 0.0
-
     @contextlib.asynccontextmanager
     async def renewed(self, entry: str) -> AsyncIterator[None]:
         """Keep the message from other workers during the block."""
@@ -502,48 +482,37 @@ class _StreamBroker(RedisStreamBroker):
                     await redis.xclaim(*names, min_idle_time=0, message_ids=[entry], justid=True)
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
-        logged = logging.NOTSET  # the level of the latest message about an error that lasts
+        is_lost = False
         while True:
             try:
-                if logged:
+                if is_lost:
                     # Redis may have lost its data.
                     await self._declare_consumer_group()
                 found = await self._read()
             except (RedisError, OSError) as error:
                 # Without a traceback, which may show the URL with its password.
-                kind = type(error).__name__
-                if not logged:
-                    log.warning("the broker is unavailable, retrying: %s", kind)
-                    logged = logging.WARNING
-                # Not for the first error: Redis also refuses the first read after it lost its data.
-                elif logged < logging.ERROR and not is_transient(error):
-                    text = "the broker refuses this worker (%s): check login, permissions and certificate; retrying"
-                    log.log(logging.ERROR, text, kind)
-                    logged = logging.ERROR
+                level = logging.DEBUG if is_lost else logging.WARNING
+                log.log(level, "the broker is unavailable, retrying: %s", type(error).__name__)
+                is_lost = True
                 await asyncio.sleep(_BLOCK)
                 continue
-            if logged:
+            if is_lost:
                 log.info("the broker is available again")
-                logged = logging.NOTSET
+                is_lost = False
             for entry, fields in found:
                 ack = self._ack_generator(entry, self.queue_name)
                 yield AckableMessage(data=self._add_entry_label(entry, fields), ack=ack)
 
     async def _read(self) -> list[tuple[Any, Any]]:
         """Return one message: abandoned by a worker, or new."""
-        names = self.consumer_group_name, self.consumer_name
+        place = self.queue_name, self.consumer_group_name
         async with Redis(connection_pool=self.connection_pool) as redis:
-            start: Any = "0-0"
-            while time.monotonic() >= self._next_scan:
-                # Redis scans ten pending entries at a time, and returns where to continue.
-                start, claimed, *_ = await redis.xautoclaim(
-                    self.queue_name, *names, min_idle_time=self.idle_timeout, start_id=start, count=1
-                )
-                if found := [(entry, fields) for entry, fields in claimed if fields]:
-                    return found
-                if start in (b"0-0", "0-0"):
-                    self._next_scan = time.monotonic() + _BLOCK
-            response: Any = await redis.xreadgroup(*names, {self.queue_name: ">"}, count=1, block=self.block)
+            for idle in await redis.xpending_range(*place, "-", "+", 1, idle=self.idle_timeout):
+                claimed: Any = await redis.xclaim(*place, self.consumer_name, self.idle_timeout, [idle["message_id"]])
+                return list(claimed)
+            response: Any = await redis.xreadgroup(
+                self.consumer_group_name, self.consumer_name, {self.queue_name: ">"}, count=1, block=self.block
+            )
         return [entry for _, entries in response or [] for entry in entries]
 
     def _add_entry_label(self, entry: Any, fields: dict[Any, Any]) -> bytes:

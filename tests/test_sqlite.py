@@ -103,47 +103,6 @@ def test_error_says_whether_the_operation_may_succeed_later(name: str, transient
     assert sqlite.is_transient(error) is transient
 
 
-@pytest.mark.parametrize("problem", ["missing", "folder"])
-def test_path_that_cannot_be_a_database_is_not_transient(problem: str, tmp_path: Path) -> None:
-    path = tmp_path if problem == "folder" else tmp_path / "nowhere" / "numbers.db"
-    with pytest.raises(sqlite3.OperationalError, match="unable to open") as caught:
-        numbers(SharedDatabase(path, make_table, timeout=10))
-    assert not sqlite.is_transient(caught.value, path)
-
-
-FEW_DESCRIPTORS = """
-import os, resource, sqlite3, sys
-from pathlib import Path
-from signing_async.storage import sqlite
-
-path = Path(sys.argv[1])
-database = sqlite.SharedDatabase(path, lambda connection: connection.execute("CREATE TABLE t (n)"), timeout=10)
-free = int(sys.argv[2])
-resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
-held = []
-try:
-    while True:
-        held.append(os.open("/dev/null", os.O_RDONLY))
-except OSError:
-    for _ in range(free):
-        os.close(held.pop())
-try:
-    with database.connected():
-        print("opened")
-except (sqlite3.OperationalError, OSError) as error:
-    print(type(error).__name__, sqlite.is_transient(error, path))
-"""
-
-
-@pytest.mark.parametrize("free", [0, 1])
-def test_database_that_cannot_be_opened_for_lack_of_descriptors_is_transient(free: int, tmp_path: Path) -> None:
-    """SQLite doesn't say why. With one descriptor the file can be opened, but not its log."""
-    sqlite3.connect(tmp_path / "numbers.db").close()
-    command = [sys.executable, "-c", FEW_DESCRIPTORS, str(tmp_path / "numbers.db"), f"{free}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout == "OperationalError True\n", done.stderr
-
-
 def test_error_rolls_back_the_transaction(database: SharedDatabase) -> None:
     """What the block did not commit is undone, and the next use goes on."""
     with contextlib.suppress(KeyError), database.connected() as connection:
@@ -156,14 +115,17 @@ def test_error_rolls_back_the_transaction(database: SharedDatabase) -> None:
 # Forks
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_fork_waits_for_the_transaction_of_another_thread(database: SharedDatabase) -> None:
     """The connection is not closed under the thread that uses it, and after the fork the next use opens a new one."""
     at_rest = threading.Event()
 
     def fork() -> None:
-        sqlite._before_fork()
+        child = os.fork()
+        if child == 0:
+            os._exit(0)
         at_rest.set()
-        sqlite._after_fork()
+        os.waitpid(child, 0)
 
     forking = threading.Thread(target=fork)
     with database.connected() as connection:
@@ -173,20 +135,3 @@ def test_fork_waits_for_the_transaction_of_another_thread(database: SharedDataba
     forking.join(30)
     assert database.connection is None
     assert numbers(database) == [1]
-
-
-def test_connection_is_left_open_after_a_fork_without_hooks(
-    database: SharedDatabase, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in the workers of a server written in C: it is the parent's, and is neither used nor closed."""
-    numbers(database)
-    parents = database.connection
-    assert parents is not None
-    child = os.getpid() + 1
-    monkeypatch.setattr(os, "getpid", lambda: child)
-    assert numbers(database) == []
-    assert database.connection is not parents
-    assert parents.execute("SELECT 1").fetchone() == (1,)
-    database.close()
-    sqlite._inherited.remove(parents)
-    parents.close()

@@ -30,7 +30,6 @@ from signing_async import (
     TransportError,
     WaitTimeout,
 )
-from signing_async import taskiq as module
 from signing_async.postgres import PostgresJournal
 from signing_async.sandbox import Sandbox
 from signing_async.taskiq import Enqueued, Outcome, add_dispatch, enqueuing, redis_streams
@@ -194,22 +193,6 @@ async def test_each_package_is_sent_once_despite_killed_and_paused_workers(
     assert [json.loads(row["state"])["status"] for row in states] == ["sent"] * 30
 
 
-async def test_worker_configured_by_the_environment_sends_and_shuts_down_gracefully(
-    environment: dict[str, str], sandbox: Sandbox, tmp_path: Path
-) -> None:
-    async with (
-        workers(1, environment, tmp_path, "signing_async.taskiq:broker") as (worker,),
-        enqueuing(redis_streams(environment["SIGNING_BROKER"])) as enqueue,
-    ):
-        enqueued = [await enqueue(package) for package in packages(tmp_path, 2)]
-        outcomes = [await asyncio.wait_for(each.wait(0.1), 60) for each in enqueued]
-        assert [repr(each) for each in enqueued] == ["Enqueued('lease-0')", "Enqueued('lease-1')"]
-        assert {outcome.signing for outcome in outcomes} == {signing.id for signing in sandbox.signings}
-        await worker.end()
-        assert "Traceback" not in worker.log
-    assert sendings(sandbox) == ["Lease 0", "Lease 1"]
-
-
 # A worker in this process
 
 
@@ -343,19 +326,12 @@ async def test_long_running_package_occupies_one_task(
     assert sendings(sandbox) == ["Lease 0", "Lease 1", "Lease 2"]
 
 
-@pytest.mark.parametrize("change", ["other content", "gone"])
-async def test_changed_document_fails_the_package(
-    change: str, place: Workplace, sandbox: Sandbox, tmp_path: Path
-) -> None:
+async def test_changed_document_fails_the_package(place: Workplace, sandbox: Sandbox, tmp_path: Path) -> None:
     """The outcome names the document, and the message is not delivered again."""
     (package,) = packages(tmp_path, 1)
     async with enqueuing(place.streams()) as enqueue:
         enqueued = await enqueue(package)
-        path = tmp_path / "inventory-0.pdf"
-        if change == "gone":
-            path.unlink()
-        else:
-            path.write_bytes(make_pdf(text="another"))
+        (tmp_path / "inventory-0.pdf").write_bytes(make_pdf(text="another"))
         assert await enqueued.outcome() is None
         async with working(place.worker()):
             outcome = await asyncio.wait_for(enqueued.wait(0.02), 60)
@@ -384,21 +360,7 @@ async def test_package_is_retried_after_a_transient_failure_and_after_a_rejected
     assert sendings(sandbox) == ["Lease 0"]
 
 
-@pytest.mark.parametrize("kind", ["503", "expired-token"])
-async def test_ambiguous_send_is_reconciled_later_and_not_repeated(
-    place: Workplace, sandbox: Sandbox, tmp_path: Path, kind: str
-) -> None:
-    """The response is lost, and then the signing cannot be read."""
-    sandbox.faults.add("signings.send", "drop-after-commit")
-    sandbox.faults.add("signings.get", kind, times=1)
-    async with enqueuing(place.streams()) as enqueue, working(place.worker()):
-        enqueued = await enqueue(packages(tmp_path, 1)[0])
-        assert (await asyncio.wait_for(enqueued.wait(0.02), 60)).error is None
-    assert sendings(sandbox) == ["Lease 0"]
-    assert len(sandbox.requests_of("signings.send")) == 1
-
-
-@pytest.mark.parametrize("how", ["stopped", "killed", "emptied"])
+@pytest.mark.parametrize("how", ["killed", "emptied"])
 async def test_workers_survive_an_outage_of_redis(
     how: str,
     redis: RedisServer,
@@ -406,12 +368,9 @@ async def test_workers_survive_an_outage_of_redis(
     sandbox: Sandbox,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With or without its data; they log the outage once."""
     caplog.set_level("INFO", "signing_async")
-    if how == "stopped":
-        monkeypatch.setattr(module, "_TIMEOUT", 1.0)
     first, second = packages(tmp_path, 2)
 
     async def until(condition: Callable[[], bool]) -> None:
@@ -434,10 +393,6 @@ async def test_workers_survive_an_outage_of_redis(
             redis.kill()
             await until(is_noticed)
             redis.start()
-        if how == "stopped":
-            redis.stop()
-            await until(is_noticed)
-            redis.wake()
         async with enqueuing(place.streams()) as enqueue:
             assert (await (await enqueue(second)).wait(0.02, timeout=60)).error is None
     logged = [record.message for record in caplog.records if record.message.startswith("the broker ")]
@@ -493,23 +448,11 @@ async def test_enqueuing_fails_in_time_while_redis_is_unavailable(
             async with asyncio.timeout(10):
                 with pytest.raises(TransportError, match=r"^the broker is unavailable \(\w+\)$") as caught:
                     await steps[how]()
-            assert caught.value.__context__ is None
+            assert "geheim" not in "".join(traceback.format_exception(caught.value))
             assert caught.value.transient
             if how == "stopped":  # Redis reads the request when it resumes.
                 assert (caught.value.effect, caught.value.exit_code) == ("unknown", 3)
             fault.close()
-
-
-async def test_wait_ends_if_the_broker_refuses_its_login(place: Workplace, tmp_path: Path) -> None:
-    with running_redis() as server:
-        async with Redis.from_url(server.url) as direct, enqueuing(redis_streams(server.url)) as enqueue:
-            enqueued = await enqueue(packages(tmp_path, 1)[0])
-            await direct.execute_command("ACL", "SETUSER", "default", "-exists")
-            text = r"^the broker is unavailable \(NoPermissionError\): the package may still be sent$"
-            with pytest.raises(TransportError, match=text) as caught:
-                await enqueued.wait(0.02, timeout=60)
-    assert not caught.value.transient
-    assert caught.value.effect == "unknown"
 
 
 async def test_any_taskiq_broker_can_dispatch(place: Workplace, sandbox: Sandbox, tmp_path: Path) -> None:
@@ -574,13 +517,7 @@ async def test_invalid_package_is_not_enqueued(documents: Any, words: str, place
         ({"url": "redis://:geheim@localhost?socket_timeout=x"}, "invalid Redis URL: Invalid value"),
         ({"url": None}, "url: must be a non-empty string, got None"),
         ({"queue": ""}, "queue: must be a non-empty string, got ''"),
-        (
-            {"queue": "\udfff"},
-            r"queue: must be a non-empty string, got '\udfff'",
-        ),
         ({"redeliver_after": 0}, "redeliver_after: must be a number above 0, got 0"),
-        ({"redeliver_after": True}, "redeliver_after: must be a number above 0, got True"),
-        ({"redeliver_after": float("inf")}, "redeliver_after: must be a number above 0, got inf"),
     ],
 )
 def test_invalid_settings_are_rejected_without_showing_the_password(settings: dict[str, Any], words: str) -> None:
@@ -616,7 +553,9 @@ async def test_settings_select_the_journal(
     for name, value in known.items():
         monkeypatch.setenv(name, value)
     async with working(broker_by_environment()), enqueuing(redis_streams(place.url)) as enqueue:
-        outcome = await asyncio.wait_for((await enqueue(packages(tmp_path, 1)[0])).wait(0.02), 60)
+        enqueued = await enqueue(packages(tmp_path, 1)[0])
+        assert repr(enqueued) == "Enqueued('lease-0')"
+        outcome = await enqueued.wait(0.02, timeout=60)
     assert outcome.signing == sandbox.signings[0].id
     assert (tmp_path / "leases.journal").exists() is (kind == "file")
 
@@ -625,58 +564,3 @@ def test_missing_package_names_the_extra() -> None:
     code = "import sys; sys.modules['taskiq_redis'] = None; import signing_async.taskiq"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert ran.stderr.splitlines()[-1].endswith("needs taskiq_redis: pip install 'signing-async[taskiq,postgres]'")
-
-
-async def test_broker_that_cannot_be_closed_is_logged_without_its_url(
-    place: Workplace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    streams = place.streams()
-    close = streams.connection_pool.disconnect
-
-    async def fail() -> None:
-        await close()
-        raise ConnectionError(place.url)
-
-    monkeypatch.setattr(streams.connection_pool, "disconnect", fail)
-    async with enqueuing(streams) as enqueue:
-        await enqueue(packages(tmp_path, 1)[0])
-    assert await place.left() == (1, 0)
-    assert "the broker could not be closed: ConnectionError" in caplog.text
-    assert place.url not in caplog.text
-
-
-async def test_worker_that_redis_refuses_logs_one_error_and_continues_when_it_is_permitted(
-    redis: RedisServer, place: Workplace, sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "signing_async")
-    tries, worker = 0, place.worker()
-    declare = worker._declare_consumer_group
-
-    async def counted() -> None:
-        nonlocal tries
-        tries += 1
-        await declare()
-
-    worker._declare_consumer_group = counted
-    (package,) = packages(tmp_path, 1)
-    async with Redis.from_url(place.url) as direct, enqueuing(place.streams()) as enqueue, working(worker):
-        await place.emptied()
-        await direct.execute_command("ACL", "SETUSER", "default", "-xreadgroup", "-xautoclaim")
-        async with asyncio.timeout(60):
-            while "the broker is unavailable" not in caplog.text:  # a read that began before is permitted
-                await asyncio.sleep(0.02)
-            enqueued = await enqueue(package)
-            before = tries
-            while tries < before + 4:
-                await asyncio.sleep(0.02)
-        await direct.execute_command("ACL", "SETUSER", "default", "+@all")
-        assert (await enqueued.wait(0.02, timeout=60)).error is None
-    logged = [(record.levelname, record.message) for record in caplog.records if "broker" in record.message]
-    assert logged == [
-        ("WARNING", "the broker is unavailable, retrying: NoPermissionError"),
-        (
-            "ERROR",
-            "the broker refuses this worker (NoPermissionError): check login, permissions and certificate; retrying",
-        ),
-        ("INFO", "the broker is available again"),
-    ]

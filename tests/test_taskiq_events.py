@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 from redis.exceptions import AuthenticationError
-from taskiq import InMemoryBroker, TaskiqResult
+from taskiq import InMemoryBroker
 
 from signing_async.errors import Unauthorized
 from signing_async.postgres import PostgresInbox
@@ -101,26 +101,6 @@ async def until_settled(inbox: Inbox, name: str = "a") -> StoredEvent:
 # Processes
 
 
-async def test_event_is_handled_when_its_task_has_ended_and_the_next_of_its_signing_waits(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    async with (
-        workers(2, environment, tmp_path, EVENTS),
-        PostgresInbox(environment["SIGNING_INBOX"]) as inbox,
-    ):
-        with inbox_process(environment):
-            for name in ("a", "b"):
-                await inbox.add(*delivery(name, "s"))
-            await until_started(tmp_path, 1)
-            assert (await one(inbox)).status is EventStatus.PENDING
-            (tmp_path / "a").touch()
-            assert (await until_settled(inbox)).status is EventStatus.HANDLED
-            await until_started(tmp_path, 2)
-            (tmp_path / "b").touch()
-            await until_settled(inbox, "b")
-        assert [name for name, _ in await until_started(tmp_path, 2)] == ["a", "b"]
-
-
 async def test_task_of_a_killed_worker_is_run_by_another_in_the_same_attempt(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -174,8 +154,11 @@ async def opened(folder: Path, broker: Any, **settings: Any) -> AsyncIterator[In
         await broker.shutdown()
 
 
-async def test_what_the_handler_raises_is_recorded_as_in_the_process_of_the_inbox(tmp_path: Path) -> None:
-    """Sync and async handlers; a pattern for each."""
+async def test_what_the_handler_raises_is_recorded_as_in_the_process_of_the_inbox(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sync and async handlers; a pattern for each. A rejected token uses up no attempt."""
+    monkeypatch.setattr(inbox_module, "_UNCOUNTED_PAUSE", 0.01)
     broker = InMemoryBroker()
     async with opened(tmp_path, broker) as inbox:
         calls: list[str] = []
@@ -198,40 +181,26 @@ async def test_what_the_handler_raises_is_recorded_as_in_the_process_of_the_inbo
 
             return rest()
 
-        for kind in ("drop", "fail.now", "later"):
+        @event_task(broker, inbox, "rejected")
+        async def rejected(event: Event) -> None:
+            calls.append(event.type)
+            if calls.count("rejected") < 6:
+                raise Unauthorized("the token is rejected", status=401)
+
+        for kind in ("drop", "fail.now", "later", "rejected"):
             await inbox.add(*delivery(kind, type=kind))
         async with inbox.running():
-            ends = [await until_settled(inbox, name) for name in ("drop", "fail.now", "later")]
+            ends = [await until_settled(inbox, name) for name in ("drop", "fail.now", "later", "rejected")]
         assert [(end.status, end.attempts) for end in ends] == [
             (EventStatus.DROPPED, 1),
             (EventStatus.DEAD, 3),
             (EventStatus.HANDLED, 2),
+            (EventStatus.HANDLED, 1),
         ]
         assert ends[0].error == "not mine"
         assert ends[1].error is not None
         assert ends[1].error.endswith("ValueError: no archive")
-        assert calls.count("fail.now") == 3
-
-
-async def test_handler_whose_client_fails_in_its_worker_uses_up_no_attempt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The inbox's process learns that the event is not to blame."""
-    monkeypatch.setattr(inbox_module, "_UNCOUNTED_PAUSE", 0.01)
-    broker, calls = InMemoryBroker(), 0
-    async with opened(tmp_path, broker) as inbox:
-
-        @event_task(broker, inbox, "*")
-        async def handle(event: Event) -> None:
-            nonlocal calls
-            calls += 1
-            if calls <= 5:
-                raise Unauthorized("the token is rejected", status=401)
-
-        await inbox.add(*delivery("a"))
-        async with inbox.running():
-            stored = await until_settled(inbox)
-    assert (stored.status, stored.attempts, calls) == (EventStatus.HANDLED, 1, 6)
+        assert (calls.count("fail.now"), calls.count("rejected")) == (3, 6)
 
 
 async def test_message_of_an_attempt_that_is_over_is_dropped(redis: RedisServer, tmp_path: Path) -> None:
@@ -352,31 +321,3 @@ async def test_no_attempt_is_counted_by_a_worker_that_cannot_read_the_inbox_for_
             await receiving.aclose()
         await broker.shutdown()
     assert (stored.status, stored.attempts, calls) == (EventStatus.HANDLED, 1, ["a"])
-
-
-async def test_event_is_handled_again_if_its_task_broke_off_and_its_end_could_not_be_reported(
-    redis: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The inbox waits for the next delivery of the message."""
-    calls: list[str] = []
-    broker = redis_streams(redis.url, queue=tmp_path.name, redeliver_after=0.4)
-    save = broker.result_backend.set_result
-
-    async def fail_first(task_id: str, result: Any) -> None:
-        if len(calls) < 2:
-            broken: TaskiqResult[Any] = TaskiqResult(
-                is_err=True, return_value=None, execution_time=0.1, error=RuntimeError("cancelled")
-            )
-            await save(task_id, broken)
-            raise ConnectionError
-        await save(task_id, result)
-
-    monkeypatch.setattr(broker.result_backend, "set_result", fail_first)
-    async with opened(tmp_path, broker) as inbox:
-        event_task(broker, inbox, "*")(lambda event: calls.append(event.id))
-        await inbox.add(*delivery("a"))
-        # The worker closes its inbox when it stops.
-        async with Inbox(tmp_path / "inbox.db") as watching, working(broker), inbox.running():
-            stored = await until_settled(watching)
-    assert (stored.status, stored.attempts, calls) == (EventStatus.HANDLED, 1, ["a", "a"])
-    assert "the end of event a could not be reported: it is handled again" in caplog.text

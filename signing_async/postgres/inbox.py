@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import os
 import secrets
 
-from .. import _checks
 from .._encryption import Keys, hide_keys
 from .._secret import Secret, hide
 from ..errors import ConfigurationError, InboxError
-from ..storage.events import ADD, TABLES, SqlEventStore, columns, for_postgres
+from ..storage.events import TABLES, SqlEventStore, for_postgres
 from ..storage.postgres import Pool, PostgresEngine
-from ..webhooks.event import Event
 from ..webhooks.inbox import HandlerRetryPolicy, Inbox
 from ..webhooks.wakeups import Wakeups
 
 __all__ = ["PostgresEventStore", "PostgresInbox"]
 
 _DAY = 86_400.0
-_BATCH = 100
-_BATCH_BYTES = 8 * 1024 * 1024
-"""The most bytes of bodies in a transaction of several events: it has to end within the timeout."""
-_Addition = tuple[tuple[object, ...], int, asyncio.Future[bool]]
 _LONGEST_NAME = 50
 """Characters of a table's name: those of its indexes have at most 63."""
 
@@ -44,76 +36,13 @@ class PostgresEventStore(SqlEventStore):
         self.engine: PostgresEngine = PostgresEngine(postgres, table, sql, timeout=timeout, failure=InboxError)
         if len(self.engine.name) > _LONGEST_NAME:
             raise ConfigurationError(f"table: must have at most {_LONGEST_NAME} characters, got {table!r}")
-        if _checks.number("lease", lease, above=0) < 3 * timeout:
-            raise ConfigurationError(f"lease: must be at least three times the timeout of {timeout:g} s, got {lease!r}")
         engine, name = self.engine, secrets.token_hex(8)
 
         def render(statement: str) -> str:
             # A server may fork after it has created the store.
             return engine.render(for_postgres(statement), owner=f"'{os.getpid()}:{name}'")
 
-        super().__init__(engine, render, engine.address, poll=0.25, lease=lease)
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._process = 0
-        self._adding: list[_Addition] = []
-        self._writer: asyncio.Task[None] | None = None
-
-    async def add(self, event: Event, body: bytes) -> bool:
-        """Add an event; concurrent ones are committed together, in order. Threads share the event loop that is used."""
-        loop, process = asyncio.get_running_loop(), os.getpid()
-        if (self._loop, self._process) != (loop, process):
-            if self._process == process and self._loop is not None and self._loop.is_running():
-                return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.add(event, body), self._loop))
-            self._loop, self._process, self._adding, self._writer = loop, process, [], None
-        added: asyncio.Future[bool] = loop.create_future()
-        self._adding.append((columns(event, body), len(body), added))
-        if self._writer is None or self._writer.done():
-            self._writer = asyncio.create_task(self._write(), name="signing_async events")
-        return await added
-
-    async def aclose(self) -> None:
-        if self._writer is not None and self._loop is asyncio.get_running_loop():
-            await asyncio.wait([self._writer])
-        await super().aclose()
-
-    async def _write(self) -> None:
-        while self._adding:
-            size = count = 0
-            for _, length, _ in self._adding[:_BATCH]:
-                size += length
-                if count and size > _BATCH_BYTES:
-                    break
-                count += 1
-            batch, self._adding = self._adding[:count], self._adding[count:]
-            await self._insert(batch)
-
-    async def _insert(self, batch: list[_Addition]) -> None:
-        statement = self._render(ADD)
-        rows = [row for row, _, _ in batch]
-        failure: Exception | None = None
-        new: set[object] = set()
-        try:
-            found = await self.engine.perform(lambda connection: connection.fetchmany(statement, rows))
-            new = {row[0] for row in found}
-        except Exception as error:
-            if isinstance(error, InboxError) and not error.transient and len(batch) > 1:
-                # The server may refuse only one of the events.
-                for each in batch:
-                    await self._insert([each])
-                return
-            if isinstance(error, InboxError) and error.transient:
-                # In an outage senders time out and deliver again.
-                self._adding = [each for each in self._adding if not each[2].done()]
-            failure = error
-        for row, _, added in batch:
-            is_new = row[0] in new
-            new.discard(row[0])  # the same event again is a duplicate
-            if added.done():  # the sender has gone
-                continue
-            if failure is not None:
-                added.set_exception(copy.copy(failure))
-            else:
-                added.set_result(is_new)
+        super().__init__(engine, render, engine.address, poll=0.25, lease=lease, timeout=timeout)
 
 
 class PostgresInbox(Inbox):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from .. import _checks
@@ -15,9 +16,7 @@ from .._tasks import run_within
 from ..errors import ConfigurationError
 from ..transport.redaction import redact
 
-__all__ = ["Connection", "RedisClient", "RedisUnavailable", "cancel_and_wait", "decoded", "milliseconds"]
-
-T = TypeVar("T")
+__all__ = ["Connection", "RedisClient", "cancel_and_wait", "decoded", "milliseconds"]
 
 _MAX_CONNECTIONS = 64
 
@@ -30,13 +29,6 @@ class RedisClient(Protocol):
         """Run one command."""
 
 
-class RedisUnavailable(Exception):  # never leaves the package
-    """Redis did not respond in time, refused the command, or cannot be reached."""
-
-    def __init__(self, message: str, transient: bool) -> None:
-        super().__init__(message)
-
-
 class Connection:
     """A connection to a URL, opened on first use, or the caller's client. No operation exceeds ``timeout`` seconds.
 
@@ -44,27 +36,21 @@ class Connection:
     """
 
     def __init__(
-        self,
-        redis: str | Secret[str] | RedisClient,
-        timeout: float,
-        failure: Callable[[str, bool], Exception] = RedisUnavailable,
+        self, redis: str | Secret[str] | RedisClient, timeout: float, failure: Callable[[str, bool], Exception]
     ) -> None:
         redis = hide(redis)
         self.timeout: float = _checks.number("timeout", timeout, above=0)
         self.address: str = "the given client"
+        self.is_given: bool = not isinstance(redis, Secret)
         self._failure = failure
-        self._given: RedisClient | None = None
-        self._url = Secret("")
+        self._url = redis if isinstance(redis, Secret) else Secret("")
         self._passwords: list[Secret[str]] = []
-        self._client: Any = None
+        self._client: Any = None if isinstance(redis, Secret) else redis
         self._loop: asyncio.AbstractEventLoop | None = None
         if isinstance(redis, Secret):
-            self._url = redis
             if problem := self._check_url():
                 raise ConfigurationError(f"invalid Redis URL: {problem}")
-        elif isinstance(redis, RedisClient) and not isinstance(redis, type):
-            self._given = redis
-        else:
+        elif not isinstance(redis, RedisClient):
             raise ConfigurationError(f"redis: must be a URL or a client of redis.asyncio, got {type(redis).__name__}")
 
     def _check_url(self) -> str:
@@ -98,40 +84,26 @@ class Connection:
         return redact(text, [password.reveal() for password in self._passwords])
 
     @property
-    def is_given(self) -> bool:
-        """Whether the client is the caller's."""
-        return self._given is not None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a connection to close."""
-        return self._client is not None
-
-    @property
     def client(self) -> Any:
-        """The client for the running event loop."""
-        if self._given is not None:
-            return self._given
+        """The caller's client, or one for the running event loop."""
         loop = asyncio.get_running_loop()
-        if self._client is None or self._loop is not loop:
-            self._client, self._loop = self._connect(), loop
+        if not self.is_given and (self._client is None or self._loop is not loop):
+            from redis.asyncio import BlockingConnectionPool, Redis
+            from redis.asyncio.retry import Retry
+            from redis.backoff import NoBackoff
+
+            settings: dict[str, Any] = {
+                "max_connections": _MAX_CONNECTIONS,
+                "timeout": self.timeout,
+                "socket_connect_timeout": self.timeout,
+                "socket_timeout": None,  # `script` limits reads and writes
+                # By default redis-py retries, which turns a timeout of one second into many.
+                "retry": Retry(NoBackoff(), 0),
+                "protocol": 2,
+            }
+            self._client = Redis.from_pool(BlockingConnectionPool.from_url(self._url.reveal(), **settings))
+            self._loop = loop
         return self._client
-
-    def _connect(self) -> Any:
-        from redis.asyncio import BlockingConnectionPool, Redis
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-
-        settings: dict[str, Any] = {
-            "max_connections": _MAX_CONNECTIONS,
-            "timeout": self.timeout,
-            "socket_connect_timeout": self.timeout,
-            "socket_timeout": None,  # `script` limits reads and writes
-            # By default redis-py retries, which turns a timeout of one second into many.
-            "retry": Retry(NoBackoff(), 0),
-            "protocol": 2,
-        }
-        return Redis.from_pool(BlockingConnectionPool.from_url(self._url.reveal(), **settings))
 
     async def script(self, source: str, keys: list[bytes], *arguments: Any) -> Any:
         """Run a Lua script and return its result, or raise the failure. An argument may be a `Secret`."""
@@ -144,17 +116,23 @@ class Connection:
         error = attempt.exception() if attempt.done() else TimeoutError()
         if not isinstance(error, Exception):
             return attempt.result()
-        text = str(error).rstrip(".")[:200]
-        message = type(error).__name__ + (f": {text}" if text else "")
+        message = f"{type(error).__name__}: {str(error).rstrip('.')[:200]}"
         if type(error).__name__ == "TimeoutError":
             message = f"no response within {self.timeout:g} s"
         raise self._failure(self._redact(f"{self.address}: {message}"), is_transient(error))
 
     async def aclose(self) -> None:
         """Close the connections opened here; the next operation opens them again."""
+        if self.is_given:
+            return
         client, self._client = self._client, None
         if client is not None and self._loop is asyncio.get_running_loop():
             await run_within(client.aclose(), self.timeout)
+
+    def warn_if_open(self, owner: object) -> None:
+        """Warn that ``owner`` was not closed; for its ``__del__``."""
+        if not self.is_given and self._client is not None:
+            warnings.warn(f"{owner!r} was not closed", ResourceWarning, stacklevel=3, source=owner)
 
 
 async def cancel_and_wait(task: asyncio.Task[None] | None) -> None:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
-import secrets
-import warnings
 from collections import deque
 from typing import Any, Self
 
@@ -15,7 +12,7 @@ from .. import _checks
 from .._secret import Secret, hide
 from ..errors import ConfigurationError
 from ..transport.rate_limit import LocalRateLimiter, RateLimiter, as_rate_limiter
-from .connection import Connection, RedisClient, RedisUnavailable, cancel_and_wait, decoded
+from .connection import Connection, RedisClient, cancel_and_wait, decoded
 
 __all__ = ["RedisRateLimiter"]
 
@@ -24,15 +21,14 @@ log: logging.Logger = logging.getLogger("signing_async")
 _POLL = 0.2  # seconds between two exchanges with Redis about the pause
 _RECONNECT = 1.0  # seconds between them while Redis is unavailable
 _BATCH = 0.1  # seconds for which slots are reserved at a time
-_SLOT_LIFETIME = 1.0  # seconds after which an unused slot has expired, so an idle time does not end in a burst
 _SAME_END = 0.05  # pauses that end within this many seconds of each other count as one
 
-# KEYS: pause. ARGV: milliseconds and id of the pause that this worker knows. Returns the pause that ends last.
+# KEYS: pause. ARGV: milliseconds of a new pause, or 0. Returns the milliseconds of the pause that ends last.
 _EXCHANGE = """
 if tonumber(ARGV[1]) > math.max(0, redis.call('PTTL', KEYS[1])) then
-    redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[1])
+    redis.call('SET', KEYS[1], 'paused', 'PX', ARGV[1])
 end
-return {redis.call('GET', KEYS[1]) or '', redis.call('PTTL', KEYS[1])}
+return redis.call('PTTL', KEYS[1])
 """
 # KEYS: rate. ARGV: number of slots, requests per second, seconds of unused slots that may be used later (the burst).
 # Reserves the next slots of all workers; returns the seconds until the first one (negative: in the past).
@@ -57,8 +53,9 @@ class RedisRateLimiter:
             client = SigningClient(base_url, oauth, rate_limiter=limiter)
 
     A 429 for one worker pauses all workers within a fifth of a second. With a ``rate``, all workers together send at
-    most that many requests per second, and up to ``burst`` at once after an idle time; each worker reserves slots
-    ahead, for at most a tenth of a second. Everything else is decided by ``local``, by default a `LocalRateLimiter`.
+    most that many requests per second, and up to ``burst`` at once after an idle time; each worker reserves slots for
+    its waiting requests, for at most a tenth of a second. Everything else is decided by ``local``, by default a
+    `LocalRateLimiter`.
 
     If Redis does not respond within ``timeout`` seconds, each worker continues alone, with its own 429s and the whole
     ``rate``, and logs this once; they share again when Redis is back. The keys are ``<prefix>gate:<name>`` and
@@ -77,7 +74,7 @@ class RedisRateLimiter:
         timeout: float = 0.5,
     ) -> None:
         redis = hide(redis)
-        self._connection = Connection(redis, timeout)
+        self._connection = Connection(redis, timeout, _Unavailable)
         self.name: str = _checks.string("name", name)
         prefix = _checks.string("prefix", prefix, may_be_empty=True)
         if burst is not None and rate is None:
@@ -88,22 +85,20 @@ class RedisRateLimiter:
         self._local: RateLimiter = LocalRateLimiter() if local is None else as_rate_limiter(local, "local")
         self._key = f"{prefix}gate:{name}".encode()
         self._rate_key = f"{prefix}gate-rate:{name}".encode()
+        self._is_shared: bool | None = None
+        """Whether Redis responded last time; None before the first time."""
         self._paused_until = 0.0
-        self._pause_id = ""
-        """The id of the pause that was applied last."""
         self._watcher: asyncio.Task[None] | None = None
+        # Made again for each event loop.
         self._synchronized = asyncio.Event()
         """Set when a pause that began earlier is known."""
         self._paused = asyncio.Event()
         """Set when a pause has to be published."""
-        self._is_shared: bool | None = None
-        """Whether Redis responded last time; None before the first time."""
+        self._reserving = asyncio.Lock()
         self._slots: deque[float] = deque()
         """Reserved points in time (loop time) at which a request may be sent."""
-        self._waiting = self._batch = 0
-        self._reserved_at = -math.inf
+        self._waiting = 0
         self._next_alone = 0.0
-        self._reserving: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._connection.address!r}, {self.name!r})"
@@ -115,13 +110,12 @@ class RedisRateLimiter:
         await self.aclose()
 
     def __del__(self) -> None:
-        if getattr(self, "_watcher", None) is not None:
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+        if hasattr(self, "_connection"):
+            self._connection.warn_if_open(self)
 
     async def aclose(self) -> None:
         """Stop watching and close the connections, except a given client."""
         await cancel_and_wait(self._watcher)
-        await cancel_and_wait(self._reserving)
         self._watcher = None
         await self._connection.aclose()
 
@@ -130,12 +124,11 @@ class RedisRateLimiter:
     @property
     def next_at(self) -> float:
         """The earliest known time (loop time) for a request made now."""
-        return max(self._local.next_at, self._next_slot() or 0.0)
+        return max(self._local.next_at, self._slots[0] if self._slots else 0.0)
 
     def pause(self, seconds: float) -> None:
         """Pause all workers for at least ``seconds``."""
         self._watch()
-        self._pause_id = secrets.token_hex(8)
         self._paused_until = max(self._paused_until, _now() + seconds)
         self._local.pause(seconds)
         self._paused.set()
@@ -152,99 +145,91 @@ class RedisRateLimiter:
                 if self._paused_until >= deadline:
                     return False
                 await asyncio.sleep(self._paused_until - _now())
-            if not await self._acquire_slot(deadline):
+            slot = await self._take_slot(self.rate, deadline)
+            if slot is None:
                 return False
+            await asyncio.sleep(max(slot - _now(), 0.0))
         return await self._local.acquire(deadline)
 
     def release(self, acquired_at: float, accepted: bool | None) -> None:
         """Record the end of a request."""
         self._local.release(acquired_at, accepted)
 
-    # The rate: slots for requests, reserved ahead of their use so that a busy worker rarely waits for Redis
+    # The rate
 
-    def _next_slot(self) -> float | None:
-        while self._slots and self._slots[0] < _now() - _SLOT_LIFETIME:
-            self._slots.popleft()
-        return self._slots[0] if self._slots else None
-
-    async def _acquire_slot(self, deadline: float) -> bool:
+    async def _take_slot(self, rate: float, deadline: float) -> float | None:
+        """Return the next slot, reserving more for all waiting requests; None if it comes after the deadline."""
         self._waiting += 1
-        while (slot := self._next_slot()) is None:
-            await asyncio.wait([self._reserve()], timeout=max(deadline - _now(), 0.0))
-            if _now() >= deadline:
-                return False
-        if slot >= deadline:
-            return False
-        self._slots.popleft()
-        if 2 * len(self._slots) < self._batch:
-            self._reserve()
-        await asyncio.sleep(max(slot - _now(), 0.0))
-        return True
+        try:
+            async with asyncio.timeout_at(deadline), self._reserving:
+                if not self._slots:
+                    count = max(1, min(self._waiting, round(_BATCH * rate)))
+                    first = await self._reserve(rate, count)
+                    self._slots.extend(first + number / rate for number in range(count))
+                return self._slots.popleft() if self._slots[0] < deadline else None
+        except TimeoutError:
+            return None
+        finally:
+            self._waiting -= 1
 
-    def _reserve(self) -> asyncio.Task[None]:
-        if self._reserving is None or self._reserving.done() or _is_foreign(self._reserving):
-            self._reserving = asyncio.create_task(self._reserve_batch(), name="signing_async rate limiter slots")
-        return self._reserving
-
-    async def _reserve_batch(self) -> None:
-        """Reserve a slot for each waiting request, or twice the last batch if that was used up quickly."""
-        assert self.rate is not None
-        doubled = 2 * self._batch if _now() - self._reserved_at < 2 * _BATCH else 0
-        count = max(1, min(max(self._waiting, doubled), round(_BATCH * self.rate)))
-        self._waiting, self._batch, self._reserved_at = 0, count, _now()
+    async def _reserve(self, rate: float, count: int) -> float:
+        """Reserve slots and return the time of the first one."""
         delay = None
         if self._is_shared:
-            delay = await self._run(_RESERVE, self._rate_key, count, self.rate, self._burst_seconds)
-        if delay is None:  # alone: the whole rate
-            first = max(self._next_alone, _now() - self._burst_seconds)
-            self._next_alone = first + count / self.rate
-        else:
-            first = _now() + float(decoded(delay))
-        self._slots.extend(first + number / self.rate for number in range(count))
+            delay = await self._run(_RESERVE, self._rate_key, count, rate, self._burst_seconds)
+        if delay is not None:
+            return _now() + float(decoded(delay))
+        first = max(self._next_alone, _now() - self._burst_seconds)
+        self._next_alone = first + count / rate
+        return first
 
     # The pause
 
     def _watch(self) -> None:
         """Start to watch, unless this event loop does already."""
-        if self._watcher is None or _is_foreign(self._watcher):
-            self._synchronized, self._paused = asyncio.Event(), asyncio.Event()
+        if self._watcher is None or self._watcher.get_loop() is not asyncio.get_running_loop():
+            self._synchronized, self._paused, self._reserving = asyncio.Event(), asyncio.Event(), asyncio.Lock()
             self._watcher = asyncio.create_task(self._exchange_pauses(), name="signing_async rate limiter")
 
     async def _exchange_pauses(self) -> None:
         while True:
+            is_new = self._paused.is_set()
             self._paused.clear()
-            left = max(0, round((self._paused_until - _now()) * 1000))
-            if (found := await self._run(_EXCHANGE, self._key, left, self._pause_id)) is not None:
-                self._apply(decoded(found[0]), found[1] / 1000)
-                if self._is_shared is False:
-                    log.info("%r: Redis is back, the rate limit is shared again", self)
-                self._is_shared = True
+            left = max(0, round((self._paused_until - _now()) * 1000)) if is_new else 0
+            found = await self._run(_EXCHANGE, self._key, left)
             self._synchronized.set()
+            if found is None:
+                await asyncio.sleep(_RECONNECT)
+                if is_new:
+                    self._paused.set()
+                continue
+            if self._is_shared is False:
+                log.info("%r: Redis is back, the rate limit is shared again", self)
+            self._is_shared = True
+            if _now() + found / 1000 > self._paused_until + _SAME_END:
+                self._paused_until = _now() + found / 1000
+                self._local.pause(found / 1000)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_POLL if self._is_shared else _RECONNECT):
+                async with asyncio.timeout(_POLL):
                     await self._paused.wait()
-
-    def _apply(self, pause_id: str, seconds: float) -> None:
-        until = _now() + seconds
-        if seconds > 0 and pause_id != self._pause_id and until > self._paused_until + _SAME_END:
-            self._pause_id, self._paused_until = pause_id, until
-            self._local.pause(seconds)
 
     async def _run(self, script: str, key: bytes, *arguments: Any) -> Any:
         """Return the script's result, or None if Redis is unavailable: this worker continues alone."""
         try:
             return await self._connection.script(script, [key], *arguments)
-        except RedisUnavailable as error:
+        except _Unavailable as error:
             if self._is_shared is not False:
                 text = "%r: the rate limit is not shared for now, this worker continues alone: %s"
                 log.warning(text, self, error)
             self._is_shared = False
 
 
+class _Unavailable(Exception):  # never leaves this module
+    """Redis did not respond in time, refused the command, or cannot be reached."""
+
+    def __init__(self, message: str, transient: bool) -> None:
+        super().__init__(message)
+
+
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _is_foreign(task: asyncio.Task[None]) -> bool:
-    """Return whether the task belongs to an earlier event loop."""
-    return task.get_loop() is not asyncio.get_running_loop()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-import warnings
 from collections.abc import Awaitable, Callable
 from copy import copy
 from typing import Any, Self, TypeVar
@@ -80,8 +79,8 @@ class RedisSeenEvents:
         await self.aclose()
 
     def __del__(self) -> None:
-        if hasattr(self, "_connection") and self._connection.is_open:
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+        if hasattr(self, "_connection"):
+            self._connection.warn_if_open(self)
 
     async def aclose(self) -> None:
         """Close the connections, except a given client."""
@@ -107,11 +106,8 @@ class RedisSeenEvents:
             return convert(await connection.script(script, [key], *arguments))
 
         async def run_alone() -> T:
-            connection = copy(self._connection)
-            try:
+            async with contextlib.aclosing(copy(self._connection)) as connection:
                 return await run(connection)
-            finally:
-                await connection.aclose()
 
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop()

@@ -12,7 +12,6 @@ import random
 import secrets
 import socket
 import time
-import warnings
 from collections.abc import AsyncIterator
 from contextvars import ContextVar
 from typing import Any, Self
@@ -69,10 +68,15 @@ local run = string.match(redis.call('INFO', 'server'), 'run_id:(%x+)')
 redis.call('HSET', KEYS[1], 'record', ARGV[2], 'fence', fence, 'ahead', ahead, 'run', run)
 return fence
 """
-_LOCK = "return redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[2]) and 1 or 0"
+# ARGV: owner, lease in milliseconds. Returns 1, or 0 with the holder and the milliseconds until the lock expires.
+_LOCK = """
+if redis.call('SET', KEYS[2], ARGV[1], 'NX', 'PX', ARGV[2]) then
+    return {1, '', 0}
+end
+return {0, redis.call('GET', KEYS[2]) or '', redis.call('PTTL', KEYS[2])}
+"""
 _RENEW = "return redis.call('GET', KEYS[2]) == ARGV[1] and redis.call('PEXPIRE', KEYS[2], ARGV[2])"
 _UNLOCK = "return redis.call('GET', KEYS[2]) == ARGV[1] and redis.call('DEL', KEYS[2])"
-_HOLDER = "return {redis.call('GET', KEYS[2]) or '', redis.call('PTTL', KEYS[2])}"
 
 
 @attrs.define(eq=False)
@@ -147,8 +151,8 @@ class RedisTokenStore:
         await self.aclose()
 
     def __del__(self) -> None:
-        if hasattr(self, "_connection") and self._connection.is_open:
-            warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
+        if hasattr(self, "_connection"):
+            self._connection.warn_if_open(self)
 
     async def aclose(self) -> None:
         """Close the connections, except a given client. A save that waits for Redis is given ``timeout`` seconds."""
@@ -172,8 +176,7 @@ class RedisTokenStore:
                     log.warning(text, self, int(left) / 1000)
                     await asyncio.sleep(int(left) / 1000)
                 case _:
-                    assert hold is not None
-                    await self._acquire(hold)  # the lease expired before the load
+                    raise AuthError(f"{self!r}: the lock expired before the token was loaded", transient=True)
 
     async def save(self, token: Token) -> None:
         hold = self._current_hold()
@@ -212,9 +215,11 @@ class RedisTokenStore:
 
     async def _acquire(self, hold: _Hold) -> None:
         warn_at = time.monotonic() + self._lease
-        while not await self._run(_LOCK, hold.owner, milliseconds(self._lease)):
+        while True:
+            acquired, holder, left = await self._run(_LOCK, hold.owner, milliseconds(self._lease))
+            if acquired:
+                return
             if time.monotonic() > warn_at:
-                holder, left = await self._run(_HOLDER)
                 text = "%r: waiting for the lock, which %s holds; it expires in %.1f s unless it is renewed"
                 log.warning(text, self, _describe(decoded(holder)), max(left, 0) / 1000)
                 warn_at = math.inf
@@ -232,8 +237,6 @@ class RedisTokenStore:
         if hold.unsaved is None:
             with contextlib.suppress(AuthError):
                 await self._end(hold)
-                return
-            if hold.duration == self._lease:  # nothing was loaded: the lease expires soon
                 return
         self._unfinished.start(lambda: self._end(hold), unsaved=hold.unsaved is not None)
 

@@ -11,30 +11,43 @@ import glob
 import logging
 import os
 import secrets
-import weakref
-from collections.abc import Callable, Coroutine
-from datetime import timedelta
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import IO, Any, TypeVar
-from weakref import WeakValueDictionary
+from weakref import WeakSet
 
 from .. import _checks
 from .._files import check_locks, remove_locked, try_lock
+from .._tasks import finish
 from ..errors import ConfigurationError, SigningError
-from .engine import Engine
 
-__all__ = ["Leases", "OwnerLock"]
+__all__ = ["Leases", "OwnerLock", "claim_or_undo"]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
 T = TypeVar("T")
 
 
+async def claim_or_undo(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]]) -> T:
+    """Return the result of ``work``. If the caller is cancelled, wait for the result and undo it."""
+    claiming = asyncio.create_task(work, name="signing_async claim")
+
+    async def give_up() -> None:
+        with contextlib.suppress(Exception):  # the caller wants no result any more; a lease expires
+            await undo(await claiming)
+
+    try:
+        return await asyncio.shield(claiming)
+    except asyncio.CancelledError:
+        await finish(give_up())
+        raise
+
+
 class OwnerLock:
     """A locked file beside ``path``, which shows that its owner is alive.
 
-    The owner counts as alive while its file is locked; the system releases the lock when the process ends, even by
-    SIGKILL. ``required_by`` is the class that needs the lock, for the error on systems without such locks.
+    The system releases the lock when the process ends, even by SIGKILL. ``required_by`` is the class that needs the
+    lock, for the error on systems without such locks.
     """
 
     def __init__(self, path: Path, required_by: str) -> None:
@@ -43,7 +56,7 @@ class OwnerLock:
         self.owner: str = ""
         """The name of the owner, new each time that the lock is acquired."""
         self._file: IO[bytes] | None = None
-        _locks[id(self)] = self
+        _locks.add(self)
 
     @property
     def is_held(self) -> bool:
@@ -97,13 +110,12 @@ class OwnerLock:
         return self.path.with_name(f"{self.path.name}.{owner}.lock")
 
 
-_locks: WeakValueDictionary[int, OwnerLock] = WeakValueDictionary()
+_locks: WeakSet[OwnerLock] = WeakSet()
 
 
 def _after_fork_in_child() -> None:
     """Close the parent's lock files; otherwise the child would keep the claims of a dead parent."""
-    # A copy of the references, because other threads may add and remove locks.
-    for lock in filter(None, [reference() for reference in _locks.valuerefs()]):
+    for lock in list(_locks):
         lock.drop()
 
 
@@ -112,85 +124,38 @@ _register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Leases:
-    """The claims that a store holds. Their leases are renewed three times in each ``lease`` seconds.
+    """The claims that a store holds: ``renew`` is called with their keys three times in each ``lease`` seconds.
 
-    ``renewal`` is the statement that renews: its parameters are the keys, their fences and the new duration, and it
-    returns the keys that are still held. ``timeout`` is that of the engine's operations.
+    ``timeout`` is that of the store's operations.
     """
 
-    def __init__(self, engine: Engine, renewal: str, lease: float, *, timeout: float, owner: str, noun: str) -> None:
-        self._engine = engine
-        self._renewal = renewal
-        self._lease = _checks.number("lease", lease, above=0)
+    def __init__(
+        self, renew: Callable[[list[str]], Awaitable[object]], lease: float, *, timeout: float, store: str
+    ) -> None:
+        self.seconds: float = _checks.number("lease", lease, above=0)
         if lease < 3 * timeout:
             raise ConfigurationError(f"lease: must be at least three times the timeout of {timeout:g} s, got {lease!r}")
-        self.duration: timedelta = timedelta(seconds=lease)
-        self.held: dict[str, int | None] = {}
-        """The fence of each claimed key; None while the claim is pending."""
-        self._owner = owner
-        self._noun = noun
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self.held: dict[str, int] = {}
+        """The fence of each claimed key; 0 while the claim is pending."""
+        self._renew = renew
+        self._store = store
         self._renewing: asyncio.Task[None] | None = None
 
-    def add(self, key: str, fence: int) -> None:
-        """Renew this lease until its key is removed from ``held``."""
-        self.held[key] = fence
+    def start(self) -> None:
+        """Renew the leases as long as any are held."""
         if self._renewing is None or self._renewing.done():
-            # With a weak reference an unclosed store can be collected, and then warns.
-            renewing = _renew_leases(weakref.ref(self), self._lease / 3)
-            self._renewing = asyncio.create_task(renewing, name="signing_async leases")
-
-    async def claim(self, work: Coroutine[Any, Any, T], undo: Callable[[T], Coroutine[Any, Any, None]]) -> T:
-        """Return the result of ``work``. If the caller is cancelled, the work continues and its result is undone."""
-        claiming = self._in_background(work)
-
-        def undo_claim(claimed: asyncio.Task[T]) -> None:
-            if not claimed.cancelled() and claimed.exception() is None:
-                self._in_background(undo(claimed.result()))
-
-        try:
-            return await asyncio.shield(claiming)
-        except asyncio.CancelledError:
-            claiming.add_done_callback(undo_claim)
-            raise
+            self._renewing = asyncio.create_task(self._renew_all(), name="signing_async leases")
 
     async def stop(self) -> None:
-        """Stop renewing, and wait for the claims in progress."""
+        """Stop renewing."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.wait([self._renewing])
-            self._renewing = None
-        while self._tasks:
-            await asyncio.wait(tuple(self._tasks))
 
-    def _in_background(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work, name="signing_async claim")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _renew(self) -> bool:
-        """Renew all leases; return whether there were any."""
-        held = {key: fence for key, fence in self.held.items() if fence is not None}
-        if not held:
-            return False
-        try:
-            rows = await self._engine.run(self._renewal, list(held), list(held.values()), self.duration)
-        except SigningError as error:
-            log.warning("%s: the leases of %d %ss could not be renewed: %s", self._owner, len(held), self._noun, error)
-            return True
-        kept = {row["key"] for row in rows}
-        for key, fence in held.items():
-            # A claim that was released in the meantime is not lost.
-            if key not in kept and self.held.get(key) == fence:
-                log.warning("%s: another worker has taken over %s %r", self._owner, self._noun, key)
-        return True
-
-
-async def _renew_leases(reference: weakref.ref[Leases], interval: float) -> None:
-    while True:
-        await asyncio.sleep(interval)
-        leases = reference()
-        if leases is None or not await leases._renew():
-            return
-        del leases
+    async def _renew_all(self) -> None:
+        while self.held:
+            await asyncio.sleep(self.seconds / 3)
+            try:
+                await self._renew(list(self.held))
+            except SigningError as error:
+                log.warning("%s: %d leases could not be renewed: %s", self._store, len(self.held), error)

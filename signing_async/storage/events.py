@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import logging
 import math
@@ -11,18 +10,17 @@ import os
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
-from .._tasks import finish
 from ..errors import InboxError
 from ..webhooks.event import Event
 from ..webhooks.event_store import EventClaim, EventFilter, EventStatus, InboxStats, StoredEvent
 from ..webhooks.wakeups import Subscription
+from .claims import Leases, claim_or_undo
 from .engine import Engine
 from .sqlite import FileFormat, SqliteEngine
 
-__all__ = ["ADD", "TABLES", "SqlEventStore", "SqliteEventStore", "columns", "for_postgres"]
+__all__ = ["TABLES", "SqlEventStore", "SqliteEventStore", "for_postgres"]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
@@ -36,7 +34,6 @@ SQLITE = {
     "now": "now()",
     "at": "",
     "seconds": "",
-    "age": "now() - alone.due_at",
     "each": "json_each",
     "json": "",
     "skip_locked": "",
@@ -55,7 +52,6 @@ POSTGRES = {
     "now": "statement_timestamp()",
     "at": "to_timestamp",
     "seconds": "* interval '1 second'",
-    "age": "extract(epoch FROM statement_timestamp() - alone.due_at)",
     "each": "jsonb_array_elements_text",
     "json": "::text::jsonb",  # a pool of the application may have a codec of its own for parameters of type jsonb
     "skip_locked": "FOR UPDATE SKIP LOCKED",
@@ -116,7 +112,8 @@ SET owner = NULL, leased_until = NULL, due_at = {now}, error = 'the process ende
     crashes = crashes + 1, attempts = attempts - CASE WHEN crashes < 2 AND together > 1 THEN 1 ELSE 0 END
 FROM crashed WHERE event.seq = crashed.seq"""
 # Inside an OR, a subquery is executed for each event that is read, and the planner does not join whole tables. No fence
-# is negative: without that condition the planner takes free events for rare, and prepares for a long search.
+# is negative: without that condition the planner takes free events for rare, and prepares for a long search. Without
+# the OFFSET it would read the whole table once, to hash the claimed events.
 CLAIM = """\
 WITH due AS MATERIALIZED (
     SELECT seq FROM {table} AS event
@@ -125,20 +122,19 @@ WITH due AS MATERIALIZED (
             SELECT 1 FROM {table} AS other
             WHERE other.signing_id = event.signing_id AND other.pending AND other.seq < event.seq
         ) AND NOT EXISTS (
-            SELECT 1 FROM {table} AS other WHERE other.signing_id = event.signing_id AND other.owner IS NOT NULL
+            SELECT 1 FROM {table} AS other
+            WHERE other.signing_id = event.signing_id AND other.owner IS NOT NULL LIMIT 1 OFFSET 0
         )
     ))
     ORDER BY due_at, seq LIMIT $1 {skip_locked}
 )
 UPDATE {table} SET owner = {owner}, fence = fence + 1, attempts = attempts + 1, leased_until = {now} + $2 {seconds}
 WHERE seq IN (SELECT seq FROM due) RETURNING {columns}"""
-# After two crashes of its process an event is claimed alone. Every other minute the events that are due after it wait
-# for it. In the minutes between they are claimed: a handler that hangs does not stop all others.
+# After two crashes of its process an event is claimed alone. The events that are due after it wait for it.
 TOGETHER = """\
 crashes < 2 AND due_at <= coalesce((
     SELECT min(alone.due_at) FROM {table} AS alone
     WHERE alone.crashes >= 2 AND alone.pending AND alone.owner IS NULL AND alone.due_at <= {now}
-        AND CAST({age} AS integer) / 60 % 2 = 0
 ), {now})"""
 ALONE = "crashes >= 2 AND due_at <= {now}"
 RENEW = """\
@@ -180,14 +176,16 @@ STATS = "SELECT status, count(*), min(received_at) FROM {table} GROUP BY status"
 
 _PAUSE = 0.01
 """Seconds between two pages of changes, in which other processes can write."""
+_ENDLESS = 1e9
+"""The lease of claims that end with their process."""
 
 
 class SqlEventStore:
     """An `EventStore` in a table, which any number of receivers and workers share. ``address`` names it in messages.
 
-    ``render`` translates a statement into the engine's dialect.
-    Workers look for events every ``poll`` seconds. With a ``lease`` a claim ends after so many seconds, by the server's
-    clock, unless it is renewed; all held claims are. Without a lease the claims of an owner end with its process.
+    ``render`` translates a statement into the engine's dialect. Workers look for events every ``poll`` seconds. With a
+    ``lease`` a claim ends after so many seconds, by the server's clock, unless it is renewed; all held claims are.
+    Without a lease the claims of an owner end with its process.
     """
 
     def __init__(
@@ -197,16 +195,18 @@ class SqlEventStore:
         address: str,
         *,
         poll: float,
-        lease: float | None = None,
+        lease: float = _ENDLESS,
+        timeout: float = 0.0,
     ) -> None:
         self._engine = engine
         self._render = render
         self.address: str = address
         self._poll = poll
-        self._lease = lease
-        self._held: dict[str, tuple[int, bool]] = {}
-        """The fence of each event that is claimed here, and whether it must be handled alone."""
-        self._renewing: asyncio.Task[None] | None = None
+        self._leases = Leases(
+            lambda keys: engine.run(render(RENEW), json.dumps(keys), lease), lease, timeout=timeout, store=repr(self)
+        )
+        self._alone: set[str] = set()
+        """The claimed events that must be handled alone."""
         self._waiting: set[Subscription] = set()
         self._clock_ahead = math.inf
 
@@ -218,49 +218,33 @@ class SqlEventStore:
             self._engine.warn_if_open(self)
 
     async def add(self, event: Event, body: bytes) -> bool:
-        added = await self._run(ADD, *columns(event, body), durable=True)
+        received = event.received_at.timestamp()
+        values = event.key, event.type, event.signing_key, received, event.trace_context, body
+        added = await self._run(ADD, *values, durable=True)
         self._wake()
         return bool(added)
 
     async def claim(self, limit: int) -> list[EventClaim]:
-        claiming = asyncio.create_task(self._claim(limit), name="signing_async claim")
-        try:
-            return await asyncio.shield(claiming)
-        except asyncio.CancelledError:
-            await finish(self._give_up(claiming))
-            raise
+        return await claim_or_undo(self._claim(limit), self._release_all)
 
     async def _claim(self, limit: int) -> list[EventClaim]:
         clock_ahead = time.time() - time.monotonic()
         if clock_ahead < self._clock_ahead - 1:
             await self._run(MAKE_DUE)
         self._clock_ahead = clock_ahead
-        await self._run(FREE, json.dumps(list(self._held)))
-        if any(alone for _, alone in self._held.values()):
+        held = self._leases.held
+        await self._run(FREE, json.dumps(list(held)))
+        if self._alone & held.keys():
             return []
-        lease = self._lease or 0.0
+        lease = self._leases.seconds
         rows = await self._run(CLAIM.replace("{kind}", TOGETHER), limit, lease)
-        if not rows and not self._held:
+        if not rows and not held:
             rows = await self._run(CLAIM.replace("{kind}", ALONE), min(limit, 1), lease)
-        claims = [EventClaim(_decode(row), row[12]) for row in sorted(rows, key=lambda row: (row[8], row[0]))]
-        self._held.update((row[1], (row[12], row[14] >= 2)) for row in rows)
-        if self._lease is not None and self._held and (self._renewing is None or self._renewing.done()):
-            self._renewing = asyncio.create_task(self._renew(self._lease), name="signing_async leases")
-        return claims
-
-    async def _give_up(self, claiming: asyncio.Task[list[EventClaim]]) -> None:
-        """Release the claims of a caller that was cancelled."""
-        with contextlib.suppress(InboxError):
-            for claim in await claiming:
-                await self.release(claim)
-
-    async def _renew(self, lease: float) -> None:
-        while self._held:
-            await asyncio.sleep(lease / 3)
-            try:
-                await self._run(RENEW, json.dumps(list(self._held)), lease)
-            except InboxError as error:
-                log.warning("%r: the leases of %d events could not be renewed: %s", self, len(self._held), error)
+            self._alone = {row[1] for row in rows}
+        held.update((row[1], row[12]) for row in rows)
+        if held and lease < _ENDLESS:
+            self._leases.start()
+        return [EventClaim(_decode(row), row[12]) for row in sorted(rows, key=lambda row: (row[8], row[0]))]
 
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
         hurry = [(HURRY, claim.stored.signing_id)] if claim.fence > 1 else []
@@ -273,6 +257,10 @@ class SqlEventStore:
     async def release(self, claim: EventClaim) -> None:
         await self._end(claim, (RELEASE, claim.stored.id, claim.fence))
 
+    async def _release_all(self, claims: list[EventClaim]) -> None:
+        for claim in claims:
+            await self.release(claim)
+
     async def _end(self, claim: EventClaim, *statements: tuple[Any, ...]) -> bool:
         """Run the statements; return whether the last one found the claim."""
         ended: Sequence[Any] = ()
@@ -281,8 +269,8 @@ class SqlEventStore:
                 ended = await self._run(*statement)
         finally:
             # If this failed, the lease is no longer renewed.
-            if self._held.get(claim.stored.id, (None,))[0] == claim.fence:
-                del self._held[claim.stored.id]
+            if self._leases.held.get(claim.stored.id) == claim.fence:
+                del self._leases.held[claim.stored.id]
         self._wake()
         return bool(ended)
 
@@ -327,31 +315,18 @@ class SqlEventStore:
         return InboxStats(counts, _moment(oldest))
 
     async def aclose(self) -> None:
-        if self._renewing is not None:
-            self._renewing.cancel()
-            await asyncio.wait([self._renewing])
+        await self._leases.stop()
         try:
-            for event_id, (fence, _) in list(self._held.items()):
+            for event_id, fence in list(self._leases.held.items()):
                 await self._run(RELEASE, event_id, fence)
         except InboxError as error:
             log.warning("%r: the remaining claims end when their lease expires: %s", self, error)
         finally:
-            self._held.clear()
+            self._leases.held.clear()
             await self._engine.aclose()
 
     async def _run(self, statement: str, *parameters: object, durable: bool = False) -> Sequence[Any]:
         return await self._engine.run(self._render(statement), *parameters, durable=durable)
-
-
-@lru_cache
-def _for_sqlite(statement: str) -> str:
-    return statement.format(**SQLITE, columns=COLUMNS)
-
-
-@lru_cache
-def for_postgres(statement: str) -> str:
-    """Return a statement in the dialect of PostgreSQL, for `PostgresEngine.render`."""
-    return statement.format(**POSTGRES, columns=COLUMNS)
 
 
 class SqliteEventStore(SqlEventStore):
@@ -368,25 +343,26 @@ class SqliteEventStore(SqlEventStore):
         super().__init__(engine, _for_sqlite, str(engine.path), poll=0.05)
 
 
-def columns(event: Event, body: bytes) -> tuple[object, ...]:
-    """Return the parameters of `ADD`."""
-    return event.key, event.type, event.signing_key, event.received_at.timestamp(), event.trace_context, body
+def _for_sqlite(statement: str) -> str:
+    return statement.format(**SQLITE, columns=COLUMNS)
+
+
+def for_postgres(statement: str) -> str:
+    """Return a statement in the dialect of PostgreSQL, for `PostgresEngine.render`."""
+    return statement.format(**POSTGRES, columns=COLUMNS)
 
 
 def _selecting(statement: str, after: int, selection: EventFilter) -> tuple[Any, ...]:
     """Return the statement with the conditions of a filter, and its parameters."""
     conditions: list[str] = ["seq > $1"]
     values: list[object] = [after]
-    kind, since, until = selection.type, selection.since, selection.until
-    prefix = kind[:-1] if kind is not None and kind.endswith("*") else None
+    ids = None if selection.ids is None else json.dumps(list(selection.ids))
+    kind, since, until = selection.type or "*", selection.since, selection.until
     for condition, value in (
-        (
-            "id IN (SELECT value FROM {{each}}({}{{json}}))",
-            None if selection.ids is None else json.dumps(list(selection.ids)),
-        ),
+        ("id IN (SELECT value FROM {{each}}({}{{json}}))", ids),
         ("status = {}", selection.status),
-        ("substr(type, 1, length({0})) = {0}", prefix),
-        ("type = {}", kind if prefix is None else None),
+        ("substr(type, 1, length({0})) = {0}", kind[:-1] if kind.endswith("*") else None),
+        ("type = {}", None if kind.endswith("*") else kind),
         ("received_at >= {{at}}({})", since and since.timestamp()),
         ("received_at < {{at}}({})", until and until.timestamp()),
     ):

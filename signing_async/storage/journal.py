@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import re
 import secrets
 import socket
 import sqlite3
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from .._secret import Secret, hide
 from ..dispatch.journal import Claim, ClaimLost, JournalRecord, check_key, check_text
 from ..errors import ConfigurationError, JournalError
-from .claims import Leases
+from .claims import Leases, claim_or_undo
 from .engine import Engine
 from .sqlite import FileFormat, SqliteEngine
 
 if TYPE_CHECKING:
-    from .postgres import Pool, PostgresEngine
+    from .postgres import Pool
 
 __all__ = ["PostgresJournal", "SqliteJournal"]
 
@@ -41,9 +39,10 @@ UPDATE {table} SET state = $3, updated_at = {now}{extend}
 WHERE key = $1 AND fence = $2 AND owner = {owner} RETURNING key"""
 _RELEASE = "UPDATE {table} SET {end} WHERE key = $1 AND fence = $2 AND owner = {owner} RETURNING key"
 _RELEASE_ALL = "UPDATE {table} SET {end} WHERE owner = {owner}"
+_RENEW = "UPDATE {table} SET leased_until = {claimed_value} WHERE key = ANY($1::text[]) AND owner = {owner}"
 _PAGE = "SELECT key, state, updated_at FROM {table} WHERE key > $1 AND state IS NOT NULL ORDER BY key LIMIT 500"
 
-_SQLITE_PARTS = {
+_SQLITE = {
     "table": "packages",
     "owner": "owner()",
     "free": "held.owner IS NULL OR NOT owner_is_alive(held.owner)",
@@ -53,7 +52,6 @@ _SQLITE_PARTS = {
     "end": "owner = NULL",
     "now": "now()",
 }
-_SQLITE_STATEMENTS = {each: each.format(**_SQLITE_PARTS) for each in (_CLAIM, _WRITE, _RELEASE, _PAGE)}
 _SQLITE_TABLE = (
     "CREATE TABLE packages (key TEXT PRIMARY KEY, state TEXT, owner TEXT, fence INTEGER NOT NULL,"
     " updated_at REAL NOT NULL) WITHOUT ROWID"
@@ -62,7 +60,7 @@ _FORMAT = FileFormat("journal", "SqliteJournal", 0x5369676E, 1, (_SQLITE_TABLE,)
 
 # If the response to a claim is lost, the row names this journal as the owner, and the repeated claim succeeds: a
 # journal never claims a key that it knows it holds.
-_POSTGRES_PARTS = {
+_POSTGRES = {
     "free": "held.leased_until IS NULL OR held.leased_until <= clock_timestamp() OR held.owner = excluded.owner",
     "claimed": "leased_until",
     "end": "leased_until = NULL",
@@ -77,24 +75,32 @@ CREATE TABLE IF NOT EXISTS {table} (
     leased_until timestamptz,
     updated_at timestamptz
 )"""
-_RENEW = """\
-UPDATE {table} AS row SET leased_until = clock_timestamp() + $3
-FROM unnest($1::text[], $2::bigint[]) AS held (key, fence)
-WHERE row.key = held.key AND row.fence = held.fence AND row.leased_until IS NOT NULL
-RETURNING row.key"""
+_HOST = re.sub(r"[^\w.-]", "", socket.gethostname(), flags=re.ASCII)
 
 
-class _TableJournal(ABC):
+class _TableJournal:
     """A journal in a table, whichever engine runs its statements."""
 
     _engine: Engine
+    _render: Callable[[str], str]
+    """Returns a statement in the engine's dialect."""
+
+    def __del__(self) -> None:
+        if hasattr(self, "_engine"):  # the constructor may have raised
+            self._engine.warn_if_open(self)
+
+    async def claim(self, key: str) -> Claim | None:
+        check_key(key)
+        return await claim_or_undo(self._claim(key), self._undo)
 
     async def write(self, claim: Claim, state: str) -> None:
         check_text("state", state)
-        await self._change(_WRITE, claim, state)
+        if not await self._engine.run(self._render(_WRITE), claim.key, claim.fence, state):
+            raise ClaimLost(claim.key)
 
     async def release(self, claim: Claim) -> None:
-        await self._change(_RELEASE, claim)
+        if not await self._engine.run(self._render(_RELEASE), claim.key, claim.fence):
+            raise ClaimLost(claim.key)
 
     async def records(self) -> AsyncIterator[JournalRecord]:
         key = ""
@@ -113,13 +119,13 @@ class _TableJournal(ABC):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    @abstractmethod
-    def _render(self, statement: str) -> str:
-        """Return the statement in the engine's dialect."""
+    async def _claim(self, key: str) -> Claim | None:
+        rows = await self._engine.run(self._render(_CLAIM), key)
+        return Claim(key, *rows[0]) if rows else None
 
-    async def _change(self, statement: str, claim: Claim, *values: object) -> None:
-        if not await self._engine.run(self._render(statement), claim.key, claim.fence, *values):
-            raise ClaimLost(claim.key)
+    async def _undo(self, claim: Claim | None) -> None:
+        if claim is not None:
+            await self.release(claim)
 
 
 class SqliteJournal(_TableJournal):
@@ -135,31 +141,15 @@ class SqliteJournal(_TableJournal):
     The file must be on a local disk. ``timeout`` is how many seconds to wait while another program locks the file.
     """
 
-    _engine: SqliteEngine
-
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 10.0) -> None:
         if sqlite3.sqlite_version_info < (3, 35):
             raise ConfigurationError(f"SqliteJournal needs SQLite 3.35 (RETURNING), found {sqlite3.sqlite_version}")
-        self._engine = SqliteEngine(path, _FORMAT, timeout=timeout)
-        self.path: Path = self._engine.path
+        self._engine = engine = SqliteEngine(path, _FORMAT, timeout=timeout)
+        self._render = _for_sqlite
+        self.path: Path = engine.path
 
     def __repr__(self) -> str:
         return f"SqliteJournal({str(self.path)!r})"
-
-    def __del__(self) -> None:
-        if hasattr(self, "_engine"):  # the constructor may have raised
-            self._engine.warn_if_open(self)
-
-    async def claim(self, key: str) -> Claim | None:
-        check_key(key)
-
-        def undo(rows: Sequence[Any]) -> tuple[Any, ...] | None:
-            return (self._render(_RELEASE), key, rows[0][1]) if rows else None
-
-        return _to_claim(key, await self._engine.run(self._render(_CLAIM), key, undo=undo))
-
-    def _render(self, statement: str) -> str:
-        return _SQLITE_STATEMENTS[statement]
 
 
 class PostgresJournal(_TableJournal):
@@ -175,8 +165,6 @@ class PostgresJournal(_TableJournal):
     ``postgres/README.md`` says what a failover may lose.
     """
 
-    _engine: PostgresEngine
-
     def __init__(
         self,
         postgres: str | Secret[str] | Pool,
@@ -188,35 +176,33 @@ class PostgresJournal(_TableJournal):
         from .postgres import PostgresEngine  # needs asyncpg
 
         postgres = hide(postgres)
-        self._engine = PostgresEngine(postgres, table, _POSTGRES_TABLE, timeout=timeout, failure=JournalError)
-        renewal = self._engine.render(_RENEW)
-        self._leases = Leases(
-            self._engine, renewal, lease, timeout=self._engine.timeout, owner=repr(self), noun="package"
-        )
-        self._id = secrets.token_hex(8)
+        engine = PostgresEngine(postgres, table, _POSTGRES_TABLE, timeout=timeout, failure=JournalError)
+        name = f"PostgresJournal({engine.address!r})"
+        leases = Leases(lambda keys: engine.run(render(_RENEW), keys), lease, timeout=engine.timeout, store=name)
+        until = f"clock_timestamp() + interval '{leases.seconds:f} s'"
+        parts = {**_POSTGRES, "claimed_value": until, "extend": f", leased_until = {until}"}
+        token = secrets.token_hex(8)
+
+        def render(statement: str) -> str:
+            # The process id tells a forked child from its parent.
+            return engine.render(statement, owner=f"'{_HOST}:{os.getpid()}:{token}'", **parts)
+
+        self._name = name
+        self._leases = leases
+        self._render = render
+        self._engine = self._postgres = engine
 
     def __repr__(self) -> str:
-        return f"PostgresJournal({self._engine.address!r})"
-
-    def __del__(self) -> None:
-        if hasattr(self, "_engine"):
-            self._engine.warn_if_open(self)
+        return self._name
 
     @property
     def sql(self) -> str:
         """The statement that creates the table."""
-        return self._engine.sql
+        return self._postgres.sql
 
     async def create_table(self) -> None:
         """Create the table unless it exists; any number of workers may do so at the same time."""
-        await self._engine.create_table()
-
-    async def claim(self, key: str) -> Claim | None:
-        check_key(key)
-        if key in self._leases.held:
-            return None
-        self._leases.held[key] = None
-        return await self._leases.claim(self._claim(key), self._release_unwanted)
+        await self._postgres.create_table()
 
     async def write(self, claim: Claim, state: str) -> None:
         self._check_held(claim)
@@ -226,7 +212,7 @@ class PostgresJournal(_TableJournal):
         self._check_held(claim)
         # If the release fails, the lease is not renewed and expires.
         del self._leases.held[claim.key]
-        await self._change(_RELEASE, claim)
+        await super().release(claim)
 
     async def aclose(self) -> None:
         await self._leases.stop()
@@ -240,37 +226,26 @@ class PostgresJournal(_TableJournal):
             await self._engine.aclose()
 
     async def _claim(self, key: str) -> Claim | None:
-        claim = None
+        held = self._leases.held
+        if key in held:
+            return None
+        held[key] = 0
         try:
-            claim = _to_claim(key, await self._engine.run(self._render(_CLAIM), key))
-        finally:
-            if claim is None:
-                del self._leases.held[key]
-        if claim is not None:
-            self._leases.add(key, claim.fence)
+            claim = await super()._claim(key)
+        except BaseException:
+            del held[key]
+            raise
+        if claim is None:
+            del held[key]
+        else:
+            held[key] = claim.fence
+            self._leases.start()
         return claim
-
-    async def _release_unwanted(self, claim: Claim | None) -> None:
-        """Release a claim whose caller was cancelled."""
-        if claim is not None:
-            # If this fails, the lease expires.
-            with contextlib.suppress(JournalError, ClaimLost):
-                await self.release(claim)
 
     def _check_held(self, claim: Claim) -> None:
         if self._leases.held.get(claim.key) != claim.fence:
             raise ClaimLost(claim.key)
 
-    def _render(self, statement: str) -> str:
-        until = f"clock_timestamp() + interval '{self._leases.duration.total_seconds():f} s'"
-        # The process id tells a forked child from its parent.
-        owner = f"'{_HOST}:{os.getpid()}:{self._id}'"
-        parts = {"owner": owner, "claimed_value": until, "extend": f", leased_until = {until}"}
-        return self._engine.render(statement, **parts, **_POSTGRES_PARTS)
 
-
-_HOST = re.sub(r"[^\w.-]", "", socket.gethostname(), flags=re.ASCII)
-
-
-def _to_claim(key: str, rows: Sequence[Any]) -> Claim | None:
-    return Claim(key, *rows[0]) if rows else None
+def _for_sqlite(statement: str) -> str:
+    return statement.format(**_SQLITE)

@@ -7,13 +7,13 @@ import contextlib
 import os
 import re
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from .. import _checks
-from .._connections import certificate_problem, is_untrusted, roots_problem
+from .._connections import certificate_problem, roots_problem
 from .._secret import Secret, hide
 from ..errors import AuthError, ConfigurationError, StorageError
 from ..transport.redaction import redact
@@ -25,43 +25,24 @@ except ModuleNotFoundError:
         "signing_async.postgres needs asyncpg: pip install 'signing-async[postgres]'", name="asyncpg"
     ) from None
 
-__all__ = ["PERMANENT", "TRANSIENT", "Pool", "PostgresEngine", "terminate"]
+__all__ = ["FAILURES", "Pool", "PostgresEngine", "terminate"]
 
 T = TypeVar("T")
 
 _MAX_CONNECTIONS = 8
 _RETRY_AFTER = 0.05
-_RELEASE_TIMEOUT = 0.5
 _TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
-_MODES_WITH_ROOTS = ("require", "verify-ca", "verify-full")
-_MODES_WITH_TLS = ("allow", "prefer", *_MODES_WITH_ROOTS)
+# Two concurrent CREATE TABLE IF NOT EXISTS may conflict.
+_LOCK_CREATION = "SELECT pg_advisory_xact_lock(7310557141)"
+FAILURES = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, ValueError)
+"""What asyncpg raises if an operation fails; a `TimeoutError` is an `OSError`."""
+# The start of the SQLSTATE: the connection broke, two transactions conflicted, the server is out of connections or disk
+# space, is starting or stopping, could not read a file, is read-only during a failover, or one of its timeouts expired.
+# 23505: two workers have claimed events of one signing at once; the next snapshot shows it.
+_TRANSIENT = ("08", "40", "53", "57", "58", "25006", "25P03", "25P04", "55P03", "23505")
 # Texts in an InterfaceError that is permanent: asyncpg lacks the authentication method, or the pool was never opened.
 # Any other InterfaceError, such as a lost connection, is transient.
 _PERMANENT_INTERFACE_ERRORS = ("unsupported", "not initialized")
-_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^:/@\[\]]*)(?::([0-9]{0,5}))?")
-# Two concurrent CREATE TABLE IF NOT EXISTS may conflict.
-_LOCK_CREATION = "SELECT pg_advisory_xact_lock(7310557141)"
-# The server is starting, stopping, out of connections or disk space, or is read-only during a failover; a connection
-# broke, a file could not be read, one of the server's timeouts expired, or two transactions conflicted.
-TRANSIENT = (
-    OSError,
-    TimeoutError,
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.PostgresSystemError,
-    asyncpg.InsufficientResourcesError,
-    asyncpg.ReadOnlySQLTransactionError,
-    asyncpg.LockNotAvailableError,
-    asyncpg.IdleInTransactionSessionTimeoutError,
-    asyncpg.TransactionTimeoutError,
-    asyncpg.TransactionRollbackError,
-    asyncpg.InvalidCachedStatementError,
-    # Two workers have claimed events of one signing at once: the next snapshot shows it.
-    asyncpg.UniqueViolationError,
-    # The server closed the connection as the operation began.
-    asyncpg.InternalClientError,
-)
-PERMANENT = (asyncpg.PostgresError, asyncpg.InterfaceError, ValueError)
 
 
 class Pool(Protocol):
@@ -124,19 +105,18 @@ class PostgresEngine:
         """Find the address, which messages show, and the passwords; return what is wrong with the DSN, or ""."""
         try:
             parts = urlsplit(dsn.reveal())
+            if parts.scheme not in ("postgresql", "postgres"):
+                return "must begin with postgresql://"
+            if parts.fragment:
+                return "contains a #; write %23 in a password"
             parameters = parse_qsl(parts.query)
             passwords = [parts.password or "", *(value for name, value in parameters if name == "password")]
+            hosts = parts.netloc.rpartition("@")[2]
+            all(urlsplit(f"//{host}").port for host in hosts.split(","))  # raises for an invalid one
         except ValueError:
-            return "not a URL"
-        self._passwords = [Secret(text) for each in passwords if each for text in (each, unquote(each))]
-        hosts = parts.netloc.rpartition("@")[2]
-        self.address = hosts + parts.path
-        if parts.scheme not in ("postgresql", "postgres"):
-            return "must begin with postgresql://"
-        if parts.fragment:
-            return "contains a #; write %23 in a password"
-        if not all(_is_valid_host(host) for host in hosts.split(",")):
             return "invalid host or port"
+        self._passwords = [Secret(text) for each in passwords if each for text in (each, unquote(each))]
+        self.address = hosts + parts.path
         return _find_unusable_file(dict(parameters), "prefer" if hosts else "disable")
 
     def render(self, statement: str, **parts: object) -> str:
@@ -167,13 +147,13 @@ class PostgresEngine:
                     except asyncpg.UndefinedTableError:
                         is_table_missing = True
                         problem = f"the table {self.table} does not exist"
-                    except (*TRANSIENT, *PERMANENT) as error:
+                    except FAILURES as error:
                         problem = self.describe(error)
                         final = None if _is_transient(error, pool) else type(error)
                     if final is None:
                         await asyncio.sleep(_RETRY_AFTER)
         if final is None:
-            problem = "all connections of the pool are in use" if self._is_exhausted else problem
+            problem = "all connections of the pool are in use" if self.is_exhausted else problem
             raise self._make_error(f"{problem}, for {self.timeout:g} s", transient=True)
         if is_table_missing:
             problem += f"; create the table with:\n{self.sql}"
@@ -183,21 +163,8 @@ class PostgresEngine:
         client_wide = self._failure is AuthError or not issubclass(final, asyncpg.DataError)
         raise self._make_error(problem, client_wide=client_wide)
 
-    async def run_and_keep(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack) -> T:
-        """Return the result of ``work`` on a connection that is released when ``kept`` is closed.
-
-        While all connections of the pool are in use, wait without a timeout.
-        """
-        while True:
-            try:
-                # In a separate task, so that the timeout cancels only this attempt.
-                return await asyncio.create_task(self.perform(work, kept))
-            except (AuthError, StorageError) as error:
-                if not (error.transient and self._is_exhausted):
-                    raise
-
     @property
-    def _is_exhausted(self) -> bool:
+    def is_exhausted(self) -> bool:
         """Whether all connections of the pool are in use."""
         pool = self._pool
         return pool is not None and pool.get_size() >= pool.get_max_size() and not pool.get_idle_size()
@@ -210,7 +177,7 @@ class PostgresEngine:
     async def create_table(self) -> None:
         """Create the table unless it exists."""
         # `perform` creates a missing table.
-        await self.perform(lambda connection: connection.execute(f"SELECT FROM {self.table} LIMIT 0"))
+        await self.run(f"SELECT FROM {self.table} LIMIT 0")
 
     async def _create_table(self, connection: Any) -> None:
         async with connection.transaction():
@@ -219,42 +186,31 @@ class PostgresEngine:
 
     async def _attempt(self, pool: Any, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None) -> T:
         async with AsyncExitStack() as used:
-            connection = await used.enter_async_context(self._connection(pool))
-            result = await work(connection)
+            connection = await pool.acquire()
+            used.push_async_callback(_release, pool, connection)
+            try:
+                result = await work(connection)
+            except BaseException as error:
+                # A statement may still be running, or a transaction be open.
+                with contextlib.suppress(asyncpg.InterfaceError):
+                    if not isinstance(error, asyncpg.PostgresError) or connection.is_in_transaction():
+                        connection.terminate()
+                raise
             if kept is not None:
                 await kept.enter_async_context(used.pop_all())
             return result
-
-    @contextlib.asynccontextmanager
-    async def _connection(self, pool: Any) -> AsyncIterator[Any]:
-        connection = await pool.acquire()
-        try:
-            yield connection
-        except asyncpg.PostgresError:
-            if _is_in_transaction(connection):
-                terminate(connection)
-            raise
-        except BaseException:
-            # A statement may still be running: do not wait for it.
-            terminate(connection)
-            raise
-        finally:
-            # A connection that breaks now does not undo the work.
-            with contextlib.suppress(*TRANSIENT, *PERMANENT):
-                await pool.release(connection, timeout=_RELEASE_TIMEOUT)
 
     async def _open(self) -> Any:
         if self._closed:
             raise self._make_error("the connection is closed")
         loop = asyncio.get_running_loop()
-        if self._dsn is not None and self._loop is not loop:
-            self._pool = None
-        self._loop, self._process = loop, os.getpid()
-        if self._pool is None:
-            assert self._dsn is not None
-            dsn = self._dsn
-            self._pool = asyncpg.create_pool(dsn.reveal(), min_size=0, max_size=_MAX_CONNECTIONS, reset=_skip_reset)
+        if self._dsn is not None and (self._pool is None or self._loop is not loop):
+            self._pool = asyncpg.create_pool(
+                self._dsn.reveal(), min_size=0, max_size=_MAX_CONNECTIONS, reset=_skip_reset
+            )
+            self._loop = loop
             await self._pool
+        self._loop, self._process = loop, os.getpid()
         return self._pool
 
     def describe(self, error: BaseException) -> str:
@@ -292,7 +248,13 @@ class PostgresEngine:
 
 
 async def _skip_reset(connection: Any) -> None:
-    """Save the round trip of a reset: no setting here outlasts its transaction."""
+    """Save the round trip of a reset: the settings made here are harmless to the next user of the connection."""
+
+
+async def _release(pool: Any, connection: Any) -> None:
+    # A connection that breaks now does not undo the work.
+    with contextlib.suppress(*FAILURES):
+        await pool.release(connection, timeout=0.5)
 
 
 def terminate(connection: Any) -> None:
@@ -301,20 +263,15 @@ def terminate(connection: Any) -> None:
         connection.terminate()
 
 
-def _is_valid_host(text: str) -> bool:
-    found = _HOST.fullmatch(text)
-    return found is not None and int(found[1] or 0) < 65536
-
-
 def _find_unusable_file(parameters: Mapping[str, str], default_mode: str) -> str:
     """Return what is wrong with the files that a DSN names: asyncpg loads them only when it connects."""
     mode = parameters.get("sslmode") or os.environ.get("PGSSLMODE") or default_mode
     problem = ""
-    if mode in _MODES_WITH_ROOTS:
+    if mode in ("require", "verify-ca", "verify-full"):
         problem = roots_problem(parameters.get("sslrootcert"))
         problem = problem or roots_problem(parameters.get("sslcrl"), "revocation list")
     certificate, key = parameters.get("sslcert"), parameters.get("sslkey")
-    if problem or mode not in _MODES_WITH_TLS or not certificate:
+    if problem or mode == "disable" or not certificate:
         return problem
     if key:
         return certificate_problem(certificate, key, parameters.get("sslpassword"))
@@ -323,16 +280,9 @@ def _find_unusable_file(parameters: Mapping[str, str], default_mode: str) -> str
 
 
 def _is_transient(error: BaseException, pool: Any) -> bool:
-    is_lost = (
-        isinstance(error, asyncpg.InterfaceError)
-        and not isinstance(error, ValueError)
-        and not any(text in str(error) for text in _PERMANENT_INTERFACE_ERRORS)
-    )
-    is_outage = isinstance(error, TRANSIENT) and not is_untrusted(error)
-    return is_outage or (is_lost and not pool.is_closing())
-
-
-def _is_in_transaction(connection: Any) -> bool:
-    with contextlib.suppress(asyncpg.InterfaceError):
-        return bool(connection.is_in_transaction())
-    return False
+    if isinstance(error, asyncpg.PostgresError):
+        return str(error.sqlstate).startswith(_TRANSIENT)
+    if isinstance(error, asyncpg.InterfaceError):
+        is_permanent = isinstance(error, ValueError) or any(text in str(error) for text in _PERMANENT_INTERFACE_ERRORS)
+        return not is_permanent and not pool.is_closing()
+    return not isinstance(error, ValueError)  # so is an untrusted certificate

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import os
 import sqlite3
-import stat
 import threading
 import time
 import warnings
@@ -19,18 +18,24 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
-from weakref import WeakValueDictionary
+from typing import Any
+from weakref import WeakSet
 
 from .. import _checks, _files
 from .._files import resolve_path, sync_folder
 from ..errors import InboxError, JournalError
 from .claims import OwnerLock
 
-__all__ = ["FileFormat", "SharedDatabase", "SqliteEngine", "Work", "is_transient"]
+__all__ = ["FileFormat", "SharedDatabase", "SqliteEngine", "is_transient"]
 
-T = TypeVar("T")
-Work = Callable[[sqlite3.Connection], T]
+_PAUSE = 0.02
+_TRANSIENT = frozenset(
+    {
+        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT),
+        # A file cannot be opened for lack of descriptors, too.
+        *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_CANTOPEN),
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +54,21 @@ class FileFormat:
     failure: type[JournalError] | type[InboxError]
 
 
-class SqliteEngine:
-    """Runs work on a SQLite file in its own thread, and commits all waiting work in one transaction.
+@dataclass(eq=False, slots=True)
+class _Operation:
+    """A statement, and the future of the caller that waits for its rows."""
 
-    The result of durable work is on disk when the caller gets it (WAL, ``synchronous=FULL``); other work survives the
+    statement: str
+    parameters: tuple[object, ...]
+    durable: bool
+    waiter: asyncio.Future[list[Any]]
+    outcome: Any = None
+
+
+class SqliteEngine:
+    """Runs statements on a SQLite file in its own thread, and commits all waiting ones in one transaction.
+
+    The result of a durable statement is on disk when the caller gets it (WAL, ``synchronous=FULL``); others survive the
     death of the process, but may be lost in a power cut. Failures are raised as the format's ``failure``. ``timeout``
     is how many seconds to wait while another program locks the file.
     """
@@ -60,66 +76,46 @@ class SqliteEngine:
     def __init__(self, path: object, file_format: FileFormat, *, timeout: float) -> None:
         timeout = _checks.number("timeout", timeout, above=0, at_most=3600)
         self.path: Path = resolve_path(file_format.name, path)
-        self.lock: OwnerLock = OwnerLock(self.path, file_format.user)
-        """Held from the first work until the file is closed."""
         self._title = f"the {file_format.name} {self.path}"
         self._failure = file_format.failure
-        prepare = partial(_prepare, path=self.path, file_format=file_format, lock=self.lock)
+        # Held from the first statement until the file is closed.
+        self._lock = OwnerLock(self.path, file_format.user)
+        prepare = partial(_prepare, path=self.path, file_format=file_format, lock=self._lock)
         self._database = SharedDatabase(self.path, prepare, timeout=timeout, mode=0o600)
         self._file: tuple[int, int] | None = None
         """The device and the inode of the file since the first commit."""
         self._process = 0
-        """The id of the process that submitted the first work: a server may create the object before it forks."""
+        """The id of the process that ran the first statement: a server may create the object before it forks."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix=f"signing-{file_format.name}")
         self._queue = threading.Lock()
         self._waiting: list[_Operation] = []
         self._writing = False
         self._closing: Future[None] | None = None
 
-    async def run(
-        self,
-        statement: str,
-        *parameters: object,
-        undo: Callable[[list[Any]], tuple[Any, ...] | None] | None = None,
-        durable: bool = True,
-    ) -> list[Any]:
+    async def run(self, statement: str, *parameters: object, durable: bool = True) -> list[Any]:
         """Run a statement in a transaction, and return its rows once they are durable.
 
-        It may call ``now()``, ``owner()`` and ``owner_is_alive(owner)``. If the caller is cancelled, the statement and
-        the parameters that ``undo`` returns for the rows are run as well.
+        It may call ``now()``, ``owner()`` and ``owner_is_alive(owner)``. Statements run in order, even if the caller is
+        cancelled.
         """
-
-        def undo_rows(rows: list[Any]) -> Work[object] | None:
-            undoing = None if undo is None else undo(rows)
-            return None if undoing is None else partial(_execute, statement=undoing[0], parameters=undoing[1:])
-
-        return await self.perform(
-            partial(_execute, statement=statement, parameters=parameters), undo_rows, durable=durable
-        )
-
-    async def perform(
-        self, work: Work[T], undo: Callable[[T], Work[object] | None] | None = None, *, durable: bool = True
-    ) -> T:
-        """Run work in a transaction and return its result. An exception that the work returns is raised.
-
-        Work is done in order, even if the caller is cancelled. In that case the work that ``undo`` returns for the
-        result is done as well.
-        """
-        waiter: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        operation = _Operation(work, waiter, undo, durable=durable)
-        self._submit(operation)
-        try:
-            return await waiter
-        except asyncio.CancelledError:
-            # The work may have been done at the moment of the cancellation.
-            if not waiter.cancelled() and waiter.exception() is None:
-                self._undo(operation)
-            raise
+        self._process = self._process or os.getpid()
+        if self._process != os.getpid():
+            message = f"{self._title} was opened before a fork; open it again in the child process"
+            raise self._failure(message, transient=False)
+        operation = _Operation(statement, parameters, durable, asyncio.get_running_loop().create_future())
+        with self._queue:
+            if self._closing is not None:
+                raise self._failure(f"{self._title} is closed", transient=False)
+            self._waiting.append(operation)
+            if not self._writing:
+                self._writing = True
+                self._writer.submit(self._write_all)
+        return await operation.waiter
 
     def warn_if_open(self, owner: object) -> None:
         """Warn that ``owner`` was not closed; for its ``__del__``."""
-        if self.lock.is_held:
-            self.lock.release()
+        if self._lock.is_held:
+            self._lock.release()
             warnings.warn(
                 f"{owner!r} was not closed: use `async with`, or await aclose()", ResourceWarning, stacklevel=3
             )
@@ -132,42 +128,13 @@ class SqliteEngine:
             if self._closing is None:
                 self._closing = self._writer.submit(self._close)
                 self._writer.shutdown(wait=False)
-            closing = self._closing
-        await asyncio.shield(asyncio.wrap_future(closing))
-
-    def _submit(self, operation: _Operation) -> None:
-        self._process = self._process or os.getpid()
-        if self._process != os.getpid():
-            message = f"{self._title} was opened before a fork; open it again in the child process"
-            raise self._failure(message, transient=False)
-        with self._queue:
-            if self._closing is not None:
-                raise self._failure(f"{self._title} is closed", transient=False)
-            self._waiting.append(operation)
-            if not self._writing:
-                self._writing = True
-                self._writer.submit(self._write_all)
-
-    def _undo(self, operation: _Operation) -> None:
-        """Undo work whose waiter is gone."""
-        failed = isinstance(operation.outcome, Exception)
-        work = None if operation.undo is None or failed else operation.undo(operation.outcome)
-        if work is not None:
-            # If the file is closed, nothing is left to undo: its claims ended with the lock.
-            with contextlib.suppress(self._failure):
-                self._submit(_Operation(work, None, durable=operation.durable))
-
-    # On the event loop
-
-    def _deliver(self, operations: list[_Operation]) -> None:
-        """Wake the waiters of one event loop."""
-        for operation in operations:
-            if operation.waiter.cancelled():
-                self._undo(operation)
-            else:
-                operation.wake()
+        await asyncio.shield(asyncio.wrap_future(self._closing))
 
     # In the writer's thread
+
+    def _close(self) -> None:
+        self._database.close()
+        self._lock.release()
 
     def _write_all(self) -> None:
         """Commit all waiting operations together, until none wait."""
@@ -179,17 +146,10 @@ class SqliteEngine:
                 return
             self._commit(operations)
             # One call for each loop: waking an event loop costs more than a statement.
-            loops: dict[asyncio.AbstractEventLoop, list[_Operation]] = {}
-            for operation in operations:
-                if operation.waiter is not None:
-                    loops.setdefault(operation.waiter.get_loop(), []).append(operation)
-            for loop, same_loop in loops.items():
-                try:
-                    loop.call_soon_threadsafe(self._deliver, same_loop)
-                except RuntimeError:
-                    # The loop is closed.
-                    for operation in same_loop:
-                        self._undo(operation)
+            for loop in {operation.waiter.get_loop() for operation in operations}:
+                done = [operation for operation in operations if operation.waiter.get_loop() is loop]
+                with contextlib.suppress(RuntimeError):  # the loop is closed
+                    loop.call_soon_threadsafe(_wake, done)
 
     def _commit(self, operations: list[_Operation]) -> None:
         try:
@@ -199,70 +159,50 @@ class SqliteEngine:
                 is_durable = any(operation.durable for operation in operations)
                 connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
                 connection.execute("BEGIN IMMEDIATE")
-                self.lock.acquire()  # inside the transaction: only one process at a time has one
-                for operation in operations:
-                    operation.outcome = operation.work(connection)
+                self._lock.acquire()  # inside the transaction: only one process at a time has one
+                for each in operations:
+                    # To SQLite, `$1` is the parameter named "1".
+                    parameters = dict(zip("123456789", each.parameters, strict=False))
+                    each.outcome = connection.execute(each.statement, parameters).fetchall()
                 connection.execute("COMMIT")
             self._check_file()
             return
         except self._failure as error:
             failure = error
         except Exception as error:  # waiting callers must get an error
-            failure = self._failure(f"{self._title}: {_describe(error)}", transient=is_transient(error, self.path))
+            text = getattr(error, "strerror", None) or str(error)
+            failure = self._failure(f"{self._title}: {text}", transient=is_transient(error))
         if not failure.transient and len(operations) > 1:
             # One operation may have failed all of them: commit each on its own.
-            for operation in operations:
-                self._commit([operation])
+            for each in operations:
+                self._commit([each])
             return
-        for operation in operations:
-            operation.outcome = copy.copy(failure)
+        for each in operations:
+            each.outcome = copy.copy(failure)
 
     def _check_file(self) -> None:
         """Raise if the file was removed or replaced: what is written to it is lost, and a new one knows nothing."""
-        try:
+        change = "removed"
+        with contextlib.suppress(FileNotFoundError):
             status = self.path.stat()
-        except FileNotFoundError:
-            change = "removed"
-        else:
             found = status.st_dev, status.st_ino
             self._file = self._file or found
             if found == self._file:
                 return
-            change = "replaced by another file"
+            change = "replaced"
         message = f"{self._title} was {change} while it was open: restore it, then restart"
         raise self._failure(message, transient=False)
 
-    def _close(self) -> None:
-        self._database.close()
-        self.lock.release()
 
-
-@dataclass(eq=False, slots=True)
-class _Operation:
-    """Work on the database, its outcome, and the future of the caller that waits for it."""
-
-    work: Work[Any]
-    waiter: Any
-    """The caller's future; None if no caller waits for the outcome."""
-    undo: Callable[[Any], Work[object] | None] | None = None
-    durable: bool = True
-    outcome: object = None
-
-    def wake(self) -> None:
-        """Give the waiter the outcome."""
-        if isinstance(self.outcome, Exception):
-            self.waiter.set_exception(self.outcome)
+def _wake(operations: list[_Operation]) -> None:
+    """Give the waiters of one event loop their outcomes."""
+    for each in operations:
+        if each.waiter.done():  # the caller was cancelled
+            continue
+        if isinstance(each.outcome, Exception):
+            each.waiter.set_exception(each.outcome)
         else:
-            self.waiter.set_result(self.outcome)
-
-
-def _execute(connection: sqlite3.Connection, statement: str, parameters: tuple[object, ...]) -> list[Any]:
-    # To SQLite, `$1` is the parameter named "1".
-    return connection.execute(statement, dict(zip("123456789", parameters, strict=False))).fetchall()
-
-
-def _describe(error: Exception) -> str:
-    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+            each.waiter.set_result(each.outcome)
 
 
 def _owner_is_alive(lock: OwnerLock, owner: str) -> bool:
@@ -310,36 +250,10 @@ def _prepare(connection: sqlite3.Connection, path: Path, file_format: FileFormat
 
 # Files that processes share
 
-_PAUSE = 0.02
-_TRANSIENT = frozenset(
-    {
-        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT),
-        *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM),
-    }
-)
 
-
-def is_transient(error: Exception, path: Path | None = None) -> bool:
-    """Return whether a failed operation on a database may succeed later: it is locked, or the disk is full or fails.
-
-    ``path`` is the database file. Without it, a failure to open the file counts as transient: the cause is unknown.
-    """
-    if isinstance(error, OSError):
-        return _files.is_transient(error)
-    code = _primary_code(error)
-    if code == sqlite3.SQLITE_CANTOPEN:
-        return path is None or _may_open(path)
-    return code in _TRANSIENT
-
-
-def _may_open(path: Path) -> bool:
-    """Return whether SQLite may open the file later: nothing is wrong with it, so descriptors or memory ran out."""
-    # Do not open the file: closing the descriptor would release this process's locks on it.
-    try:
-        mode = path.stat().st_mode
-    except OSError as error:
-        return _files.is_transient(error)
-    return stat.S_ISREG(mode) and os.access(path, os.R_OK) and os.access(path.parent, os.W_OK)
+def is_transient(error: Exception) -> bool:
+    """Return whether a failed operation on a database may succeed later: it is locked, or the disk is full or fails."""
+    return _files.is_transient(error) if isinstance(error, OSError) else _primary_code(error) in _TRANSIENT
 
 
 def _primary_code(error: Exception) -> int:
@@ -372,93 +286,75 @@ class SharedDatabase:
         self._prepare = prepare
         self._timeout = timeout
         self._mode = mode
-        self._process = 0
-        with _forking:
-            _databases[id(self)] = self
+        with _registering:
+            _databases.add(self)
 
     def __del__(self) -> None:
         # Python 3.13 warns about connections that are open when they are collected.
-        self._disconnect()
+        self.disconnect()
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[sqlite3.Connection]:
         """Yield the connection, locked. An error closes it, which rolls back; the next use opens a new one."""
         with self.lock:
             try:
-                yield self._open()
+                if self.connection is None:
+                    self._connect()
+                assert self.connection is not None
+                yield self.connection
             except BaseException:
-                self._disconnect()
+                self.disconnect()
                 raise
 
     def close(self) -> None:
         """Close the connection; the next use opens a new one."""
         with self.lock:
-            self._disconnect()
+            self.disconnect()
 
-    def _open(self) -> sqlite3.Connection:
-        if self._process != os.getpid():
-            self._disconnect()
-        if self.connection is None:
-            self.connection, self._process = self._connect(), os.getpid()
-        return self.connection
+    def disconnect(self) -> None:
+        """Close the connection while the lock is held."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
 
-    def _connect(self) -> sqlite3.Connection:
+    def _connect(self) -> None:
         if self._mode is not None:
             # O_EXCL: closing a descriptor of an existing file would release this process's locks on it.
             with _creating, contextlib.suppress(FileExistsError):
                 os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, self._mode))
-        connection = sqlite3.connect(self.path, timeout=self._timeout, isolation_level=None, check_same_thread=False)
-        try:
-            self._wait_until_prepared(connection)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _wait_until_prepared(self, connection: sqlite3.Connection) -> None:
+        self.connection = sqlite3.connect(
+            self.path, timeout=self._timeout, isolation_level=None, check_same_thread=False
+        )
         deadline = time.monotonic() + self._timeout
         while True:
             try:
-                return self._prepare(connection)
+                return self._prepare(self.connection)
             except sqlite3.OperationalError as error:
                 if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                     raise
             time.sleep(_PAUSE)
 
-    def _disconnect(self) -> None:
-        connection, self.connection = self.connection, None
-        if connection is None:
-            return
-        if self._process == os.getpid():
-            connection.close()
-        else:
-            # A server written in C has forked without telling Python: to close the parent's connection here would let
-            # SQLite delete the log that the parent writes to.
-            _inherited.append(connection)
-
 
 # A connection carried across a fork undoes the locks on the file: one side may delete the log that the other writes to.
 # A lock held by another thread at the fork would never be released in the child.
-_databases: WeakValueDictionary[int, SharedDatabase] = WeakValueDictionary()
-_inherited: list[sqlite3.Connection] = []
-_locked_databases: list[SharedDatabase] = []
-_forking = threading.Lock()
+_databases: WeakSet[SharedDatabase] = WeakSet()
+_forking: list[SharedDatabase] = []
+_registering = threading.Lock()
 _creating = threading.Lock()
 
 
 def _before_fork() -> None:
-    _forking.acquire()
-    # A copy of the references, because other threads remove databases without this lock.
-    _locked_databases.extend(filter(None, [reference() for reference in _databases.valuerefs()]))
-    for database in _locked_databases:
+    _registering.acquire()
+    _forking.extend(_databases)
+    for database in _forking:
         database.lock.acquire()
-        database._disconnect()
+        database.disconnect()
 
 
 def _after_fork() -> None:
-    while _locked_databases:
-        _locked_databases.pop().lock.release()
-    _forking.release()
+    while _forking:
+        _forking.pop().lock.release()
+    _registering.release()
 
 
 _register_at_fork = getattr(os, "register_at_fork", dict)  # Windows has no fork

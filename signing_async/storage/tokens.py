@@ -9,14 +9,13 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-import asyncpg
 import attrs
 
 from .. import _checks
@@ -27,75 +26,59 @@ from ..auth.token_stores import adjust_expiry, token_from_json, token_to_json
 from ..auth.unfinished import Unfinished
 from ..errors import AuthError, ConfigurationError, TokenSuperseded
 from ..models import Token
-from .postgres import PERMANENT, TRANSIENT, Pool, PostgresEngine, terminate
+from .postgres import FAILURES, Pool, PostgresEngine, terminate
 
 __all__ = ["PostgresTokenStore"]
 
 log: logging.Logger = logging.getLogger("signing_async")
 
-T = TypeVar("T")
-
 _POLL = 0.1
-# The lock has a row of its own: the transaction that holds it blocks neither reads nor writes of the token.
 _TABLE = """\
 CREATE TABLE IF NOT EXISTS {table} (
-    name text,
-    part text CHECK (part IN ('token', 'lock')),
+    name text PRIMARY KEY,
     token bytea,
     version bigint NOT NULL DEFAULT 0,
     saved_at timestamptz,
     saver_clock double precision,
     refresher text,
-    refreshing_since timestamptz,
-    lost_since timestamptz,
-    PRIMARY KEY (name, part)
+    lost_since timestamptz
 )"""
-_ROWS = "INSERT INTO {table} (name, part) VALUES ($1, 'token'), ($1, 'lock') ON CONFLICT DO NOTHING"
-# A refresher commits its name to the row, then locks the row. The row lock ends with its connection, the name stays:
-# the refresher may have used the refresh token, and may reconnect to save the new one.
-_QUEUE = """\
-SELECT refresher IS NULL OR refresher = $2
-    OR (lost_since < clock_timestamp() - $3::interval AND pg_postmaster_start_time() < clock_timestamp() - $3::interval)
-FROM {table} WHERE name = $1 AND part = 'lock' FOR UPDATE"""
-# Between the refresher's two steps the row is briefly unlocked, but the lock is not lost.
-_LOST = """\
-UPDATE {table} SET lost_since = clock_timestamp() WHERE name = $1 AND part = 'lock'
-    AND lost_since IS NULL AND refreshing_since < clock_timestamp() - interval '0.5 s'"""
-_ANNOUNCE = """\
-UPDATE {table} SET refresher = $2, refreshing_since = clock_timestamp(), lost_since = NULL
-WHERE name = $1 AND part = 'lock'"""
 # Keep-alive detects a holder whose machine is gone within half a minute. A paused holder keeps the lock: it may have
 # used the refresh token already.
-_HOLD = """\
-BEGIN; SET LOCAL idle_in_transaction_session_timeout = 0;
-SET LOCAL tcp_keepalives_idle = 10; SET LOCAL tcp_keepalives_interval = 5; SET LOCAL tcp_keepalives_count = 4"""
-_LOCK = """\
-SELECT true FROM {table} WHERE name = $1 AND part = 'lock' AND refresher = $2 AND lost_since IS NULL FOR UPDATE"""
-_UNLOCK = "UPDATE {table} SET refresher = NULL WHERE name = $1 AND part = 'lock' AND refresher = $2"
+_KEEP_ALIVE = "SET tcp_keepalives_idle = 10; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 4"
+_LOCK = "SELECT pg_try_advisory_lock(hashtextextended($1, '{table}'::regclass::oid::bigint))"
+_UNLOCK = "SELECT pg_advisory_unlock(hashtextextended($1, '{table}'::regclass::oid::bigint))"
+# The advisory lock ends with its connection, the refresher's name stays: it may have used the refresh token, and may
+# reconnect to save the new one.
+_ANNOUNCE = """\
+INSERT INTO {table} AS held (name, refresher) VALUES ($1, $2)
+ON CONFLICT (name) DO UPDATE SET
+    refresher = CASE WHEN {free} THEN $2 ELSE held.refresher END,
+    lost_since = CASE WHEN {free} THEN NULL ELSE coalesce(held.lost_since, clock_timestamp()) END
+RETURNING refresher = $2 AS is_mine, version"""
+_FREE = """\
+held.refresher IS NULL OR held.refresher = $2
+    OR (held.lost_since < clock_timestamp() - $3::interval
+        AND pg_postmaster_start_time() < clock_timestamp() - $3::interval)"""
+_WITHDRAW = "UPDATE {table} SET refresher = NULL WHERE name = $1 AND refresher = $2"
 _READ = """\
-SELECT version, token, saver_clock - extract(epoch FROM saved_at)::float8 AS saver_ahead,
-    extract(epoch FROM clock_timestamp())::float8 AS now
-FROM {table} WHERE name = $1 AND part = 'token'"""
+SELECT token, version, saver_clock - extract(epoch FROM saved_at)::float8 AS saver_ahead,
+    extract(epoch FROM clock_timestamp())::float8 AS now, coalesce(refresher = $2, true) AS is_mine
+FROM {table} WHERE name = $1"""
 _SAVE = """\
-INSERT INTO {table} (name, part, token, version, saved_at, saver_clock)
-VALUES ($1, 'token', $2, 1, clock_timestamp(), $3)
-ON CONFLICT (name, part) DO UPDATE SET token = excluded.token, version = {table}.version + 1,
+INSERT INTO {table} (name, token, version, saved_at, saver_clock) VALUES ($1, $2, 1, clock_timestamp(), $3)
+ON CONFLICT (name) DO UPDATE SET token = excluded.token, version = {table}.version + 1,
     saved_at = excluded.saved_at, saver_clock = excluded.saver_clock"""
 _REPLACE = """\
-WITH saved AS (
-    UPDATE {table} SET token = $2, version = version + 1, saved_at = clock_timestamp(), saver_clock = $3
-    WHERE name = $1 AND part = 'token' AND version = $4
-    RETURNING true
-), unlocked AS (
-    UPDATE {table} SET refresher = NULL WHERE name = $1 AND part = 'lock' AND refresher = $5
-)
-SELECT * FROM saved"""
-_IS_SAVED = "SELECT version = $3 + 1 AND token = $2 FROM {table} WHERE name = $1 AND part = 'token'"
+UPDATE {table} SET token = $2, version = version + 1, saved_at = clock_timestamp(), saver_clock = $3,
+    refresher = nullif(refresher, $5)
+WHERE name = $1 AND version = $4 RETURNING true"""
+_IS_SAVED = "SELECT version = $3 + 1 AND token = $2 FROM {table} WHERE name = $1"
 
 
 @attrs.define(eq=False)
 class _Hold:
-    """The lock as held by one worker: a locked row, for as long as the connection and its transaction last."""
+    """The lock as held by one worker: an advisory lock, for as long as the connection lasts."""
 
     store: PostgresTokenStore
     owner: str
@@ -110,19 +93,6 @@ class _Hold:
     unsaved: Secret[bytes] | None = None
     """A token whose save failed."""
     ended: bool = False
-
-    async def run(self, work: Callable[[Any], Awaitable[T]]) -> T:
-        """Run ``work`` on the connection that holds the lock; after a failure the connection is lost."""
-        connection, self.connection = self.connection, None
-        if connection is None:
-            raise ConnectionError("an earlier statement failed")
-        try:
-            result = await work(connection)
-        except BaseException:
-            terminate(connection)
-            raise
-        self.connection = connection
-        return result
 
 
 # Inherited by the tasks that start inside the lock.
@@ -139,7 +109,7 @@ class PostgresTokenStore:
     the first key encrypts, all keys decrypt. Give the stores of many tenants one pool: each refresh keeps one of its
     connections until it ends, and further refreshes wait for theirs.
 
-    A refresh locks the row from the load to the save. A paused holder keeps the lock while its connection lasts. If the
+    A refresh holds a lock from the load to the save. A paused holder keeps the lock while its connection lasts. If the
     connection is lost, the new token is saved through another one as soon as PostgreSQL is back, and never overwrites
     a newer token (`TokenSuperseded`).
 
@@ -169,7 +139,7 @@ class PostgresTokenStore:
             raise ConfigurationError(f"name: must not contain null characters, got {name!r}")
         self._place = f"{self._database.table}/{name}"
         self._grace = timedelta(seconds=_checks.number("grace", grace, above=0))
-        # One task at a time waits for the row: the others need no connection.
+        # One task at a time waits for the lock: the others need no connection.
         self._local_lock = asyncio.Lock()
         self._unfinished = Unfinished(timeout)
 
@@ -187,36 +157,26 @@ class PostgresTokenStore:
 
     async def load(self) -> Token | None:
         hold = self._current_hold()
-        while hold is not None and hold.announced:
-            if hold.connection is None:
-                raise AuthError(f"{self!r}: the connection that held the lock is lost", transient=True)
-            with contextlib.suppress(*TRANSIENT, *PERMANENT):
-                async with asyncio.timeout(self._database.timeout):
-                    row = await hold.run(self._read)
-                    hold.version = row["version"]
-                    return self._decode(row)
-            # The connection is lost. A token is only requested after a load, so this worker may acquire the lock again.
-            await hold.kept.aclose()
-            await self._acquire(hold)
-            if hold.ended:
-                await self._release(hold)
-                hold = None
-        return self._decode(await self._database.perform(self._read))
+        row = await self._run(hold, partial(self._fetch, _READ, "" if hold is None else hold.owner))
+        if hold is not None and row is not None:
+            if not row["is_mine"]:
+                raise AuthError(f"{self!r}: the lock was lost before the token was loaded", transient=True)
+            hold.version = row["version"]
+        return self._decode(row)
 
     async def save(self, token: Token) -> None:
         hold = self._current_hold()
         data = self._sealer.seal(token_to_json(token), self._place)
         if hold is None:
-            await self._database.perform(partial(self._write, data))
+            await self._database.perform(partial(self._fetch, _SAVE, data, time.time()))
             return
-        hold.unsaved, failure = Secret(data), None
+        hold.unsaved, failure, saved = Secret(data), None, False
         try:
-            saved = await self._replace(hold, data)
+            saved = await self._run(hold, partial(self._replace, hold))
         except AuthError as error:
             failure = error
         if failure is not None:
-            problem = f"{self!r}: no response" if failure.transient else failure
-            raise AuthError(f"{problem}, and a refreshed token is not saved yet", transient=failure.transient)
+            raise AuthError(f"{failure}, and a refreshed token is not saved yet", transient=failure.transient)
         if not saved:
             raise TokenSuperseded(f"{self!r} holds a newer token, which was not overwritten")
 
@@ -259,90 +219,82 @@ class PostgresTokenStore:
 
     async def _acquire(self, hold: _Hold) -> None:
         while True:
-            async with AsyncExitStack() as kept:
-                if await self._database.run_and_keep(partial(self._lock_row, hold), kept):
-                    hold.kept = kept.pop_all()
-                    return
+            kept, is_locked = AsyncExitStack(), False
+            try:
+                is_locked = await self._database.perform(partial(self._try_lock, hold), kept)
+            except AuthError as error:
+                # A refresh waits for a connection of the pool as long as for the lock.
+                if not (error.transient and self._database.is_exhausted):
+                    raise
+            if is_locked:
+                hold.kept = kept
+                return
+            await kept.aclose()
             await asyncio.sleep(_POLL)
 
-    async def _lock_row(self, hold: _Hold, connection: Any) -> bool:
-        """Lock the row in a transaction; return False if another worker holds it, or may reconnect to save."""
-        # Waits in PostgreSQL's queue for half of the timeout, then queues again.
-        lock_timeout = int(self._database.timeout * 500)
-        arguments = (self.name, hold.owner)
-        await connection.execute(self._database.render(_ROWS), self.name)
-        await connection.execute(f"BEGIN; SET LOCAL lock_timeout = {lock_timeout}")
-        try:
-            is_free = await connection.fetchval(self._database.render(_QUEUE), *arguments, self._grace)
-            if is_free:
-                hold.announced = True
-                await connection.execute(self._database.render(_ANNOUNCE), *arguments)
-            else:
-                await connection.execute(self._database.render(_LOST), self.name)
-        except asyncpg.LockNotAvailableError:
-            is_free = False
-        await connection.execute("COMMIT")
-        if not is_free:
+    async def _try_lock(self, hold: _Hold, connection: Any) -> bool:
+        """Acquire the lock; return False if another worker holds it, or may reconnect to save."""
+        if not (await self._fetch(_LOCK, connection))[0]:
             return False
-        await connection.execute(_HOLD)
-        if not await connection.fetchval(self._database.render(_LOCK), *arguments):
-            await connection.execute("COMMIT")
-            return False
-        hold.connection, hold.version = connection, (await self._read(connection))["version"]
-        return True
+        hold.announced = True
+        row = await self._fetch(_ANNOUNCE, hold.owner, self._grace, connection)
+        if row["is_mine"]:
+            await connection.execute(_KEEP_ALIVE)
+            hold.connection, hold.version = connection, row["version"]
+        else:
+            hold.announced = False
+            await self._fetch(_UNLOCK, connection)
+        return hold.announced
 
     async def _release(self, hold: _Hold) -> None:
-        """Unlock the row. If that fails, or a token is not saved yet, do it in the background."""
-        with contextlib.suppress(*TRANSIENT, *PERMANENT):
-            if hold.unsaved is None and hold.announced:
+        """Release the lock. If that fails, or a token is not saved yet, do it in the background."""
+        if hold.connection is not None:
+            try:
                 async with asyncio.timeout(self._database.timeout / 2):
-                    await hold.run(partial(self._unlock, hold))
-                    hold.announced = False
+                    await self._withdraw(hold, hold.connection)
+                    await self._fetch(_UNLOCK, hold.connection)
+            except FAILURES:
+                terminate(hold.connection)
         await hold.kept.aclose()
         if hold.announced:
+            work = self._withdraw if hold.unsaved is None else self._replace
             self._unfinished.start(
-                lambda: self._database.perform(partial(self._end, hold)), unsaved=hold.unsaved is not None
+                lambda: self._database.perform(partial(work, hold)), unsaved=hold.unsaved is not None
             )
 
-    async def _unlock(self, hold: _Hold, connection: Any) -> None:
-        await connection.execute(self._database.render(_UNLOCK), self.name, hold.owner)
-        if connection.is_in_transaction():
-            await connection.execute("COMMIT")
-
-    async def _end(self, hold: _Hold, connection: Any) -> None:
-        if hold.unsaved is not None:
-            await self._replace_version(hold, hold.unsaved.reveal(), connection)
-        else:
-            await self._unlock(hold, connection)
+    async def _withdraw(self, hold: _Hold, connection: Any) -> None:
+        if hold.announced and hold.unsaved is None:
+            await self._fetch(_WITHDRAW, hold.owner, connection)
+            hold.announced = False
 
     # The token
 
-    async def _read(self, connection: Any) -> Any:
-        return await connection.fetchrow(self._database.render(_READ), self.name)
+    async def _run(self, hold: _Hold | None, work: Any) -> Any:
+        """Return the result of ``work`` on the connection that holds the lock, or on another one if that is lost."""
+        if hold is not None and hold.connection is not None:
+            try:
+                async with asyncio.timeout(self._database.timeout / 2):
+                    return await work(hold.connection)
+            except FAILURES as error:
+                log.warning("%r: the connection that held the lock is lost: %s", self, self._database.describe(error))
+                terminate(hold.connection)
+                hold.connection = None
+        return await self._database.perform(work)
 
-    async def _write(self, data: bytes, connection: Any) -> None:
-        await connection.execute(self._database.render(_SAVE), self.name, data, time.time())
+    async def _fetch(self, statement: str, *arguments: Any) -> Any:
+        *parameters, connection = arguments
+        return await connection.fetchrow(self._database.render(statement, free=_FREE), self.name, *parameters)
 
-    async def _replace(self, hold: _Hold, data: bytes) -> bool:
+    async def _replace(self, hold: _Hold, connection: Any) -> bool:
         """Replace the token; return False if a newer token is stored."""
-        work = partial(self._replace_version, hold, data)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._database.timeout):
-                try:
-                    return await hold.run(work)
-                except (*TRANSIENT, *PERMANENT) as error:
-                    problem = self._database.describe(error)
-                    log.warning("%r: the lock is lost, saving the refreshed token without it: %s", self, problem)
-                return await self._database.perform(work)
-        raise AuthError(f"{self!r}: no response", transient=True)
-
-    async def _replace_version(self, hold: _Hold, data: bytes, connection: Any) -> bool:
-        arguments = (self.name, data, time.time(), hold.version, hold.owner)
-        saved = await connection.fetchval(self._database.render(_REPLACE), *arguments)
-        if connection.is_in_transaction():
-            await connection.execute("COMMIT")
-        # An earlier attempt may have succeeded, and only its response was lost.
-        saved = saved or await connection.fetchval(self._database.render(_IS_SAVED), self.name, data, hold.version)
+        assert hold.unsaved is not None
+        data = hold.unsaved.reveal()
+        saved = await self._fetch(_REPLACE, data, time.time(), hold.version, hold.owner, connection)
+        if saved is None:
+            # An earlier attempt may have succeeded, and only its response was lost.
+            row = await self._fetch(_IS_SAVED, data, hold.version, connection)
+            saved = row is not None and row[0]
+            await self._fetch(_WITHDRAW, hold.owner, connection)
         hold.version, hold.unsaved, hold.announced = hold.version + 1, None, False
         return bool(saved)
 

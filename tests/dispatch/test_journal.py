@@ -469,34 +469,6 @@ def test_journal_can_be_used_by_consecutive_event_loops(path: Path) -> None:
     assert states == [None, "0", "1"]
 
 
-def test_claim_of_a_closed_event_loop_is_released(path: Path) -> None:
-    journal = SqliteJournal(path)
-
-    async def use() -> Claim | None:
-        claim = await taken(journal, "other")
-        await journal.release(claim)
-        return claim
-
-    async def ask() -> None:
-        claiming = asyncio.create_task(journal.claim("lease"))
-        await asyncio.sleep(0.01)
-        claiming.cancel()
-
-    async def ask_again() -> Claim | None:
-        async with asyncio.timeout(60):
-            while (claim := await journal.claim("lease")) is None:
-                await asyncio.sleep(0.001)
-        await journal.aclose()
-        return claim
-
-    asyncio.run(use())
-    with locked(path):
-        asyncio.run(ask())
-    claim = asyncio.run(ask_again())
-    assert claim is not None
-    assert claim.fence <= 2
-
-
 def drop(journals: list[SqliteJournal]) -> None:
     """Drop the only reference, and wait until the writer's thread has dropped its own."""
     reference, deadline = weakref.ref(journals.pop()), time.monotonic() + 60

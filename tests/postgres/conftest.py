@@ -1,4 +1,4 @@
-"""Fixtures: an empty schema, and stores of events in it."""
+"""Fixtures: an empty schema, a database with a narrow encoding, and stores of events."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from signing_async.postgres.inbox import PostgresEventStore
-from signing_async.webhooks.event_store import EventStore
+from signing_async.postgres import PostgresInbox
+from signing_async.webhooks import EventStore
 from tests.postgres.server import PostgresServer
 
 
@@ -34,15 +34,15 @@ def table(dsn: str) -> str:
 
 
 @pytest.fixture
-async def open_store(dsn: str) -> AsyncIterator[Callable[[], EventStore]]:
+async def open_store(dsn: str) -> AsyncIterator[Callable[..., EventStore]]:
     """Open stores with short leases and timeouts, in which no table need be created; close them in the end."""
     async with contextlib.AsyncExitStack() as opened:
-        async with contextlib.aclosing(PostgresEventStore(dsn, timeout=10)) as creating:
-            await creating.engine.create_table()
+        async with PostgresInbox(dsn, timeout=10) as creating:
+            await creating.create_table()
 
         def open_store(**settings: float) -> EventStore:
-            store = PostgresEventStore(dsn, **{"lease": 6, "timeout": 2, **settings})
-            opened.push_async_callback(store.aclose)
-            return store
+            inbox = PostgresInbox(dsn, **{"lease": 6, "timeout": 2, **settings})  # type: ignore[arg-type]  # these fit
+            opened.push_async_callback(inbox.aclose)
+            return inbox.store
 
         yield open_store

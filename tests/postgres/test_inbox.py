@@ -20,12 +20,12 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from signing_async import ConfigurationError, InboxError
+from signing_async import InboxError
 from signing_async.postgres import PostgresInbox
 from signing_async.webhooks import Event, Receiver, WebhookVerifier, aiohttp_handler
 from signing_async.webhooks.event_store import EventStatus
-from tests.postgres.server import PASSWORD, PostgresServer
-from tests.postgres.test_tokens import read_line, worker, write_line
+from tests.postgres.processes import next_line, worker, write_line
+from tests.postgres.server import PostgresServer
 from tests.storage.event_stores import delivery
 from tests.webhooks.deliveries import SECRET, event_body, signed
 from tests.webhooks.servers import PATH, serve
@@ -53,12 +53,6 @@ async def until(inbox: PostgresInbox, number: int, wanted: EventStatus = EventSt
                 if (await inbox.stats()).counts[wanted] >= number:
                     return
             await asyncio.sleep(0.02)
-
-
-async def next_line(process: subprocess.Popen[str], text: str) -> None:
-    """Wait until the process prints a line with the text."""
-    while text not in (line := await asyncio.to_thread(read_line, process)):
-        assert line, "the process has ended"
 
 
 # Processes
@@ -197,36 +191,6 @@ def test_threaded_server_stores_deliveries(postgres: PostgresServer) -> None:
             assert deliver("b") == 503
         assert [deliver(name) for name in ("a", "b")] == [202, 202]
     assert asyncio.run(close()) == ["a", "b"]
-
-
-# Settings
-
-
-async def test_table_can_be_created_beforehand_and_any_pool_used(dsn: str) -> None:
-    async with asyncpg.create_pool(dsn, min_size=0, max_size=2) as pool:
-        async with PostgresInbox(pool, table="app_events") as inbox:
-            assert not await inbox.table_exists()
-            await asyncio.gather(*(inbox.create_table() for _ in range(4)))
-            assert await inbox.table_exists()
-            assert inbox.sql.startswith('CREATE TABLE IF NOT EXISTS "app_events" (')
-            assert repr(inbox) == "PostgresInbox('the given pool')"
-            await pool.execute(inbox.sql)  # a migration may run it again
-            assert await inbox.add(*delivery("a"))
-        assert await pool.fetchval("SELECT count(*) FROM app_events") == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"postgres": f"postgresql://app:{PASSWORD}@host:x/app"}, "invalid DSN: invalid host or port"),
-        ({"lease": 1}, "lease: must be at least three times the timeout of 2 s, got 1"),
-        ({"retention": 0}, r"retention: must be a number above 0 and of at most 1e\+09, got 0"),
-    ],
-)
-def test_invalid_settings_are_rejected_without_showing_the_password(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"^{words}") as caught:
-        PostgresInbox(**{"postgres": "postgresql://db/app", **settings})
-    assert PASSWORD not in str(caught.value)
 
 
 async def test_inbox_works_on_a_pool_with_a_json_codec(dsn: str) -> None:

@@ -12,13 +12,7 @@ from typing import Any
 
 import pytest
 
-from signing_async import (
-    ConfigurationError,
-    LocalRateLimiter,
-    RateLimited,
-    RateLimiter,
-    SigningClient,
-)
+from signing_async import RateLimited, RateLimiter, SigningClient
 from signing_async.redis import RedisRateLimiter
 from tests.auth.oauth_servers import Scripted, says
 from tests.redis.server import RedisServer, running_redis, slow_way
@@ -59,9 +53,6 @@ async def closed_soon(gate: RateLimiter) -> float:
         while gate.next_at <= now():
             await asyncio.sleep(0.005)
     return gate.next_at - now()
-
-
-# Pauses
 
 
 async def test_429_for_one_worker_pauses_all_workers(shared: RedisServer) -> None:
@@ -126,9 +117,6 @@ async def responds(client: Any) -> bool:
     return False
 
 
-# The rate
-
-
 async def spend(gates: list[RedisRateLimiter], each: int) -> list[float]:
     """Return when each request could be sent, in seconds from now."""
     times: list[float] = []
@@ -181,17 +169,6 @@ async def test_no_slots_are_used_during_a_pause(shared: RedisServer) -> None:
         assert now() >= opens + 15 / 100
 
 
-async def test_slots_reserved_before_an_idle_time_do_not_end_in_a_burst(shared: RedisServer) -> None:
-    async with RedisRateLimiter(shared.url, "idle", rate=100, burst=1) as gate:
-        await spend([gate], 20)
-        await asyncio.sleep(1.3)  # the slots reserved ahead expire
-        times = await spend([gate], 20)
-        assert times[-1] >= (20 - 1 - 1) / 100 * 0.95
-
-
-# Outages of Redis
-
-
 def warned(caplog: pytest.LogCaptureFixture) -> int:
     """Return the number of warnings in the log."""
     return len([record for record in caplog.records if record.levelno >= logging.WARNING])
@@ -232,38 +209,6 @@ async def test_workers_continue_alone_while_redis_is_unavailable(
             while caplog.text.count("Redis is back") < 2:
                 await asyncio.sleep(0.02)
         assert warned(caplog) == 2
-
-
-async def test_slots_are_reserved_ahead_so_slow_redis_does_not_slow_requests(shared: RedisServer) -> None:
-    """With 20 ms each way, hundreds of requests do not wait for hundreds of responses."""
-    async with slow_way(shared.port, 0.02) as way, RedisRateLimiter(way.url, "slow", rate=2000, burst=200) as gate:
-        await open_for(gate, 5)
-        began = now()
-        for _ in range(400):
-            assert await open_for(gate, 5)
-        assert now() - began < 400 * 0.04 / 2
-
-
-# Settings and closing
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"name": ""}, "name: must be a non-empty string, got ''"),
-        ({"name": "half-\ud800"}, r"name: must be a non-empty string, got 'half-\\ud800'"),
-        ({"prefix": 5}, "prefix: must be a string, got 5"),
-        ({"rate": 0}, "rate: must be a number above 0, got 0"),
-        ({"rate": True}, "rate: must be a number above 0, got True"),
-        ({"rate": 5, "burst": 0}, "burst: must be an integer of at least 1, got 0"),
-        ({"burst": 5}, "burst: needs a rate"),
-        ({"local": LocalRateLimiter}, "local: must be a RateLimiter, such as LocalRateLimiter"),
-        ({"timeout": True}, "timeout: must be a number above 0, got True"),
-    ],
-)
-def test_invalid_settings_are_rejected(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(ConfigurationError, match=words):
-        RedisRateLimiter("redis://127.0.0.1", **settings)
 
 
 def test_unclosed_gate_works_in_a_second_event_loop(shared: RedisServer) -> None:

@@ -6,14 +6,14 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from redis.asyncio import Redis
 
 from signing_async import ConfigurationError, WebhookError
-from signing_async.redis import RedisRateLimiter, RedisSeenEvents, RedisTokenStore
+from signing_async.redis import RedisSeenEvents
 from signing_async.webhooks import Claim, Decision, Event, Receiver, WebhookVerifier
 from tests.redis.server import RedisServer, running_redis, slow_way
 from tests.webhooks.deliveries import SECRET, event_body, signed
@@ -203,27 +203,3 @@ async def test_redis_error_is_in_the_webhook_error(shared: RedisServer) -> None:
         assert caught.value.client_wide
         with pytest.raises(WebhookError, match="WRONGTYPE"):
             await asyncio.to_thread(seen.claim, "evt-list")
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [{"ttl": 0}, {"ttl": float("nan")}, {"lease": True}, {"timeout": 0}, {"prefix": 5}, {"namespace": ""}],
-)
-def test_invalid_settings_are_rejected(settings: dict[str, Any]) -> None:
-    ((name, value),) = settings.items()
-    with pytest.raises(ConfigurationError, match=f"^{name}: must be a .*, got {value!r}"):
-        RedisSeenEvents("redis://127.0.0.1", **settings)
-
-
-async def test_part_that_is_collected_while_it_is_open_warns(shared: RedisServer) -> None:
-    parts: list[tuple[Any, Callable[[Any], Any]]] = [
-        (RedisSeenEvents(shared.url), lambda part: part.claim("evt-dropped")),
-        (RedisTokenStore(shared.url, "dropped"), lambda part: part.load()),
-        (RedisRateLimiter(shared.url, "dropped"), lambda part: part.acquire(asyncio.get_running_loop().time() + 5)),
-    ]
-    for part, use in parts:
-        async with part:
-            part.__del__()
-            await use(part)
-            with pytest.warns(ResourceWarning, match=rf"{type(part).__name__}\(.* was not closed"):
-                part.__del__()

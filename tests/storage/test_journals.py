@@ -1,180 +1,220 @@
-"""Every journal of this package passes its suite, and a journal that errs does not."""
+"""The promises of a `Journal`, in SQLite and in PostgreSQL."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime
-from functools import partial
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from signing_async.dispatch.journal import Claim, ClaimLost, Journal, JournalError, JournalRecord
+from signing_async import InvalidRequest, JournalError, SqliteJournal
+from signing_async.dispatch.journal import ClaimLost
 from signing_async.postgres import PostgresJournal
-from signing_async.storage.journal import SqliteJournal
-from tests.postgres.server import PostgresServer
-from tests.storage import journals
-from tests.storage.journals import FencedJournalConformance, JournalConformance, ListedJournalConformance
+from tests.storage.journals import claimed, soon_claimed
 
-OpenJournal = Callable[[], Journal]
+AnyJournal = SqliteJournal | PostgresJournal
+OpenJournal = Callable[[], AnyJournal]
+
+LONG = '{"status": "draft", "name": "Å ☃ 😀\\n"}' * 20_000
 
 
-class TestSqliteJournal(JournalConformance, FencedJournalConformance, ListedJournalConformance):
-    """In a file, for one machine."""
+@pytest.fixture(params=["sqlite", "postgres"])
+async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    """A function that opens the storage, as another run would, and one that ends the leases of all claims."""
+    async with contextlib.AsyncExitStack() as opened:
+        if request.param == "postgres":
+            server = request.getfixturevalue("postgres")
+            dsn = await server.new_schema()
+            schema = dsn.rpartition("=")[2]
 
-    @pytest.fixture
-    async def open_journal(self, tmp_path: Path) -> AsyncIterator[OpenJournal]:
-        async with contextlib.AsyncExitStack() as opened:
-            yield opener(opened, lambda: SqliteJournal(tmp_path / "journal"))
+        def open_journal() -> AnyJournal:
+            is_postgres = request.param == "postgres"
+            journal = PostgresJournal(dsn, timeout=10) if is_postgres else SqliteJournal(tmp_path / "journal")
+            opened.push_async_callback(journal.aclose)
+            return journal
 
-    @pytest.fixture
-    def lapse(self, tmp_path: Path) -> Any:
-        async def lapse(journal: Journal) -> None:
+        async def lapse() -> None:
+            if request.param == "postgres":
+                await server.execute(f"UPDATE {schema}.signing_packages SET leased_until = now() - interval '1 s'")
             for lock in tmp_path.glob("journal.*.lock"):
                 lock.unlink()
 
-        return lapse
+        yield SimpleNamespace(open=open_journal, lapse=lapse)
 
 
-class TestPostgresJournal(JournalConformance, FencedJournalConformance, ListedJournalConformance):
-    """In a table, for many machines."""
-
-    @pytest.fixture
-    async def dsn(self, postgres: PostgresServer) -> str:
-        return await postgres.new_schema()
-
-    @pytest.fixture
-    async def open_journal(self, dsn: str) -> AsyncIterator[OpenJournal]:
-        async with contextlib.AsyncExitStack() as opened:
-            yield opener(opened, lambda: PostgresJournal(dsn))
-
-    @pytest.fixture
-    def lapse(self, postgres: PostgresServer, dsn: str) -> Any:
-        schema = dsn.rpartition("=")[2]
-
-        async def lapse(journal: Journal) -> None:
-            await postgres.execute(f"UPDATE {schema}.signing_packages SET leased_until = now() - interval '1 s'")
-
-        return lapse
+@pytest.fixture
+def open_journal(storage: Any) -> OpenJournal:
+    """Open the storage."""
+    found: OpenJournal = storage.open
+    return found
 
 
-def opener(opened: contextlib.AsyncExitStack, make: Callable[[], Journal]) -> OpenJournal:
-    """Makes journals, all of which are closed in the end."""
-
-    def open_journal() -> Journal:
-        journal = make()
-        opened.push_async_callback(journal.aclose)
-        return journal
-
-    return open_journal
-
-
-# Of a suite, too, it has to be seen that it can fail.
-
-
-class Careless:
-    """A journal in memory that can be told to break each promise."""
-
-    def __init__(self, packages: dict[str, Any], fault: str) -> None:
-        self.packages = packages
-        self.fault = fault
-        self.closed = False
-
-    async def claim(self, key: str) -> Claim | None:
-        if self.closed:
-            raise JournalError("closed" if self.fault != "no word" else "gone")
-        row = self.packages.setdefault(self._name(key), [None, None, 0])
-        to_whom = "given to itself" if row[1] is self else "given twice"
-        if row[1] is not None and self.fault not in ("given twice", to_whom):
-            return None
-        row[1] = self
-        row[2] += self.fault != "no fence"
-        if self.fault == "lost claims":
-            await asyncio.sleep(0)
-        return Claim(key, row[0], row[2])
-
-    async def write(self, claim: Claim, state: str) -> None:
-        row = self._row(claim)
-        row[0] = state[: 1000 if self.fault == "short states" else None] if self.fault != "no writes" else None
-
-    async def release(self, claim: Claim) -> None:
-        row = self._row(claim)
-        row[1] = None
-        if self.fault == "emptied":
-            row[0] = None
-
-    async def records(self) -> AsyncIterator[JournalRecord]:
-        for key in sorted(self.packages)[: 500 if self.fault == "lists half" else None]:
-            state, owner, _ = self.packages[key]
-            is_listed = owner is not None if self.fault == "lists claimed only" else state is not None
-            if is_listed or self.fault == "lists without a text":
-                yield JournalRecord(key, state, datetime.now(UTC))
-
-    def _row(self, claim: Claim) -> Any:
-        row = self.packages[self._name(claim.key)]
-        if (row[1], row[2]) != (self, claim.fence) and self.fault != "no check":
-            raise ClaimLost(claim.key)
-        return row
-
-    def _name(self, key: str) -> str:
-        return key[:100] if self.fault == "short keys" else key
-
-    async def aclose(self) -> None:
-        self.closed = self.fault != "never closed"
-        for row in self.packages.values():
-            if row[1] is self and self.fault != "kept at the end":
-                row[1] = None
+@pytest.mark.parametrize("state", ["{}", LONG], ids=["short", "long"])
+@pytest.mark.parametrize("key", ["k", "Lease ☃ 7/a?b=c'\";--%s{table}$1", "k" * 500], ids=["short", "odd", "long"])
+async def test_last_written_state_is_returned_by_the_next_claim(
+    open_journal: OpenJournal, key: str, state: str
+) -> None:
+    """A new package has none, and a release changes nothing."""
+    journal = open_journal()
+    claim = await claimed(journal, key)
+    assert (claim.key, claim.state) == (key, None)
+    await journal.write(claim, "earlier")
+    await journal.write(claim, state)
+    await journal.release(claim)
+    for again in (journal, open_journal()):
+        claim = await claimed(again, key)
+        assert claim.state == state
+        await again.release(claim)
 
 
-FAULTS = {
-    "": [],
-    "given twice": ["test_claimed_package_cannot_be_claimed", "test_one_of_many_concurrent_claims_succeeds"],
-    "given to itself": ["test_claimed_package_cannot_be_claimed", "test_one_of_many_concurrent_claims_succeeds"],
-    "no fence": ["test_fence_grows_with_every_claim"],
-    "short keys": ["test_keys_are_distinct_to_the_last_character"],
-    "no writes": ["test_release_does_not_change_the_state", "test_concurrent_writes_are_all_kept"],
-    "emptied": ["test_release_does_not_change_the_state"],
-    "no check": ["test_released_claim_is_refused"],
-    "lost claims": ["test_cancelled_claim_leaves_the_package_free"],
-    "kept at the end": ["test_closing_releases_all_claims"],
-    "never closed": ["test_closing_releases_all_claims"],
-    "no word": ["test_closing_releases_all_claims"],
-}
-EVERY = [name for name in vars(JournalConformance) if name.startswith("test_") and "last_written" not in name]
+async def test_keys_are_distinct_to_the_last_character(open_journal: OpenJournal) -> None:
+    """Even if long keys begin alike, or keys differ only in case, a space or Unicode normalization."""
+    journal = open_journal()
+    keys = ["k" * 500 + "a", "k" * 500 + "b", "Lease", "lease", "lease ", "é", "e\u0301"]
+    for key in keys:
+        await journal.write(await claimed(journal, key), f"of {key}")
+    await journal.aclose()
+    other = open_journal()
+    assert [(await claimed(other, key)).state for key in keys] == [f"of {key}" for key in keys]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_suite_detects_each_fault(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if fault == "lost claims":
-        # It would wait for a minute for what never comes.
-        monkeypatch.setattr(journals, "_TIMEOUT", 0.05)
-    failed = []
-    for name in EVERY:
-        packages: dict[str, Any] = {}
-        try:
-            await getattr(JournalConformance(), name)(partial(Careless, packages, fault))
-        except (Exception, pytest.fail.Exception):
-            failed.append(name)
-    assert set(FAULTS[fault]) <= set(failed)
-    assert bool(failed) == bool(fault)
+async def test_claimed_package_cannot_be_claimed(open_journal: OpenJournal) -> None:
+    """Neither by another run nor by another task of the same run. Other packages can be claimed."""
+    journal, other = open_journal(), open_journal()
+    fences = []
+    for each in (journal, other, journal):
+        claim = await claimed(each, "k")
+        fences.append(claim.fence)
+        assert await journal.claim("k") is None
+        assert await other.claim("k") is None
+        await each.release(claim)
+    assert fences == sorted(set(fences))
+    await claimed(other, "another")
 
 
-@pytest.mark.parametrize("fault", ["", "lists claimed only", "lists without a text", "lists half"])
-async def test_suite_detects_a_wrong_list(fault: str) -> None:
-    packages: dict[str, Any] = {}
-    finds = pytest.raises(AssertionError) if fault else contextlib.nullcontext()
-    with finds:
-        await ListedJournalConformance().test_last_written_states_are_listed_by_key(partial(Careless, packages, fault))
+async def test_one_of_many_concurrent_claims_succeeds_and_all_writes_are_kept(open_journal: OpenJournal) -> None:
+    journals = [open_journal() for _ in range(4)]
+
+    async def work(journal: AnyJournal, key: str) -> int:
+        claim = await journal.claim(key)
+        if claim is None:
+            return 0
+        for number in range(5):
+            await journal.write(claim, f"{key}-{number}")
+        return 1
+
+    keys = [f"k{number}" for number in range(20)]
+    assert sum(await asyncio.gather(*(work(journal, key) for key in keys for journal in journals * 2))) == 20
+    for journal in journals[1:]:
+        await journal.aclose()
+    states = {record.key: record.state async for record in journals[0].records()}
+    assert states == {key: f"{key}-4" for key in keys}
 
 
-@pytest.mark.parametrize("fault", ["", "short states"])
-async def test_suite_detects_a_truncated_text(fault: str) -> None:
-    packages: dict[str, Any] = {}
-    finds = pytest.raises(AssertionError) if fault else contextlib.nullcontext()
-    with finds:
-        await JournalConformance().test_last_written_state_is_returned_by_the_next_claim(
-            partial(Careless, packages, fault), "k", "x" * 2000
-        )
+async def test_released_claim_is_refused(open_journal: OpenJournal) -> None:
+    """It can neither write nor release, whether or not the package was claimed again, by this journal or another."""
+    journal, other = open_journal(), open_journal()
+    claim = await claimed(journal, "k")
+    await journal.write(claim, "first")
+    await journal.release(claim)
+    for claiming in (None, other, journal):
+        held = None if claiming is None else await claimed(claiming, "k")
+        with pytest.raises(ClaimLost) as lost:
+            await journal.write(claim, "late")
+        assert lost.value.key == "k"
+        with pytest.raises(ClaimLost):
+            await journal.release(claim)
+        if claiming is not None and held is not None:
+            assert held.state == "first"
+            await claiming.release(held)
+
+
+async def test_former_holder_cannot_write_after_a_takeover(storage: Any) -> None:
+    """Its writes are refused, it releases nothing, and the new holder is not affected."""
+    late, quick = storage.open(), storage.open()
+    claim = await claimed(late, "k")
+    await late.write(claim, "by the late run")
+    await storage.lapse()
+    taken = await claimed(quick, "k")
+    assert taken.state == "by the late run"
+    assert taken.fence > claim.fence
+    with pytest.raises(ClaimLost):
+        await late.write(claim, "too late")
+    await quick.write(taken, "by the quick run")
+    with pytest.raises(ClaimLost):
+        await late.release(claim)
+    assert await storage.open().claim("k") is None
+    await quick.release(taken)
+    assert (await claimed(late, "k")).state == "by the quick run"
+
+
+async def test_cancelled_claim_leaves_the_package_free(open_journal: OpenJournal) -> None:
+    """If another run holds the package, that run is not affected."""
+    journal, other = open_journal(), open_journal()
+    kept = await claimed(other, "held")
+    for steps in range(8):
+        for key in ("k", "held"):
+            claiming = asyncio.create_task(journal.claim(key))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            claiming.cancel()
+            await asyncio.wait([claiming])
+            if not claiming.cancelled() and (held := claiming.result()) is not None:
+                await journal.release(held)
+        await other.release(await soon_claimed(other, "k"))
+    await other.write(kept, "{}")
+
+
+async def test_closing_releases_all_claims(open_journal: OpenJournal) -> None:
+    """Written states stay. A closed journal raises; closing it again is harmless."""
+    journal, other = open_journal(), open_journal()
+    claim = await claimed(journal, "k")
+    await journal.write(claim, "{}")
+    await claimed(journal, "l")
+    await journal.aclose()
+    assert (await claimed(other, "k")).state == "{}"
+    await claimed(other, "l")
+    with pytest.raises((JournalError, ClaimLost)):
+        await journal.write(claim, "late")
+    with pytest.raises(JournalError, match="closed") as caught:
+        await journal.claim("m")
+    assert not caught.value.transient
+    await journal.aclose()
+
+
+async def test_last_written_states_are_listed_by_key(open_journal: OpenJournal) -> None:
+    """Each key is listed once, claimed or not, by this run or another. A key without a state is left out."""
+    journal, other = open_journal(), open_journal()
+    assert [record async for record in journal.records()] == []
+    began = datetime.now(UTC) - timedelta(minutes=1)
+    keys = [f"k{number:03}" for number in range(520)]
+
+    async def write(key: str) -> None:
+        claim = await claimed(other, key)
+        await other.write(claim, f"of {key}")
+        if key < "k010":
+            await other.release(claim)
+
+    for first in range(0, len(keys), 8):
+        await asyncio.gather(*(write(key) for key in keys[first : first + 8]))
+    await claimed(journal, "without a state")
+    for each in (journal, other):
+        records = [record async for record in each.records()]
+        assert [(record.key, record.state) for record in records] == [(key, f"of {key}") for key in keys]
+        assert all(began < record.updated_at for record in records)
+
+
+@pytest.mark.parametrize("text", ["a\0b", "\ud800", 5, ""])
+async def test_text_that_a_database_cannot_hold_is_refused(text: Any, open_journal: OpenJournal) -> None:
+    journal = open_journal()
+    with pytest.raises(InvalidRequest, match=r"^key: must be a non-empty string without null characters, got "):
+        await journal.claim(text)
+    claim = await claimed(journal, "a")
+    with pytest.raises(InvalidRequest, match=r"^state: must be a non-empty string without null characters, got "):
+        await journal.write(claim, text)
+    await journal.write(claim, "{}")

@@ -1,0 +1,270 @@
+"""The events of an inbox in PostgreSQL: concurrent claimers, leases, long backlogs, threads, and outages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import datetime
+
+import pytest
+
+from signing_async import InboxError
+from signing_async.postgres import PostgresInbox
+from signing_async.webhooks import Event, EventClaim, EventFilter, EventStatus, EventStore
+from signing_async.webhooks.receiver import thread_loop
+from tests.postgres.server import PostgresServer
+from tests.storage.event_stores import add, delivery, ids, soon_claimed
+
+
+async def test_one_event_of_a_signing_is_claimed_by_workers_that_see_different_snapshots(
+    postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
+) -> None:
+    """An earlier event is requeued while the claim of a later one is not committed yet."""
+    one, two = (open_store(lease=60, timeout=20) for _ in range(2))
+    await add(one, "a1", "a")
+    await add(one, "a2", "a")
+    (claim,) = await one.claim(1)
+    await one.settle(claim, EventStatus.DEAD)
+    await slow_down(postgres, table, "a2")
+    claiming = asyncio.create_task(one.claim(1))
+    await claim_under_way(postgres)
+    assert await two.requeue(EventFilter(ids=["a1"])) == 1
+    late = await two.claim(5)
+    (claim,) = await claiming
+    assert claim.stored.id == "a2"
+    assert late == []
+    await one.settle(claim, EventStatus.HANDLED)
+    assert (await soon_claimed(two)).stored.id == "a1"
+
+
+async def slow_down(postgres: PostgresServer, table: str, name: str) -> None:
+    """Let the server take half a second over each claim of this event."""
+    schema = table.partition(".")[0]
+    await postgres.execute(
+        f"CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql"
+        " AS $$ BEGIN PERFORM pg_sleep(0.4); RETURN NEW; END $$"
+    )
+    await postgres.execute(
+        f"CREATE TRIGGER slow AFTER UPDATE ON {table} FOR EACH ROW"
+        f" WHEN (NEW.id = '{name}' AND OLD.owner IS NULL AND NEW.owner IS NOT NULL) EXECUTE FUNCTION {schema}.slow()"
+    )
+
+
+async def claim_under_way(postgres: PostgresServer) -> None:
+    """Wait until the server sleeps over a claim."""
+    sleeping = "SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+    async with asyncio.timeout(20):
+        while not await postgres.execute(sleeping):
+            await asyncio.sleep(0.01)
+
+
+async def test_lease_is_renewed_until_the_claim_ends(open_store: Callable[[], EventStore]) -> None:
+    one, two = open_store(), open_store()
+    await add(one, "a1", "a")
+    await add(one, "a2", "a")
+    (claim,) = await one.claim(5)
+    for _ in range(5):
+        await asyncio.sleep(0.5)
+        assert await two.claim(5) == []
+    assert await one.settle(claim, EventStatus.HANDLED)
+    assert (await soon_claimed(two)).stored.id == "a2"
+
+
+async def test_all_claims_of_a_worker_end_with_its_last_lease_and_no_attempt_counts(
+    postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
+) -> None:
+    one, two = (open_store(lease=60, timeout=20) for _ in range(2))
+    for name in ("a", "b"):
+        await add(one, name, name)
+    assert len(await one.claim(2)) == 2
+    await postgres.execute(f"UPDATE {table} SET leased_until = now() - interval '1 s' WHERE id = 'b'")
+    assert await two.claim(5) == []
+    await postgres.execute(f"UPDATE {table} SET leased_until = now() - interval '1 s'")
+    assert [(claim.stored.id, claim.stored.attempts) for claim in await two.claim(5)] == [("a", 1), ("b", 1)]
+
+
+async def test_claims_read_few_rows_of_a_long_backlog(
+    postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
+) -> None:
+    """Neither handled nor postponed events are read for a claim, nor all the events that are due."""
+
+    async def rows_read() -> int:
+        schema, _, name = table.partition(".")
+        ((read,),) = await postgres.execute(
+            "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables"
+            f" WHERE schemaname = '{schema}' AND relname = '{name}'"
+        )
+        return int(read)
+
+    store = open_store(lease=60, timeout=20)
+    for status, due in (("handled", "now()"), ("pending", "now() + interval '1 h'"), ("pending", "now()")):
+        await postgres.execute(
+            f"INSERT INTO {table} (id, signing_id, type, body, received_at, status, due_at)"
+            f" SELECT gen_random_uuid(), gen_random_uuid(), 't', 'x', now(), '{status}', {due}"
+            " FROM generate_series(1, 20000) AS n"
+        )
+    # As the server does by itself within a minute.
+    await postgres.execute(f"ANALYZE {table}")
+    before = await rows_read()
+    for _ in range(50):
+        assert len(await store.claim(8)) == 8
+    await store.aclose()
+    # The server counts what a connection has read when the connection ends, or a second later.
+    async with asyncio.timeout(60):
+        while (read := await rows_read() - before) <= 400:
+            await asyncio.sleep(0.05)
+    # The store's own claims are read: 8 by the second call, 392 by the last one.
+    assert read < 250_000
+
+
+async def test_claims_are_quick_while_many_events_wait_for_a_postponed_one(
+    postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
+) -> None:
+    """Once that is requeued and handled, the next one is due."""
+    store = open_store(timeout=20, lease=60)
+    await postgres.execute(
+        f"INSERT INTO {table} (id, signing_id, type, body, received_at)"
+        " SELECT 'e' || n, 's', 't', 'x', now() FROM generate_series(1, 15000) AS n"
+    )
+    (claim,) = await store.claim(1)
+    await store.postpone(claim, 3600, None)
+    async with asyncio.timeout(20):
+        for _ in range(300):
+            assert await store.claim(1) == []
+    await store.requeue(EventFilter(ids=["e1"]))
+    for name in ("e1", "e2", "e3"):
+        (claim,) = await store.claim(5)
+        assert claim.stored.id == name
+        await store.settle(claim, EventStatus.HANDLED)
+
+
+async def test_threads_add_events_in_their_own_event_loop(open_store: Callable[..., EventStore]) -> None:
+    store = open_store(lease=60, timeout=20)
+
+    def add_from_thread(event: Event, body: bytes) -> bool:
+        return asyncio.run_coroutine_threadsafe(store.add(event, body), thread_loop()).result()
+
+    assert await asyncio.to_thread(add_from_thread, *delivery("first"))
+    assert await ids(store) == ["first"]
+    assert not await store.add(*delivery("first"))
+    events = [delivery(f"e{number}") for number in range(40)]
+    added = await asyncio.gather(*(asyncio.to_thread(add_from_thread, *each) for each in events + events))
+    assert sum(added) == 40
+    await store.aclose()
+    assert len(await ids(open_store())) == 41
+    with pytest.raises(InboxError, match="is closed") as caught:
+        await asyncio.to_thread(add_from_thread, *delivery("late"))
+    assert not caught.value.transient
+    await store.aclose()
+
+
+async def test_event_that_the_database_refuses_fails_alone(latin1: str) -> None:
+    async with PostgresInbox(latin1, lease=60, timeout=20) as inbox:
+        store = inbox.store
+        names = ["e0", "☃", "e1", "é"]
+        added = await asyncio.gather(*(add(store, name, "s") for name in names), return_exceptions=True)
+        assert [added[number] for number in (0, 2, 3)] == [True] * 3
+        assert isinstance(added[1], InboxError)
+        assert (added[1].transient, added[1].client_wide) == (False, False)
+        assert sorted(await ids(store)) == ["e0", "e1", "é"]
+
+
+async def test_expired_claim_is_not_claimed_again_by_its_own_holder(
+    postgres: PostgresServer, table: str, open_store: Callable[[], EventStore]
+) -> None:
+    """Its handler is still running, and its lease is renewed."""
+    one, two = open_store(), open_store()
+    await add(one, "a", "s")
+    (claim,) = await one.claim(1)
+    await postgres.execute(f"UPDATE {table} SET leased_until = now() - interval '1 s'")
+    assert await one.claim(1) == []
+    async with asyncio.timeout(20):
+        while not await postgres.execute(f"SELECT FROM {table} WHERE leased_until > now()"):
+            await asyncio.sleep(0.02)
+    assert await two.claim(1) == []
+    assert await one.settle(claim, EventStatus.HANDLED)
+
+
+async def test_events_whose_senders_went_during_an_outage_are_not_added_after_it(
+    postgres: PostgresServer, open_store: Callable[[], EventStore]
+) -> None:
+    """Their bodies are not kept: the senders come back with them."""
+    store = open_store()
+    with postgres.down():
+        adding = [asyncio.create_task(add(store, f"e{number}")) for number in range(300)]
+        await asyncio.sleep(0.1)
+        for each in adding[100:]:
+            each.cancel()
+        await asyncio.wait(adding)
+    assert await add(store, "after")
+    assert await ids(store) == ["after"]
+
+
+async def test_closing_during_an_outage_leaves_claims_to_their_leases(
+    postgres: PostgresServer, open_store: Callable[..., EventStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(lease=3, timeout=1)
+    await add(store, "a")
+    await store.claim(1)
+    with postgres.down():
+        await store.aclose()
+    assert "the remaining claims end when their lease expires: PostgreSQL at" in caplog.text
+    assert (await soon_claimed(open_store())).stored.attempts == 2
+
+
+async def end_claim(store: EventStore, claim: EventClaim, end: str) -> None:
+    """End the claim in one of the ways."""
+    if end == "release":
+        await store.release(claim)
+    elif end == "postpone":
+        await store.postpone(claim, 0, None)
+    else:
+        await store.settle(claim, EventStatus.HANDLED)
+
+
+@pytest.mark.parametrize("end", ["settle", "postpone", "release", "cancelled"])
+async def test_claim_that_could_not_be_ended_is_free_when_its_lease_expires(
+    end: str, postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
+) -> None:
+    """Although the store is still open, and renews the lease of its other claim."""
+
+    async def leases() -> tuple[datetime, datetime]:
+        a, b = await postgres.execute(f"SELECT leased_until FROM {table} ORDER BY id")
+        return a["leased_until"], b["leased_until"]
+
+    one, two = open_store(lease=12), open_store()
+    await add(one, "a", "s")
+    await add(one, "b", "t")
+    claim, _ = await one.claim(2)
+    with postgres.down():
+        ending = asyncio.create_task(end_claim(one, claim, end))
+        if end == "cancelled":
+            await asyncio.sleep(0)
+            ending.cancel()
+        with pytest.raises((InboxError, asyncio.CancelledError)):
+            await ending
+    a, b = await leases()
+    async with asyncio.timeout(60):
+        while (renewed := await leases())[1] <= b:
+            await asyncio.sleep(0.02)
+    assert renewed[0] == a
+    await postgres.execute(f"UPDATE {table} SET leased_until = now() - interval '1 s' WHERE id = 'a'")
+    await one.claim(0)
+    assert (await soon_claimed(two)).stored.id == "a"
+    assert await two.claim(1) == []
+
+
+async def test_end_that_could_not_be_recorded_can_be_recorded_after_the_outage(
+    postgres: PostgresServer, open_store: Callable[..., EventStore]
+) -> None:
+    """Meanwhile the store does not claim the event again: its handler has ended."""
+    store = open_store(lease=60)
+    await add(store, "a", "s")
+    (claim,) = await store.claim(1)
+    with postgres.down():
+        for _ in range(2):
+            with pytest.raises(InboxError):
+                await store.settle(claim, EventStatus.HANDLED)
+    assert await store.claim(1) == []
+    assert await store.settle(claim, EventStatus.HANDLED)
+    assert not await store.settle(claim, EventStatus.HANDLED)

@@ -1,0 +1,129 @@
+"""What the token store, the rate limiter and the seen events have in common: settings, secrets and closing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sys
+import traceback
+from typing import Any
+
+import pytest
+
+from signing_async import AuthError, ConfigurationError, LocalRateLimiter, Token
+from signing_async.redis import RedisRateLimiter, RedisSeenEvents, RedisTokenStore
+from tests.redis.server import running_redis
+
+TOKEN = Token("access", "refresh")
+PASSWORD = "pass-word-4711"
+URL = f"redis://:{PASSWORD}@127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("part", "settings", "words"),
+    [
+        (RedisTokenStore, {"name": ""}, "name: must be a non-empty string, got ''"),
+        (RedisTokenStore, {"name": "half-\ud800"}, r"name: must be a non-empty string, got 'half-\ud800'"),
+        (RedisTokenStore, {"prefix": "\udfff:"}, r"prefix: must be a string, got '\udfff:'"),
+        (RedisTokenStore, {"lease": 0}, "lease: must be a number above 0, got 0"),
+        (RedisTokenStore, {"grace": 0}, "grace: must be a number above 0, got 0"),
+        (RedisTokenStore, {"key": "short"}, "an encryption key must be 32 bytes"),
+        (RedisTokenStore, {"redis": 5}, "redis: must be a URL or a client of redis.asyncio, got int"),
+        (RedisSeenEvents, {"timeout": float("nan")}, "timeout: must be a number above 0, got nan"),
+        (RedisSeenEvents, {"redis": "http://x"}, "invalid Redis URL: must begin with redis://, rediss:// or unix://"),
+        (RedisSeenEvents, {"redis": f"redis://:{PASSWORD}@h:port"}, "invalid Redis URL: invalid host or port"),
+        (RedisSeenEvents, {"redis": f"{URL}/?socket_timeout=x"}, "invalid Redis URL: Invalid value for"),
+        (RedisSeenEvents, {"ttl": 0}, "ttl: must be a number above 0, got 0"),
+        (RedisSeenEvents, {"lease": True}, "lease: must be a number above 0, got True"),
+        (RedisSeenEvents, {"prefix": 5}, "prefix: must be a string, got 5"),
+        (RedisSeenEvents, {"namespace": ""}, "namespace: must be a non-empty string, got ''"),
+        (RedisRateLimiter, {"name": ""}, "name: must be a non-empty string, got ''"),
+        (RedisRateLimiter, {"redis": 5}, "redis: must be a URL or a client of redis.asyncio, got int"),
+        (RedisRateLimiter, {"rate": 0}, "rate: must be a number above 0, got 0"),
+        (RedisRateLimiter, {"rate": 5, "burst": 0}, "burst: must be an integer of at least 1, got 0"),
+        (RedisRateLimiter, {"burst": 5}, "burst: needs a rate"),
+        (RedisRateLimiter, {"local": LocalRateLimiter}, "local: must be a RateLimiter, such as LocalRateLimiter"),
+    ],
+)
+def test_invalid_settings_are_rejected_without_showing_the_password(
+    part: Any, settings: dict[str, Any], words: str
+) -> None:
+    known: dict[str, Any] = {"redis": URL, **({"name": "a"} if part is RedisTokenStore else {})}
+    with pytest.raises(ConfigurationError) as caught:
+        part(**known | settings)
+    assert words in str(caught.value)
+    assert PASSWORD not in str(caught.value)
+    assert caught.value.__context__ is None
+
+
+def test_missing_redis_py_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis.asyncio.connection", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'signing-async\[redis\]'"):
+        RedisTokenStore("redis://127.0.0.1", "a")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        (f"redis://user:{PASSWORD}@cache.example.com/3", "redis://cache.example.com:6379/3"),
+        (f"rediss://:{PASSWORD}@[::1]:7000?ssl_cert_reqs=none", "rediss://::1:7000"),
+        (f"unix://user:{PASSWORD}@/run/redis.sock?db=1", "unix:///run/redis.sock"),
+    ],
+)
+def test_repr_shows_the_address_without_the_password(url: str, shown: str) -> None:
+    assert repr(RedisTokenStore(url, "a")) == f"RedisTokenStore({shown!r}, 'a')"
+
+
+async def test_password_appears_in_no_text_traceback_or_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with running_redis("--requirepass", PASSWORD) as server:
+        for password in (PASSWORD, "wrong" + PASSWORD):
+            url = server.url.replace("://", f"://:{password}@")
+            async with RedisTokenStore(url, "a") as store:
+                if password == PASSWORD:
+                    await store.save(TOKEN)
+                    continue
+                with pytest.raises(AuthError, match="AuthenticationError") as caught:
+                    await store.save(TOKEN)
+                frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)][1:]
+                assert frames
+                assert PASSWORD not in "".join(repr(frame.f_locals) for frame in frames)
+                assert PASSWORD not in f"{store!r} {store} {caught.value!r}"
+    assert PASSWORD not in caplog.text
+
+
+@pytest.mark.parametrize("way", ["://:{}@", "://app:{}@", "?password={}"])
+async def test_password_echoed_by_the_server_is_redacted(way: str) -> None:
+
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(1000):
+                writer.write(f"-ERR no {PASSWORD}! for you\r\n".encode())
+        writer.close()
+
+    async with await asyncio.start_server(echo, "127.0.0.1", 0) as server:
+        place = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        shown = way.format(f"{PASSWORD}%21")
+        url = f"redis{shown}{place}" if "@" in way else f"redis://{place}{shown}"
+        async with RedisTokenStore(url, "a") as store:
+            with pytest.raises(AuthError, match="for you") as caught:
+                await store.load()
+            assert PASSWORD not in str(caught.value)
+            assert place in repr(store)
+
+
+async def test_part_that_is_collected_while_it_is_open_warns() -> None:
+    with running_redis() as server:
+
+        async def forget(part: Any) -> None:
+            if isinstance(part, RedisTokenStore):
+                await part.load()
+            elif isinstance(part, RedisSeenEvents):
+                await part.claim("a")  # type: ignore[misc]  # in an event loop it is awaited
+            part.__del__()
+            await part.aclose()
+
+        for part in (RedisSeenEvents(server.url), RedisTokenStore(server.url, "dropped")):
+            with pytest.warns(ResourceWarning, match=rf"{type(part).__name__}\(.* was not closed"):
+                await forget(part)

@@ -1,0 +1,381 @@
+"""The promises of a `TokenStore`, in memory, in a file, in Redis and in PostgreSQL."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import traceback
+from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from signing_async import AuthError, FileTokenStore, MemoryTokenStore, Token, TokenStore, TokenSuperseded
+from signing_async.postgres import PostgresTokenStore
+from signing_async.redis import RedisTokenStore
+from tests.auth.oauth_servers import Scripted, grants, oauth_for
+
+OpenStore = Callable[..., TokenStore]
+
+FULL = Token("access-1", "refresh-1", datetime(2031, 5, 6, 7, 8, 9, 250000, UTC), "DPoP")
+BARE = Token("access-2")
+LONG = Token("a" * 20_000, "r" * 20_000, datetime(1999, 1, 1, tzinfo=UTC))
+QUICK = Token("access-quick", "refresh-quick")
+LATE = Token("access-late", "refresh-late")
+KEYS = [bytes([number]) * 32 for number in range(2)]
+DATABASES = ["redis", "postgres"]
+TIMEOUT = 60.0
+
+
+@pytest.fixture(params=["memory", "file", *DATABASES])
+async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
+    """A function that opens the storage, as another worker would, and one that takes the lock from its holder."""
+    memory = MemoryTokenStore()
+    async with contextlib.AsyncExitStack() as opened:
+        server: Any = request.getfixturevalue(request.param) if request.param in DATABASES else None
+        dsn = await server.new_schema() if request.param == "postgres" else ""
+
+        def open_store(name: str = "anna", **settings: Any) -> Any:
+            if request.param == "memory":
+                return memory
+            if request.param == "file":
+                return FileTokenStore(tmp_path / "token.json")
+            known: dict[str, Any] = {"key": KEYS[0], "grace": 0.2, "timeout": 10, **settings}
+            store: Any = PostgresTokenStore(dsn, name, **known) if dsn else None
+            store = store or RedisTokenStore(server.url, name, prefix=f"{request.node.name}:", **known)
+            opened.push_async_callback(store.aclose)
+            return store
+
+        async def execute(sql: str) -> Any:
+            return await server.execute(sql.replace("{table}", f"{dsn.rpartition('=')[2]}.signing_tokens"))
+
+        async def command(*words: Any) -> Any:
+            from redis.asyncio import Redis
+
+            async with Redis.from_url(server.url) as client:
+                result: Any = client.execute_command(*(f"{word}" for word in words))
+                return await result
+
+        def key(part: str, name: str = "anna") -> str:
+            return f"{request.node.name}:{part}:{name}"
+
+        async def lapse() -> None:
+            if not dsn:
+                await command("DEL", key("token-lock"))
+                return
+            clients = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            ended = {row["pid"] for row in await execute(f"SELECT pid, pg_terminate_backend(pid) {clients}")}
+            while ended & {row["pid"] for row in await execute(f"SELECT pid {clients}")}:
+                await asyncio.sleep(0.01)
+
+        async def stored() -> str:
+            if dsn:
+                return str((await execute("SELECT token FROM {table}"))[0]["token"])
+            return str(await command("HGETALL", key("token")))
+
+        async def copy() -> None:
+            if dsn:
+                await execute(
+                    "UPDATE {table} SET token = (SELECT token FROM {table} WHERE name = 'anna') WHERE name = 'bert'"
+                )
+            else:
+                await command("HSET", key("token", "bert"), "record", await record())
+
+        async def record() -> str:
+            found = await command("HGET", key("token"), "record")
+            return str(found.decode())
+
+        async def damage(text: str) -> None:
+            if dsn:
+                await execute(f"UPDATE {{table}} SET token = '{text}'::bytea")
+            else:
+                await command("HSET", key("token"), "record", text)
+
+        yield SimpleNamespace(open=open_store, lapse=lapse, stored=stored, copy=copy, damage=damage)
+
+
+@pytest.fixture
+def open_store(storage: Any) -> OpenStore:
+    """Open the storage."""
+    found: OpenStore = storage.open
+    return found
+
+
+in_a_database = pytest.mark.parametrize("storage", DATABASES, indirect=True)
+
+
+@pytest.mark.parametrize("token", [FULL, BARE, LONG], ids=["full", "bare", "long"])
+async def test_saved_token_is_loaded(open_store: OpenStore, token: Token) -> None:
+    """Every store object on the storage loads the complete token, which replaces the previous one."""
+    store = open_store()
+    assert await store.load() is None
+    async with store.lock():
+        assert await store.load() is None
+    await store.save(Token("access-0", "refresh-0", datetime.now(UTC) + timedelta(hours=1)))
+    await store.save(token)
+    assert await store.load() == token
+    assert await open_store().load() == token
+
+
+async def test_tokens_saved_inside_the_lock_are_kept_after_it(open_store: OpenStore) -> None:
+    """A task that the holder starts belongs to the holder."""
+    store = open_store()
+    await store.save(FULL)
+    async with store.lock():
+        assert await store.load() == FULL
+        await store.save(LONG)
+        await asyncio.wait_for(asyncio.create_task(store.save(BARE)), TIMEOUT)
+        assert await store.load() == BARE
+    assert await open_store().load() == BARE
+
+
+async def test_lock_excludes_concurrent_updates(open_store: OpenStore) -> None:
+    """Many workers add 1 to a counter, and no addition is lost."""
+    await open_store().save(Token("0"))
+
+    async def add(store: TokenStore) -> None:
+        async with store.lock():
+            token = await store.load()
+            assert token is not None
+            await asyncio.sleep(0)
+            await store.save(Token(str(int(token.access_token) + 1)))
+
+    stores = [open_store() for _ in range(4)]
+    await asyncio.gather(*(add(store) for store in stores for _ in range(5)))
+    assert await open_store().load() == Token("20")
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["one object", "two objects"])
+async def test_waiter_acquires_the_lock_when_it_is_released(open_store: OpenStore, same: bool) -> None:
+    store = open_store()
+    other = store if same else open_store()
+    acquired = asyncio.Event()
+
+    async def take() -> None:
+        async with other.lock():
+            acquired.set()
+
+    async with store.lock():
+        task = asyncio.create_task(take())
+        await asyncio.sleep(0.1)
+        assert not acquired.is_set()
+    await asyncio.wait_for(task, TIMEOUT)
+
+
+async def test_lock_is_free_after_an_error_and_after_a_cancelled_waiter_or_holder(open_store: OpenStore) -> None:
+    """The token is unchanged, and the error propagates."""
+    store, other = open_store(), open_store()
+    await store.save(FULL)
+    entered = asyncio.Event()
+
+    async def hold(forever: bool) -> None:
+        async with other.lock():
+            await other.load()
+            entered.set()
+            if not forever:
+                raise ZeroDivisionError
+            await asyncio.Event().wait()
+
+    with pytest.raises(ZeroDivisionError):
+        await hold(False)
+    entered.clear()
+    async with asyncio.timeout(TIMEOUT):
+        async with store.lock():
+            waiting = asyncio.create_task(hold(True))
+            await asyncio.sleep(0.1)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        assert not entered.is_set()
+        holding = asyncio.create_task(hold(True))
+        await entered.wait()
+        holding.cancel()
+        await asyncio.wait([holding])
+        async with store.lock():
+            assert await store.load() == FULL
+
+
+async def test_holder_cancelled_during_the_release_leaves_the_lock_free(open_store: OpenStore) -> None:
+    store, other = open_store(), open_store()
+    await store.save(FULL)
+    done = asyncio.Event()
+
+    async def hold() -> None:
+        async with store.lock():
+            await store.load()
+            done.set()
+
+    async with asyncio.timeout(TIMEOUT):
+        for steps in range(8):
+            done.clear()
+            leaving = asyncio.create_task(hold())
+            await done.wait()
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            leaving.cancel()
+            await asyncio.wait([leaving])
+            for each in (other, store):
+                async with each.lock():
+                    assert await each.load() == FULL
+
+
+async def test_task_started_inside_the_lock_does_not_hold_it_afterwards(open_store: OpenStore) -> None:
+    """When it loads later, it neither acquires the lock nor blocks others."""
+    store, other = open_store(), open_store()
+    await store.save(FULL)
+    over = asyncio.Event()
+
+    async def load_later() -> Token | None:
+        await over.wait()
+        return await store.load()
+
+    async with store.lock():
+        await store.load()
+        task = asyncio.create_task(load_later())
+    async with asyncio.timeout(TIMEOUT):
+        async with other.lock():
+            await other.load()
+            over.set()
+            assert await task == FULL
+            await other.save(BARE)
+        async with other.lock():
+            assert await other.load() == BARE
+
+
+async def test_repr_and_str_show_no_token(open_store: OpenStore) -> None:
+    store = open_store()
+    await store.save(FULL)
+    await store.load()
+    for secret in ("access-1", "refresh-1"):
+        assert secret not in f"{store!r} {store}"
+
+
+# Stores whose lock can be lost while its holder lives
+
+
+@in_a_database
+async def test_former_holder_cannot_overwrite_a_newer_token(storage: Any) -> None:
+    """The save raises `TokenSuperseded`, the newer token stays, and the error shows neither token."""
+    late, quick = storage.open(), storage.open()
+    await late.save(FULL)
+    async with late.lock():
+        await late.load()
+        await storage.lapse()
+        async with asyncio.timeout(TIMEOUT), quick.lock():
+            await quick.load()
+            await quick.save(QUICK)
+        with pytest.raises(TokenSuperseded) as caught:
+            await late.save(LATE)
+    assert await storage.open().load() == QUICK
+    text = "".join(traceback.format_exception(caught.value))
+    assert "-quick" not in text
+    assert "-late" not in text
+
+
+@in_a_database
+async def test_former_holder_saves_if_there_is_no_newer_token(storage: Any) -> None:
+    """A used refresh token has one successor, which must not be lost."""
+    store = storage.open()
+    await store.save(FULL)
+    async with store.lock():
+        await store.load()
+        await storage.lapse()
+        await store.save(BARE)
+    assert await storage.open().load() == BARE
+
+
+@in_a_database
+async def test_former_holder_neither_loads_for_a_refresh_nor_releases_the_lock_of_the_next_holder(
+    storage: Any,
+) -> None:
+    late, quick = storage.open(), storage.open()
+    await quick.save(FULL)
+    async with contextlib.AsyncExitStack() as held:
+        async with late.lock():
+            await storage.lapse()
+            async with asyncio.timeout(TIMEOUT):
+                await held.enter_async_context(quick.lock())
+            with pytest.raises(AuthError, match="before the token was loaded") as caught:
+                await late.load()
+            assert caught.value.transient
+        waiting = asyncio.create_task(locked_load(late))
+        await asyncio.sleep(0.1)
+        await quick.save(BARE)
+        assert not waiting.done()
+    assert await asyncio.wait_for(waiting, TIMEOUT) == BARE
+
+
+async def locked_load(store: TokenStore) -> Token | None:
+    """Load as a refresh does."""
+    async with store.lock():
+        return await store.load()
+
+
+@in_a_database
+async def test_token_is_encrypted_for_its_name_and_the_key_can_be_rotated(storage: Any) -> None:
+    first, both, second = storage.open(), storage.open(key=KEYS[::-1]), storage.open(key=KEYS[1])
+    await first.save(FULL)
+    assert "access" not in await storage.stored()
+    assert await both.load() == FULL
+    for store, problem in (
+        (second, "none of the given keys decrypts it"),
+        (storage.open(key=None), "it is encrypted, and no key was given"),
+    ):
+        with pytest.raises(AuthError, match=f"was not changed: {problem}") as caught:
+            await store.load()
+        assert caught.value.__context__ is None
+        async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
+            with pytest.raises(AuthError):
+                await oauth.refresh()
+            assert not server.requests
+    bert = storage.open("bert")
+    await bert.save(BARE)
+    await storage.copy()
+    with pytest.raises(AuthError, match="none of the given keys decrypts it"):
+        await bert.load()
+    async with both.lock():
+        await both.load()
+        await both.save(FULL)
+    assert await second.load() == FULL
+
+
+@in_a_database
+@pytest.mark.parametrize("record", ["{broken", '{"access_token": 5}', "***"])
+async def test_broken_record_is_an_error_without_its_content(storage: Any, record: str) -> None:
+    store = storage.open(key=None)
+    await store.save(FULL)
+    await storage.damage(record)
+    with pytest.raises(AuthError, match="was not changed: ") as caught:
+        await store.load()
+    assert record not in str(caught.value)
+
+
+@in_a_database
+@pytest.mark.parametrize("other", ["anna:lock", "-lock:anna", "Anna"])
+async def test_similar_names_share_neither_tokens_nor_locks(storage: Any, other: str) -> None:
+    one, two = storage.open(), storage.open(other)
+    await one.save(FULL)
+    await two.save(BARE)
+    async with one.lock(), asyncio.timeout(TIMEOUT), two.lock():
+        assert (await one.load(), await two.load()) == (FULL, BARE)
+
+
+@in_a_database
+@pytest.mark.parametrize("ahead", [3600.0, -3600.0, 1.0])
+async def test_expiry_is_converted_to_the_clock_of_the_reader(
+    storage: Any, ahead: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the clocks agree, the expiry is unchanged."""
+    import time
+
+    clock, expiry = time.time, datetime.now(UTC) + timedelta(minutes=5)
+    one, two = storage.open(), storage.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: clock() + ahead)
+        await one.save(Token("a", "r", expiry + timedelta(seconds=ahead)))
+        mine = await one.load()
+    theirs = await two.load()
+    assert mine.expires_at == expiry + timedelta(seconds=ahead)
+    assert abs((theirs.expires_at - expiry).total_seconds()) < (3 if abs(ahead) > 5 else 1.001)
