@@ -8,8 +8,7 @@ import hmac
 import json
 import re
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -35,29 +34,28 @@ from tests.webhooks.deliveries import SECRET
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ELSEWHERE = "is plain http to another machine; use https, or allow plain http"
+FORGERY = {"wrong signature", "no signature", "re-encoded body"}
 FAST: dict[str, Any] = {"slow_limit": 1.0, "over_long": 300_000}
 
 
-@asynccontextmanager
-async def endpoint(handler: Handler) -> AsyncIterator[str]:
-    """Serve the handler on this machine and yield its URL."""
+async def check(handler: Handler, **settings: Any) -> dict[str, CheckResult]:
+    """Return the results by name."""
     app = web.Application(client_max_size=2**30)
     app.router.add_route("*", "/hooks", handler)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
+    # A host name, because cookies are never sent back to an address.
+    url = f"http://localhost:{runner.addresses[0][1]}/hooks"
     try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/hooks"
+        return {one.name: one async for one in check_receiver(url, **{"secret": SECRET, **FAST, **settings})}
     finally:
         await runner.cleanup()
 
 
-async def check(handler: Handler, **settings: Any) -> dict[str, CheckResult]:
-    """Return the results by name."""
-    async with endpoint(handler) as url:
-        # A host name, because cookies are never sent back to an address.
-        url = url.replace("127.0.0.1", "localhost")
-        return {one.name: one async for one in check_receiver(url, **{"secret": SECRET, **FAST, **settings})}
+def failed(results: dict[str, CheckResult]) -> set[str]:
+    """Return the names of the failed checks."""
+    return {name for name, one in results.items() if not one.ok}
 
 
 def is_genuine(body: bytes, signature: str | None) -> bool:
@@ -65,26 +63,17 @@ def is_genuine(body: bytes, signature: str | None) -> bool:
     return hmac.compare_digest(hmac.new(SECRET.encode(), body, hashlib.sha256).hexdigest(), signature or "")
 
 
-def status_of(request: web.Request, ok: bool) -> web.Response:
-    """Return 202 or 401."""
-    return web.Response(status=202 if ok else 401)
-
-
-@pytest.mark.parametrize(
-    "scheme",
-    [Scheme(), GITHUB, replace(STRIPE, key_encoding="utf-8"), replace(STANDARD_WEBHOOKS, key_encoding="utf-8")],
-)
+@pytest.mark.parametrize("scheme", [Scheme(), GITHUB, STRIPE, replace(STANDARD_WEBHOOKS, key_encoding="utf-8")])
 async def test_receiver_of_this_package_passes_every_check_in_every_scheme(scheme: Scheme) -> None:
     events: list[Event] = []
     receiver = Receiver(WebhookVerifier(SECRET, scheme, max_body=100_000), events.append, body_timeout=1.0)
     results = await check(aiohttp_handler(receiver), scheme=scheme, event_type="only.a.check", slow_limit=10.0)
-    assert [(one.name, one.got) for one in results.values() if not one.ok] == []
+    assert failed(results) == set()
     assert len(results) == 9
     assert results["over-long body"].got in ("413", "the connection was closed")
     assert results["slow body"].got in ("408", "the connection was closed")
-    assert len(events) == 5  # each genuine event once
+    assert [event.payload.get("sequence") for event in events] == [None, None, 2, 1, None]  # each genuine event once
     assert {event.type for event in events} == {"only.a.check"}
-    assert [event.payload.get("sequence") for event in events] == [None, None, 2, 1, None]
 
 
 async def test_nine_checks_send_what_they_say() -> None:
@@ -104,21 +93,17 @@ async def test_nine_checks_send_what_they_say() -> None:
         "duplicate": "2xx both times",
         "reordered pair": "2xx both times",
         "unusual JSON layout": "2xx",
-        "wrong signature": "4xx, preferably 401",
-        "no signature": "4xx, preferably 401",
-        "re-encoded body": "4xx, preferably 401",
+        **dict.fromkeys(("wrong signature", "no signature", "re-encoded body"), "4xx, preferably 401"),
         "over-long body": "413, or the connection closed",
         "slow body": "408, or the connection closed",
     }
-    assert {request.method for _, request in got} == {"POST"}
-    assert {request.headers["Content-Type"] for _, request in got} == {"application/json"}
-    assert not [request for _, request in got if "Cookie" in request.headers]
+    for _, request in got:
+        assert (request.method, request.headers["Content-Type"]) == ("POST", "application/json")
+        assert "Cookie" not in request.headers
     valid, first, second, later, earlier, odd, forged, unsigned, again, long, slow = got
     assert first[0] == second[0]
-    assert first[1].headers["webhook-signature"] == second[1].headers["webhook-signature"]
     assert [json.loads(body)["sequence"] for body, _ in (later, earlier)] == [2, 1]
     assert odd[0] == json.dumps(json.loads(odd[0]), indent=3).encode() + b"\r\n"
-    assert json.loads(odd[0])["text"] == "\u00e5\u00e4\u00f6 \u20ac"
     assert again[0] == json.dumps(json.loads(again[0]), indent=2).encode()
     assert json.loads(long[0])["padding"] == "x" * 150_000
     assert int(long[1].headers["Content-Length"]) == len(long[0])
@@ -126,41 +111,41 @@ async def test_nine_checks_send_what_they_say() -> None:
     events = [json.loads(body)["event"] for body, _ in got[:-1]]
     assert {event["type"] for event in events} == {"webhook.check"}
     assert len({event["id"] for event in events}) == len(events) - 1
-    assert all(re.fullmatch("check_[0-9a-f]{32}", event["id"]) for event in events)
-    named = [request.headers["webhook-id"] for _, request in got]
-    assert len(set(named)) == len(named) - 1
-    assert all(re.fullmatch("msg_[0-9a-f]{32}", name) for name in named)
+    assert len({request.headers["webhook-id"] for _, request in got}) == len(got) - 1
     verifier = WebhookVerifier("whsec_" + "a2V5" * 8, STANDARD_WEBHOOKS)
     for body, request in (valid, first, later, earlier, odd, long):
-        verifier.verify(body, request.headers["webhook-signature"], headers=request.headers)
-    for body, request in (forged, again):
-        with pytest.raises(InvalidSignature, match="no secret matches"):
-            verifier.verify(body, request.headers["webhook-signature"], headers=request.headers)
-    assert "webhook-signature" not in unsigned[1].headers
-    assert "webhook-timestamp" in unsigned[1].headers
+        verifier.verify(body, None, headers=request.headers)
+    for body, request in (forged, again, unsigned):
+        with pytest.raises(InvalidSignature, match=r"no secret matches|missing or empty"):
+            verifier.verify(body, None, headers=request.headers)
 
 
-async def test_hanging_endpoint_fails_every_check_after_the_timeout() -> None:
+async def test_hanging_endpoint_fails_every_check_after_the_timeout_with_advice() -> None:
     async def handler(request: web.Request) -> web.StreamResponse:
         await asyncio.sleep(30)
         return web.Response()
 
     results = await check(handler, response_timeout=0.15, slow_limit=0.2)
     assert {one.got for one in results.values()} <= {"no response in time", "no response in time, no response in time"}
-    assert not any(one.ok for one in results.values())
+    assert len(failed(results)) == 9
     assert all(0.1 < one.seconds < 20 for one in results.values())
-    assert results["duplicate"].seconds > 0.25
-    assert results["valid delivery"].advice == "valid deliveries are rejected: check the secret and the scheme"
-    assert results["duplicate"].advice.startswith("acknowledge a duplicate, and do not handle it again")
-    assert results["reordered pair"].advice.startswith("events may arrive out of order")
-    assert results["wrong signature"].advice == results["no signature"].advice == "anyone can forge an event"
-    assert (
-        results["unusual JSON layout"].advice
-        == results["re-encoded body"].advice
-        == ("the signature is verified over re-encoded JSON: verify it over the bytes as received")
-    )
-    assert results["over-long body"].advice.startswith("a body of any size is read: set a limit")
-    assert results["slow body"].advice.startswith("a body that trickles in is read to its end: set a timeout")
+    reencoded = "the signature is verified over re-encoded JSON: verify it"
+    for (name, result), advice in zip(
+        results.items(),
+        (
+            "valid deliveries are rejected: check the secret and the scheme",
+            "acknowledge a duplicate, and do not handle it again",
+            "events may arrive out of order",
+            reencoded,
+            "anyone can forge an event",
+            "anyone can forge an event",
+            reencoded,
+            "a body of any size is read: set a limit",
+            "a body that trickles in is read to its end: set a timeout",
+        ),
+        strict=True,
+    ):
+        assert result.advice.startswith(advice), name
 
 
 async def test_endpoint_that_accepts_everything_fails_the_checks_for_forgery_and_limits() -> None:
@@ -169,11 +154,8 @@ async def test_endpoint_that_accepts_everything_fails_the_checks_for_forgery_and
         return web.Response(status=200)
 
     results = await check(handler)
-    wrong = {name for name, one in results.items() if not one.ok}
-    assert wrong == {"wrong signature", "no signature", "re-encoded body", "over-long body", "slow body"}
-    assert results["wrong signature"].got == "200"
-    assert "forge" in results["wrong signature"].advice
-    assert results["slow body"].got == "no response in time"
+    assert failed(results) == FORGERY | {"over-long body", "slow body"}
+    assert (results["wrong signature"].got, results["slow body"].got) == ("200", "no response in time")
     assert json.loads(json.dumps(results["slow body"].as_dict()))["ok"] is False
 
 
@@ -184,14 +166,10 @@ async def test_endpoint_that_verifies_reencoded_json_fails_both_ways() -> None:
         if len(body) > 100_000:
             return web.Response(status=413)
         reencoded = json.dumps(json.loads(body), separators=(",", ":")).encode()
-        return status_of(request, is_genuine(reencoded, request.headers.get("X-Signature")))
+        return web.Response(status=202 if is_genuine(reencoded, request.headers.get("X-Signature")) else 401)
 
     results = await check(handler)
-    assert {name for name, one in results.items() if not one.ok} == {
-        "unusual JSON layout",
-        "re-encoded body",
-    }
-    assert "bytes as received" in results["re-encoded body"].advice
+    assert failed(results) == {"unusual JSON layout", "re-encoded body"}
     assert results["slow body"].got == "504"
 
 
@@ -204,27 +182,18 @@ async def test_conflict_redirect_and_server_error_are_not_acknowledgements_or_re
             assert request.transport
             request.transport.abort()
         body = await request.read()
-        if not is_genuine(body, request.headers.get("X-Signature")):
-            raise (
-                web.HTTPInternalServerError
-                if "X-Signature" in request.headers
-                else web.HTTPTemporaryRedirect("http://192.0.2.1/")
-            )
+        if "X-Signature" not in request.headers:
+            raise web.HTTPTemporaryRedirect("http://192.0.2.1/")
+        if not is_genuine(body, request.headers["X-Signature"]):
+            raise web.HTTPInternalServerError
         if body in seen:
             raise web.HTTPConflict
         seen.add(body)
         return web.Response(status=204)
 
     results = await check(handler)
-    assert {name for name, one in results.items() if not one.ok} == {
-        "duplicate",
-        "wrong signature",
-        "no signature",
-        "re-encoded body",
-        "slow body",
-    }
-    assert results["duplicate"].got == "204, 409"
-    assert results["no signature"].got == "307"
+    assert failed(results) == FORGERY | {"duplicate", "slow body"}
+    assert (results["duplicate"].got, results["no signature"].got) == ("204, 409", "307")
     assert results["over-long body"].got == "the connection was closed"
 
 
@@ -232,7 +201,6 @@ async def test_conflict_redirect_and_server_error_are_not_acknowledgements_or_re
     ("status", "location", "advice"),
     [
         (307, "/webhooks/", "redirects to /webhooks/: register that address"),
-        (301, "https://example.com/hooks", "redirects to https://example.com/hooks: register that address"),
         (404, None, "no endpoint at this path"),
     ],
 )
@@ -240,21 +208,16 @@ async def test_check_stops_at_a_redirect_or_a_missing_endpoint(status: int, loca
     async def handler(request: web.Request) -> web.StreamResponse:
         return web.Response(status=status, headers={"Location": location} if location else {})
 
-    results = await check(handler)
-    assert [(one.name, one.ok, one.got, one.advice) for one in results.values()] == [
-        ("valid delivery", False, str(status), advice)
-    ]
+    [only] = (await check(handler)).values()
+    assert (only.name, only.ok, only.got, only.advice) == ("valid delivery", False, str(status), advice)
 
 
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("ftp://localhost/", "url: must be an http or https URL, got 'ftp://localhost/'"),
         ("localhost:8000/hooks", "url: must be an http or https URL, got 'localhost:8000/hooks'"),
-        ("/hooks", "url: must be an http or https URL, got '/hooks'"),
         ("http://", "url: "),
         ("http://[::1", "url: 'http://[::1' is not a URL: Invalid"),
-        ("http://example.com/hooks", f"url: 'http://example.com/hooks' {ELSEWHERE}"),
         ("http://192.0.2.1/hooks", f"url: 'http://192.0.2.1/hooks' {ELSEWHERE}"),
         ("http://localhost.example.com/", f"url: 'http://localhost.example.com/' {ELSEWHERE}"),
     ],
@@ -264,9 +227,7 @@ async def test_bad_or_plain_http_url_is_refused_before_connecting(url: str, mess
         await anext(check_receiver(url, SECRET))
 
 
-@pytest.mark.parametrize(
-    "url", ["http://localhost:1/", "http://127.0.0.1:1/", "http://[::1]:1/", "https://127.0.0.1:1/"]
-)
+@pytest.mark.parametrize("url", ["http://localhost:1/", "http://[::1]:1/", "https://127.0.0.1:1/"])
 async def test_unreachable_endpoint_is_a_transport_error(url: str) -> None:
     with pytest.raises(TransportError, match=f"^could not connect to {re.escape(url)}: ") as caught:
         await anext(check_receiver(url, SECRET))
@@ -287,9 +248,7 @@ async def test_untrusted_certificate_is_a_permanent_transport_error() -> None:
 
 
 @pytest.mark.parametrize("name", ["response_timeout", "slow_limit", "over_long"])
-@pytest.mark.parametrize("bad", [0, -1, "5", True, float("nan")])
-async def test_limit_that_is_no_number_above_0_is_refused_by_name(name: str, bad: Any) -> None:
-    """Before anything is sent."""
-    limits: dict[str, Any] = {name: bad}
+async def test_limit_that_is_no_number_above_0_is_refused_by_name(name: str) -> None:
+    limits: dict[str, Any] = {name: 0}
     with pytest.raises(ConfigurationError, match=f"^{name}: must be "):
         await anext(check_receiver("http://127.0.0.1:1/", SECRET, **limits))

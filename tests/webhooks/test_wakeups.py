@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from datetime import UTC, datetime
 from typing import Any
 
-from signing_async.webhooks import (
-    Event,
-    Wakeups,
-)
+from signing_async.webhooks import Event, Wakeups
 
 
 def event(**payload: Any) -> Event:
@@ -18,31 +14,24 @@ def event(**payload: Any) -> Event:
     return Event("evt_1", "signing.completed", payload, datetime.now(UTC))
 
 
-async def test_events_between_two_waits_end_the_next_wait_once() -> None:
+async def test_events_from_any_thread_between_two_waits_end_the_next_wait_once() -> None:
     wakeups = Wakeups()
     with wakeups.subscribe() as woken:
         wakeups.publish(event())
-        wakeups.publish(event())
+        await asyncio.to_thread(wakeups.publish, event())
         assert await woken.wait(30)
         assert not await woken.wait(0.01)
 
 
 async def test_event_wakes_only_the_subjects_it_mentions_and_otherwise_all() -> None:
     wakeups = Wakeups()
-    with wakeups.subscribe("sig_1") as first, wakeups.subscribe("sig_2") as second:
-        wakeups.publish(event(signing={"ids": [1, None, "sig_1"]}))
+    with wakeups.subscribe("sig_1") as first, wakeups.subscribe("sig_2") as second, wakeups.subscribe() as follower:
+        wakeups.publish(event(signing_id="sig_1", signing={"ids": [1, None, "sig_1"]}))
         assert await first.wait(30)
         assert not await second.wait(0.01)
-        wakeups.publish(event(signing={"id": "sig_3"}))
+        wakeups.publish(event(signing={"name": "sig_3"}))
         assert await first.wait(30)
         assert await second.wait(30)
-
-
-async def test_subscription_without_a_subject_is_woken_by_every_event_and_knows_its_signings() -> None:
-    wakeups = Wakeups()
-    with wakeups.subscribe("sig_1"), wakeups.subscribe() as follower:
-        wakeups.publish(event(signing_id="sig_1"))
-        wakeups.publish(event())
         assert await follower.wait(30)
         assert follower.signings == {"sig_1", None}
         wakeups.publish(event(signing_id="sig_2"))
@@ -50,25 +39,15 @@ async def test_subscription_without_a_subject_is_woken_by_every_event_and_knows_
         assert follower.signings == {"sig_2"}
 
 
-async def test_publish_wakes_the_loop_from_another_thread() -> None:
+async def test_wait_without_a_subscription_ends_with_the_next_event_and_when_cancelled() -> None:
     wakeups = Wakeups()
-    with wakeups.subscribe() as woken:
-        thread = threading.Thread(target=wakeups.publish, args=[event()])
-        thread.start()
-        assert await woken.wait(30)
-        thread.join()
-
-
-async def test_subscription_ends_with_its_block_even_when_cancelled() -> None:
-    wakeups = Wakeups()
-    task = asyncio.create_task(wakeups.wait())
+    waiting, cancelled = asyncio.create_task(wakeups.wait()), asyncio.create_task(wakeups.wait())
     await asyncio.sleep(0)
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    with wakeups.subscribe("sig_1") as woken:
-        pass
+    cancelled.cancel()
     wakeups.publish(event())
-    assert not await woken.wait(0.01)
+    assert await waiting
+    assert not await wakeups.wait(0.01)
+    await asyncio.wait([cancelled])
 
 
 def test_subscription_of_a_closed_loop_does_not_break_publish() -> None:
