@@ -26,7 +26,11 @@ def document(profile: Profile) -> Json:
     errors, page_fields = described.pop("x-error-shapes"), described.pop("x-page-fields")
     components = described["components"]
     components["schemas"]["Error"] = errors[profile.error_shape]
-    _adapt_errors(components["responses"], profile)
+    if profile.error_shape == "rfc9457":
+        content = components["responses"]["Error"]["content"]
+        content["application/problem+json"] = content.pop("application/json")
+    if profile.token_error_shape == "profile":
+        components["responses"]["TokenError"] = components["responses"]["Error"]
     _adapt_schemas(components["schemas"], profile)
     operations = {
         operation["operationId"]: operation
@@ -34,32 +38,23 @@ def document(profile: Profile) -> Json:
         for operation in path.values()
         if operation["tags"] != ["control"]
     }
-    for name, operation in operations.items():
-        _adapt_responses(name, operation["responses"], profile)
+    for name in operations.keys() - {"oauth.token"}:
+        _adapt_responses(name, operations[name]["responses"], profile)
     _adapt_lists(operations, components["parameters"], page_fields.get(profile.pagination), profile)
     return described
 
 
-def _adapt_errors(responses: Json, profile: Profile) -> None:
-    if profile.error_shape == "rfc9457":
-        content = responses["Error"]["content"]
-        content["application/problem+json"] = content.pop("application/json")
-    if profile.token_error_shape == "profile":
-        responses["TokenError"] = responses["Error"]
-
-
 def _adapt_responses(name: str, responses: Json, profile: Profile) -> None:
-    if name == "oauth.token":
-        return
     refused = responses.pop("401")
     statuses: list[int] = [profile.missing_token_status, profile.expired_token_status]
     if name in {"documents.upload", "recipients.add", "signings.delete"}:
         statuses.append(profile.not_editable_status)
     responses |= {str(status): refused for status in statuses}
-    old, done = next((status, responses[status]) for status in ("200", "201", "204") if status in responses)
-    new = {"signings.send": profile.send_status, "recipients.remind": profile.remind_status}.get(name, int(old))
-    new = profile.created_status if old == "201" else new
-    responses[str(new)] = responses.pop(old)
+    old = next(status for status in ("200", "201", "204") if status in responses)
+    done = responses.pop(old)
+    own = {"signings.send": profile.send_status, "recipients.remind": profile.remind_status}
+    new = profile.created_status if old == "201" else own.get(name, int(old))
+    responses[str(new)] = done
     record = done.get("content", {}).get("application/json")
     if new == 204:
         done.pop("content", None)
@@ -80,46 +75,35 @@ def _adapt_lists(operations: Json, parameters: Json, page_fields: Json | None, p
         style = "envelope" if style == "paged" else style
     if style == "paged":
         recipients["parameters"] += signings["parameters"]
-    _set_list(signings, page_fields, profile)
-    _set_list(recipients, {"envelope": {}, "paged": page_fields, "bare": None}[style], profile)
-
-
-def _set_list(operation: Json, more: Json | None, profile: Profile) -> None:
-    """Describe a list in an object with `more` members, or a bare list if that is None."""
-    content = operation["responses"]["200"]["content"]["application/json"]
-    items = content["schema"]["properties"]["data"]
-    content["schema"] = items if more is None else _object({profile.items_field: items, **more})
+    members = {"envelope": {}, "paged": page_fields, "bare": None}
+    for operation, more in ((signings, page_fields), (recipients, members[style])):
+        content = operation["responses"]["200"]["content"]["application/json"]
+        items = content["schema"]["properties"]["data"]
+        content["schema"] = items if more is None else _object({profile.items_field: items, **more})
 
 
 def _adapt_schemas(schemas: Json, profile: Profile) -> None:
-    own = [schema for name, schema in schemas.items() if not name.startswith("Control")]
     if profile.timestamps.startswith("epoch"):
+        own = [schema for name, schema in schemas.items() if not name.startswith("Control")]
         for field in (field for schema in own for field in schema["properties"].values()):
             if field.pop("format", None):
                 field["type"] = "integer" if field["type"] == "string" else ["integer", "null"]
     _require(schemas["NewSigning"], profile.required_signing_fields)
     new, recipient = schemas["NewRecipient"], schemas["Recipient"]
-    for schema in (new, recipient):
-        _rename(schema, "phone", profile.phone_field)
-        _rename(schema, "personal_number", profile.identification_field)
-    _rename(recipient, "completed_at", profile.recipient_completed_field)
+    names = {"phone": profile.phone_field, "personal_number": profile.identification_field}
+    for schema, renamed in ((new, names), (recipient, names | {"completed_at": profile.recipient_completed_field})):
+        schema["properties"] = {renamed.get(name, name): field for name, field in schema["properties"].items()}
+        schema["required"] = [renamed.get(name, name) for name in schema["required"]]
     recipient["properties"]["signing_method"]["enum"] = list(profile.signing_methods)
-    groups: dict[tuple[bool, bool], list[str]] = {}
+    alternatives = []
     for method in profile.signing_methods:
-        needs = (method in profile.phone_methods, method in profile.identification_methods)
-        groups.setdefault(needs, []).append(method)
-    alternatives = [_new_recipient(new, profile, methods, *needs) for needs, methods in groups.items()]
-    schemas["NewRecipient"] = alternatives[0] if len(alternatives) == 1 else {"anyOf": alternatives}
-
-
-def _new_recipient(base: Json, profile: Profile, methods: list[str], phone: bool, identification: bool) -> Json:
-    """Return the alternative for the signing methods that need these fields."""
-    default = profile.signing_methods[0] in methods
-    schema = {**base, "properties": base["properties"] | {"signing_method": {"enum": [*methods, None]}}}
-    required = [*profile.required_recipient_fields, *([] if default else ["signing_method"])]
-    required += [profile.phone_field] if phone else []
-    required += [profile.identification_field] if identification else []
-    return _require(schema, required)
+        required = list(profile.required_recipient_fields)
+        required += [profile.phone_field] if method in profile.phone_methods else []
+        required += [profile.identification_field] if method in profile.identification_methods else []
+        required += ["signing_method"] if method != profile.signing_methods[0] else []
+        properties = new["properties"] | {"signing_method": {"enum": [method, None]}}
+        alternatives.append(_require({**new, "properties": properties}, required))
+    schemas["NewRecipient"] = {"anyOf": alternatives}
 
 
 def _require(schema: Json, names: Sequence[str]) -> Json:
@@ -134,12 +118,6 @@ def _require(schema: Json, names: Sequence[str]) -> Json:
             field = field | {"type": kind} | ({"minLength": 1, "pattern": NOT_BLANK} if kind == "string" else {})
         schema["properties"] = schema["properties"] | {name: field}
     return schema
-
-
-def _rename(schema: Json, old: str, new: str) -> None:
-    properties = schema["properties"]
-    properties[new] = properties.pop(old)
-    schema["required"] = [new if name == old else name for name in schema["required"]]
 
 
 def _object(properties: Json) -> Json:
