@@ -150,8 +150,6 @@ class Manifest:
     async def append(self, document: ArchivedDocument) -> bool:
         """Append the line of a document, durably; return False if it has one. Concurrent calls share a write."""
         key = _key(document)
-        if key in self._known:
-            return False
         self._queue[key] = document
         try:
             async with self._lock:

@@ -205,15 +205,15 @@ class S3Store:
             mode, days = self._object_lock
             until = datetime.now(UTC) + timedelta(days=days)
             arguments |= {"ObjectLockMode": mode, "ObjectLockRetainUntilDate": until}
-        for pause in (*_CONFLICT_PAUSES, None):
+        pauses = list(_CONFLICT_PAUSES)
+        while True:
             content.seek(0)
             try:
                 return await self._call("put_object", "PreconditionFailed", Body=content, **arguments) is not None
             except _InProgress:
-                if pause is None:
+                if not pauses:
                     raise
-            await asyncio.sleep(pause)
-        raise AssertionError
+            await asyncio.sleep(pauses.pop(0))
 
     async def _get(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
         """Yield the content of an object from ``offset`` on; raise `FileNotFoundError` if there is no such object."""

@@ -162,7 +162,7 @@ class Entry:
         if self._claim.state is not None:
             try:
                 self.state = PackageState(**json.loads(self._claim.state))
-            except (TypeError, ValueError, RecursionError):
+            except (TypeError, ValueError):
                 message = "the journal entry of this package cannot be decoded: the package may have been sent"
                 raise OutcomeUnknown(message) from None
             self._may_be_sending = self.state.status != DRAFT

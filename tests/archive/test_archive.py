@@ -103,22 +103,6 @@ async def test_second_sweep_requests_only_the_list(
     assert count(sandbox) - before == {"signings.list": 3}
 
 
-async def test_two_archives_share_a_sweep(sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path) -> None:
-    """Each document is fetched once, and both sweeps end only when nothing is missing."""
-    for number in range(8):
-        await completed(sandbox, client, f"Lease {number}")
-
-    async def one() -> int:
-        async with Archive(client, folder, journal=journal, concurrency=2) as archive:
-            found = await archived(archive)
-            assert len(lines_of(folder)) == 16
-            return len(found)
-
-    assert sum(await asyncio.gather(one(), one())) == 16
-    assert count(sandbox)[DOWNLOAD] == 16
-    assert (await judge(sandbox, folder)).wrong == []
-
-
 async def test_tenants_share_a_folder_and_a_journal(folder: Path, journal: Path) -> None:
     """Two services with the same ids and names: each document gets a file and a line."""
     for _ in range(2):
@@ -217,14 +201,6 @@ async def test_signing_whose_claim_the_journal_refuses_is_a_result_and_the_other
         with pytest.raises(InvalidRequest, match="at most 1,000 bytes"):
             await archive.collect(long)
     assert f"signing {long} was not archived: " in caplog.text
-
-
-async def test_rejected_token_stops_the_sweep(sandbox: Sandbox, client: SigningClient, archive: Archive) -> None:
-    for _ in range(3):
-        await completed(sandbox, client)
-    sandbox.faults.add(DOWNLOAD, "expired-token", times=None)
-    with pytest.raises(Unauthorized):
-        await sweep(archive)
 
 
 async def test_failing_journal_stops_the_sweep(

@@ -105,6 +105,8 @@ async def test_file_in_place_of_the_archive_is_a_permanent_error_of_all_names(
     store: FolderStore, folder: Path, tmp_path: Path
 ) -> None:
     folder.write_bytes(b"a file where the archive should be")
+    with pytest.raises(ArchiveError, match="Not a directory"):
+        _ = [name async for name in store.names()]
     with pytest.raises(ArchiveError, match="File exists") as caught:
         await put(store, tmp_path, "x/a.pdf", b"one")
     assert caught.value.fatal

@@ -161,14 +161,17 @@ async def test_object_lock_retains_files_and_lines(s3: S3Server, proxy: Proxy, t
         assert timedelta(days=3649) < retained - datetime.now(UTC) < timedelta(days=3651)
 
 
-async def test_lists_of_many_pages_are_read_to_the_end(store: S3Store, proxy: Proxy, tmp_path: Path) -> None:
+async def test_lists_of_many_pages_are_read_to_the_end(
+    store: S3Store, proxy: Proxy, s3: S3Server, bucket: str, tmp_path: Path
+) -> None:
     proxy.page_size = 3
+    s3.request("PUT", f"{bucket}/archive/manifest.jsonl/notes.txt", b"not a part")
     for number in range(7):
         await store.append("manifest.jsonl", 2 * number, b"x\n")
         await put(store, f"{number}.pdf", PDF, tmp_path)
     async with S3Store(store.url, endpoint_url=proxy.url) as other:
         assert await content_of(other, "manifest.jsonl") == b"x\n" * 7
-        assert len([name async for name in other.names()]) == 8
+        assert len([name async for name in other.names()]) == 9
         await other.append("manifest.jsonl", 14, b"y\n")
 
 

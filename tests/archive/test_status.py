@@ -10,6 +10,8 @@ import pytest
 from aiohttp import web
 
 from signing_async import (
+    Claim,
+    ClaimLost,
     NewRecipient,
     RetryPolicy,
     SigningClient,
@@ -225,6 +227,19 @@ async def test_only_reminders_that_were_surely_not_sent_are_sent_by_the_next_run
     assert [name for name, _ in await remind(NOW)] == ["an", "bo", "cy"]
 
 
+async def test_nobody_is_reminded_by_a_run_that_has_lost_its_claim(
+    sandbox: Sandbox, client: SigningClient, one_of_each: None, journal: Path
+) -> None:
+    class Losing(SqliteJournal):
+        async def write(self, claim: Claim, state: str) -> None:
+            raise ClaimLost(claim.key)
+
+    async with Losing(journal) as opened:
+        waiting, _ = (await archive_status(client, opened, after=NOW, remind_every=WEEK)).signings
+    assert (waiting.kind, waiting.reminders) == ("no_progress", ())
+    assert count(sandbox)["recipients.remind"] == 0
+
+
 async def test_nobody_is_reminded_while_another_run_does(
     client: SigningClient, one_of_each: None, journal: Path
 ) -> None:
@@ -279,6 +294,10 @@ async def test_dispatch_without_an_outcome_is_found(sandbox: Sandbox, client: Si
         ({"remind_every": 7}, "remind_every: must be a timedelta, got 7"),
         ({"remind_every": WEEK}, "remind_every: needs a journal"),
         ({"since": datetime(2031, 1, 1)}, "since: must be a datetime with a time zone"),
+        (
+            {"journal": type("Silent", (), dict.fromkeys(("claim", "write", "release"), print))()},
+            "must be a ListedJournal",
+        ),
         ({"kinds": ["stuck"]}, "kinds: must be among not_sent, no_progress, not_sealed, got"),
     ],
 )

@@ -16,14 +16,13 @@ from signing_async.errors import ArchiveConflict, ArchiveError
 from signing_async.sandbox import Sandbox
 from tests.archive.tenants import completed, lines_of
 
-TEMPLATE = "{signing.id}/{document.name}"
-
 
 @pytest.fixture
 async def filled(sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path) -> Path:
     """A folder with five documents."""
     for number in range(5):
-        await archive.collect(await completed(sandbox, client, f"Lease {number}", ("å.pdf",)))
+        signing = await completed(sandbox, client, f"Lease {number}", ("å.pdf",))
+        await archive.collect(await client.signings.get(signing.id))
     return folder
 
 
@@ -141,6 +140,7 @@ async def test_changed_line_is_logged_and_its_document_is_archived_again(
     client: SigningClient, folder: Path, journal: Path, filled: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     edit(filled, lambda lines: lines.__setitem__(1, lines[1].replace(b"complete", b"trusted")))
+    edit(filled, lambda lines: lines.append(lines[-1]))
     async with Archive(client, folder, journal=journal) as archive:
         assert [result.error async for result in archive.sweep()] == [None]
     assert "hash does not match its content; verify the archive" in caplog.text

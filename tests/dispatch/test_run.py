@@ -16,7 +16,6 @@ import pytest
 from signing_async import (
     ClientClosed,
     ConfigurationError,
-    DispatchResult,
     InvalidRequest,
     PdfSource,
     Progress,
@@ -62,25 +61,6 @@ async def test_fatal_error_is_the_result_of_every_remaining_package_and_nothing_
     assert reports[-1].files_total is not None
     async with SigningClient(sandbox.base_url, sandbox.access_token()) as client:
         await all_of(client.dispatch_many(packages, tmp_path / "journal"))
-    sent_well(sandbox, *parcels)
-
-
-@pytest.mark.parametrize("kind", ["list", "generator", "async generator"])
-async def test_packages_come_from_any_iterable_and_each_has_a_result(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str
-) -> None:
-    parcels = [make_parcel(number, tmp_path) for number in range(20)]
-    packages = [parcel.package for parcel in parcels]
-
-    async def stream() -> AsyncIterator[SigningPackage]:
-        for package in packages:
-            await asyncio.sleep(0)
-            yield package
-
-    given: Any = {"list": packages, "generator": (one for one in packages), "async generator": stream()}[kind]
-    results = await all_of(client.dispatch_many(given, tmp_path / "journal"))
-    assert {id(result.package) for result in results} == {id(package) for package in packages}
-    assert all(result.error is None and result.signing.is_draft is False for result in results if result.signing)
     sent_well(sandbox, *parcels)
 
 
@@ -171,41 +151,6 @@ async def test_endless_iterable_is_pulled_as_needed_and_leaving_releases_all_cla
     sent_well(sandbox, *parcels, spare=4)
 
 
-async def test_error_of_the_callers_iterable_is_raised_after_the_results_of_earlier_packages(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    parcel = parcel_of(1, 1)
-
-    def failing() -> Iterator[SigningPackage]:
-        yield parcel.package
-        raise ZeroDivisionError
-
-    results, told = list[DispatchResult](), list[Progress]()
-    with pytest.raises(ZeroDivisionError):
-        await all_of(client.dispatch_many(failing(), tmp_path / "journal", on_progress=told.append), results)
-    assert len(results) == 1
-    assert {one.files_total for one in told} == {None}
-    sent_well(sandbox, parcel)
-
-
-async def test_cancelled_run_is_completed_by_the_next(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    parcels = [make_parcel(number, tmp_path) for number in range(12)]
-    packages = [parcel.package for parcel in parcels]
-    sandbox.faults.add("documents.upload", "hang", skip=8, times=3)
-    async with SqliteJournal(tmp_path / "journal") as journal:
-        run = asyncio.create_task(all_of(client.dispatch_many(packages, journal)))
-        while len(sandbox.requests_of("documents.upload")) < 10:
-            await asyncio.sleep(0.005)
-        run.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await run
-        # The cancelled run may have met two of the three faults only.
-        sandbox.faults.clear()
-        results = await asyncio.wait_for(all_of(client.dispatch_many(packages, journal)), 60)
-    assert [result.error for result in results] == [None] * 12
-    sent_well(sandbox, *parcels, spare=8)
-
-
 async def test_progress_counts_all_documents_with_totals_once_the_last_package_is_known(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
@@ -221,18 +166,6 @@ async def test_progress_counts_all_documents_with_totals_once_the_last_package_i
         assert all(one.files_done <= 20 and one.bytes_done <= size for one in told)
         assert all(one.files_total in (None, 20) and one.bytes_total in (None, size) for one in told)
         told.clear()
-
-
-async def test_progress_is_taken_back_if_a_draft_is_abandoned(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    told: list[Progress] = []
-    sandbox.faults.add("recipients.add", "drop-before-commit")
-    sandbox.faults.add("recipients.list", "503", times=5)
-    await all_of(client.dispatch_many([parcel_of(2, 1).package], tmp_path / "journal", on_progress=told.append))
-    assert told[-1].files_done == 2
-    done = next(at for at, one in enumerate(told) if one.files_done == 2)
-    assert any((one.files_done, one.bytes_done) == (0, 0) for one in told[done:])
 
 
 @pytest.mark.parametrize("ordered", [True, False])

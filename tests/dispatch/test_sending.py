@@ -21,22 +21,16 @@ from signing_async import (
     RetryPolicy,
     Signing,
     SigningClient,
-    SigningError,
     SigningPackage,
     TransportError,
     Unauthorized,
 )
-from signing_async._api import Api
-from signing_async.dispatch import send as sending_module
 from signing_async.recipients import Recipients
 from signing_async.sandbox import Sandbox
 from tests.dispatch.altering import Proxy, replacing, running_proxy
 from tests.dispatch.observing import abandoned, count, parcel_of, sent_well, state_of
 from tests.dispatch.parcels import Parcel
 from tests.pdfs import make_pdf
-
-STEPS = ["signings.create", "documents.upload", "recipients.add", "signings.send"]
-
 
 # The sending
 
@@ -275,41 +269,6 @@ async def test_two_drafts_changed_by_another_client_raise_draft_changed_and_noth
     sent_well(sandbox, parcel, spare=2)
 
 
-async def test_upload_of_unknown_outcome_is_repeated_in_one_more_draft(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    parcel, path = parcel_of(), tmp_path / "journal"
-    sandbox.faults.add("documents.upload", "drop-before-commit")
-    sandbox.faults.add("signings.get", "503", times=5)
-    await client.dispatch(parcel.package, path)
-    sent_well(sandbox, parcel, spare=1)
-    other = parcel_of(name="Other")
-    sandbox.faults.add("documents.upload", "drop-before-commit", times=None)
-    sandbox.faults.add("signings.get", "503", times=None)
-    with pytest.raises(TransportError, match=r"^documents\.upload: .*; nothing was sent; dispatch again") as caught:
-        await client.dispatch(other.package, tmp_path / "other")
-    assert (caught.value.effect, caught.value.transient, caught.value.client_wide) == ("none", True, False)
-    assert state_of(tmp_path / "other")["status"] == "draft"
-    sandbox.faults.clear()
-    await client.dispatch(other.package, tmp_path / "other")
-    sent_well(sandbox, other, spare=3)
-
-
-async def test_upload_of_unknown_outcome_is_fatal_if_the_token_was_rejected_and_nothing_is_sent(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    sandbox.faults.add("documents.upload", "drop-after-commit", times=None)
-    sandbox.faults.add("signings.get", "expired-token", times=None)
-    packages = [parcel_of(1, 1, name=f"Lease {number}").package for number in range(2)]
-    errors = [result.error async for result in client.dispatch_many(packages, tmp_path / "journal", concurrency=1)]
-    assert [type(error) for error in errors] == [TransportError, Unauthorized]
-    for error in errors:
-        assert isinstance(error, SigningError)
-        assert (error.effect, error.transient, error.fatal) == ("none", False, True)
-    assert len(sandbox.signings) == 1
-    assert count(sandbox)["signings.send"] == 0
-
-
 async def test_upload_whose_response_cannot_be_decoded_is_a_permanent_failure_if_reading_cannot_tell(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
@@ -368,76 +327,12 @@ async def test_recipient_of_an_earlier_run_is_not_taken_for_an_equal_one_of_this
     sent_well(sandbox, parcel)
 
 
-@pytest.mark.parametrize("step", ["documents.upload", "recipients.add"])
-@pytest.mark.parametrize(("kind", "spare"), [("drop-before-commit", 1), ("502-html", 1), ("500", 0), ("503", 0)])
-async def test_draft_is_not_sent_while_a_lost_request_may_still_add_to_it(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str, kind: str, spare: int
-) -> None:
-    send, parcel = sending_module.send_own, parcel_of(1, 1)
-    sandbox.faults.add(step, kind)
-
-    async def late(api: Api, signing_id: str) -> Signing | None:
-        if spare and signing_id == sandbox.signings[0].id:
-            if step == "documents.upload":
-                await client.documents.upload(signing_id, make_pdf(text="Lease 0"), "part 0.pdf")
-            else:
-                await client.recipients.add(signing_id, email="r0@example.com", order=2)
-        return await send(api, signing_id)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sending_module, "send_own", late)
-        await client.dispatch(parcel.package, tmp_path / "journal")
-    sent_well(sandbox, parcel, spare=spare)
-
-
-@pytest.mark.parametrize("step", ["documents.upload", "recipients.add"])
-async def test_late_effect_of_a_repeated_step_is_found_before_the_sending(
-    sandbox: Sandbox, client: SigningClient, step: str
-) -> None:
-    add, parcel = Recipients.add, parcel_of(1, 2)
-    sandbox.faults.add(step, "500")
-
-    async def late(self: Recipients, signing_id: str, **fields: Any) -> Recipient:
-        added = await add(self, signing_id, **fields)
-        if signing_id == sandbox.signings[0].id and fields["order"] == 2:
-            if step == "documents.upload":
-                await client.documents.upload(signing_id, make_pdf(text="Lease 0"), "part 0.pdf")
-            else:
-                await add(client.recipients, signing_id, email="r0@example.com", order=3)
-        return added
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Recipients, "add", late)
-        await client.dispatch(parcel.package)
-    sent_well(sandbox, parcel, spare=1)
-
-
-async def test_draft_with_a_lost_request_is_abandoned_by_the_next_run(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    """The upload was repeated with success, but its first request may still add to the draft."""
-    parcel = parcel_of(1, 1)
-    sandbox.faults.add("documents.upload", "drop-before-commit")
-    sandbox.faults.add("recipients.add", "expired-token")
-    with pytest.raises(Unauthorized):
-        await client.dispatch(parcel.package, tmp_path / "journal")
-    draft = sandbox.signings[0].id
-    assert (await client.dispatch(parcel.package, tmp_path / "journal")).id != draft
-    sent_well(sandbox, parcel, spare=1)
-
-
 async def test_document_added_just_before_the_sending_is_logged_as_an_error(
-    sandbox: Sandbox, client: SigningClient, caplog: pytest.LogCaptureFixture
+    sandbox: Sandbox, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
-    send = sending_module.send_own
-
-    async def late(api: Api, signing_id: str) -> Signing | None:
-        await client.documents.upload(signing_id, make_pdf(), "late.pdf")
-        return await send(api, signing_id)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sending_module, "send_own", late)
-        signing = await client.dispatch(parcel_of().package)
+    late = {"id": "late", "name": "late.pdf"}
+    proxy.alter = lambda one: one if one["is_draft"] else one | {"documents": [*one["documents"], late]}
+    signing = await proxy.client.dispatch(parcel_of().package)
     assert len(signing.documents) == 3
     assert [record.message for record in caplog.records if record.levelname == "ERROR"] == [
         f"signing {signing.id} was sent with documents that are not of its package"

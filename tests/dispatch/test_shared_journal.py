@@ -15,9 +15,6 @@ import pytest
 from signing_async import (
     Claim,
     DispatchResult,
-    JournalError,
-    PdfSource,
-    Progress,
     SigningClient,
     SigningPackage,
     SqliteJournal,
@@ -25,14 +22,11 @@ from signing_async import (
 from signing_async.sandbox import Sandbox
 from tests.dispatch.deaths import Fate, MemoryJournal, fated_client
 from tests.dispatch.observing import (
-    Failing,
     all_of,
     parcel_of,
     sent_well,
 )
 from tests.dispatch.parcels import make_parcel
-from tests.documents.test_source import open_files
-from tests.pdfs import make_pdf
 
 
 async def test_concurrent_runs_send_each_package_once_and_return_every_result(sandbox: Sandbox, tmp_path: Path) -> None:
@@ -95,64 +89,6 @@ async def test_postponed_package_does_not_wait_for_the_next_item_of_the_iterable
             if results == 2:
                 break
     sent_well(sandbox, parcel_of(1, 1))
-
-
-def streamed(data: bytes, key: str) -> SigningPackage:
-    """A package whose only document can be read once."""
-
-    async def stream() -> AsyncIterator[bytes]:
-        yield data
-
-    return SigningPackage("Lease", "EN", [PdfSource(stream(), "a.pdf")], parcel_of(1, 1).package.recipients, key=key)
-
-
-async def test_stream_of_a_postponed_package_is_read_and_counted_once(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    data, told = make_pdf(), list[Progress]()
-    async with SqliteJournal(tmp_path / "journal") as other:
-        claim = await other.claim("lease")
-        assert claim is not None
-        packages = [streamed(data, "lease")]
-        run = asyncio.create_task(all_of(client.dispatch_many(packages, tmp_path / "journal", on_progress=told.append)))
-        await asyncio.sleep(0.3)
-        await other.release(claim)
-        (result,) = await run
-    assert result.error is None
-    assert [sandbox.document_bytes(one.id) for one in sandbox.documents()] == [data]
-    assert told[-1] == Progress(1, 1, len(data), len(data))
-
-
-@pytest.mark.parametrize("end", ["sent", "no claim", "left", "taken by another run"])
-async def test_buffer_of_a_package_is_closed_however_the_package_ends(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, end: str
-) -> None:
-    def buffers() -> list[str]:
-        return [name for name in open_files() if "(deleted)" in name]
-
-    before = buffers()
-    async with SqliteJournal(tmp_path / "journal") as journal, SqliteJournal(tmp_path / "journal") as other:
-        failing = Failing(journal, 1 if end == "no claim" else 1_000, JournalError("gone"), only="claim")
-        if end == "taken by another run":
-            assert await other.claim("lease") is not None
-        many = client.dispatch_many([streamed(make_pdf(1_200_000), "lease")], failing)
-        if end == "sent":
-            assert [result.error for result in await all_of(many)] == [None]
-        elif end == "no claim":
-            with pytest.raises(JournalError, match="gone"):
-                await all_of(many)
-        else:
-            sandbox.faults.add("signings.create", "hang")
-            run = asyncio.create_task(anext(many))
-            async with asyncio.timeout(30):
-                while not failing.steps:
-                    await asyncio.sleep(0.01)
-            await asyncio.sleep(0.1)
-            run.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await run
-            await many.aclose()
-    assert buffers() == before
 
 
 async def test_claim_is_released_even_if_the_run_is_cancelled_twice(sandbox: Sandbox, client: SigningClient) -> None:

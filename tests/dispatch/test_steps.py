@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
 
 from signing_async import (
     InvalidRequest,
-    NewRecipient,
-    PdfSource,
     RetryPolicy,
     Signing,
     SigningClient,
-    SigningPackage,
     SigningState,
     Unauthorized,
 )
 from signing_async.sandbox import Sandbox
-from signing_async.signings import Signings
 from tests.dispatch.deaths import MemoryJournal
 from tests.dispatch.observing import abandoned, concurrent_uploads, count, key_of, parcel_of, sent_well, state_of
-from tests.dispatch.parcels import Parcel
-from tests.pdfs import make_pdf
 
 
 async def test_sent_package_is_returned_from_the_journal_without_a_request(
@@ -221,53 +213,3 @@ async def test_changed_package_replaces_an_unsent_version_and_is_refused_after_t
 
 
 # The package itself
-
-
-async def test_invalid_package_makes_no_request_and_no_journal(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    package = SigningPackage("", "DE", [b"text"], [NewRecipient("anna")])
-    with pytest.raises(InvalidRequest) as caught:
-        await client.dispatch(package, tmp_path / "journal")
-    assert len(caught.value.problems) == 4
-    assert sandbox.requests == []
-    assert not (tmp_path / "journal").exists()
-
-
-@pytest.mark.parametrize("size", [1500, 600_000])
-async def test_file_changed_after_the_check_is_not_uploaded(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, size: int
-) -> None:
-    file = tmp_path / "a.pdf"
-    file.write_bytes(make_pdf(size))
-    create = Signings.create
-
-    async def change(self: Signings, **fields: Any) -> Signing:
-        file.write_bytes(make_pdf(size, seed=1))
-        return await create(self, **fields)
-
-    package = SigningPackage("Lease", "EN", [file], [NewRecipient("a@example.com")], key="lease")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Signings, "create", change)
-        with pytest.raises(InvalidRequest, match=r"a\.pdf changed after it was checked"):
-            await client.dispatch(package, tmp_path / "journal")
-    assert count(sandbox) == {"signings.create": 1}
-    assert state_of(tmp_path / "journal")["documents"] == {}
-    await client.dispatch(package, tmp_path / "journal")
-    assert [sandbox.document_bytes(one.id) for one in sandbox.documents()] == [make_pdf(size, seed=1)]
-
-
-async def test_stream_is_uploaded_again_to_a_second_draft(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    data = make_pdf(600_000)
-
-    async def stream() -> AsyncIterator[bytes]:
-        for at in range(0, len(data), 50_000):
-            yield data[at : at + 50_000]
-
-    package = SigningPackage("Lease", "EN", [PdfSource(stream(), "a.pdf")], [NewRecipient("a@example.com")])
-    sandbox.faults.add("documents.upload", "drop-before-commit")
-    sandbox.faults.add("signings.get", "503", times=5)
-    await client.dispatch(package, tmp_path / "journal")
-    sent_well(sandbox, Parcel(package, (("a.pdf", data),), (("a@example.com", None),)), spare=1)
