@@ -9,7 +9,9 @@ import pytest
 
 from signing_async import SigningClient
 from signing_async.archive import Archive
+from signing_async.sandbox import Sandbox
 from tests.archive.s3_server import CREDENTIALS, S3Server
+from tests.archive.tenants import Tenant
 
 
 @pytest.fixture
@@ -29,6 +31,12 @@ async def archive(client: SigningClient, folder: Path, journal: Path) -> AsyncIt
     """An empty archive of the sandbox's tenant."""
     async with Archive(client, folder, journal=journal) as ready:
         yield ready
+
+
+@pytest.fixture
+def tenant(sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path) -> Tenant:
+    """The sandbox's tenant."""
+    return Tenant(sandbox, client, folder, journal)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ import aiohttp
 from aiohttp import web
 
 from signing_async import Signing, SigningClient
-from signing_async.archive import ArchiveStore, FolderStore, verify_archive
+from signing_async.archive import Archive, ArchiveResult, ArchiveStore, FolderStore, verify_archive
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
 from tests.servers import serving
@@ -110,3 +110,37 @@ async def judge(sandbox: Sandbox, archive: Path | ArchiveStore) -> Verdict:
         # Hidden files too: downloads of dead processes.
         verdict.wrong += [f"{name}: left over" for name in files_in(archive) if name not in paths]
     return verdict
+
+
+@dataclass
+class Tenant:
+    """A sandbox with a client, and where its archive and journal are."""
+
+    sandbox: Sandbox
+    client: SigningClient
+    folder: Path
+    journal: Path
+
+    def archive(self, to: Any = None, **settings: Any) -> Archive:
+        """Open the archive, or another one."""
+        return Archive(self.client, self.folder if to is None else to, **{"journal": self.journal, **settings})
+
+    async def complete(self, name: str = "Lease", *documents: str) -> Signing:
+        """Send a signing with these documents, or with two, and sign it."""
+        return await completed(self.sandbox, self.client, name, documents or ("lease.pdf", "annex.pdf"))
+
+    def count(self, operation: str = "documents.download_signed") -> int:
+        """Return the number of requests of an operation."""
+        return count(self.sandbox)[operation]
+
+
+async def sweep(archive: Archive) -> list[ArchiveResult]:
+    """Return the results of a sweep."""
+    return [result async for result in archive.sweep()]
+
+
+async def archived(archive: Archive) -> list[str]:
+    """Sweep without an error, and return the names of the files that were added."""
+    results = await sweep(archive)
+    assert [result.error for result in results if result.error] == []
+    return sorted(result.entry.path for result in results if result.entry)
