@@ -109,7 +109,11 @@ async def archive_status(
             print(stuck.kind, stuck.signing.name, [recipient.email for recipient in stuck.pending])
     """
     now = datetime.now(UTC)
-    durations = {"after": after, "dispatches_after": dispatches_after, "remind_every": remind_every or _WEEK}
+    durations = {
+        "after": after,
+        "dispatches_after": dispatches_after,
+        "remind_every": _WEEK if remind_every is None else remind_every,
+    }
     for name, value in durations.items():
         if not isinstance(value, timedelta):
             raise InvalidRequest(f"{name}: must be a timedelta, got {value!r}")
