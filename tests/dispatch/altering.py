@@ -25,6 +25,8 @@ class Proxy:
 
     def __init__(self, alter: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         self.alter = alter
+        self.missing: set[str] = set()
+        """The ids of signings that the proxy does not find."""
 
 
 @contextlib.asynccontextmanager
@@ -33,6 +35,8 @@ async def running_proxy(sandbox: Sandbox) -> AsyncIterator[Proxy]:
 
     async def forward(request: web.Request) -> web.Response:
         url, body = sandbox.base_url + request.raw_path, await request.read()
+        if proxy.missing.intersection(request.path.split("/")):
+            return web.json_response({"code": "not_found"}, status=404)
         headers = {name: request.headers[name] for name in ("Authorization", "Content-Type") if name in request.headers}
         async with session.request(request.method, url, headers=headers, data=body) as response:
             body = await response.read()

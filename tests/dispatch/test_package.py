@@ -246,7 +246,7 @@ async def test_single_use_sources_are_kept_until_the_package_ends(
     assert buffers() == before
 
 
-@pytest.mark.parametrize("size", [1500, LARGE])
+@pytest.mark.parametrize("size", [1500, 600_000])
 @pytest.mark.parametrize("kind", ["path", "bytearray", "file", "extra"])
 async def test_what_changed_after_the_check_is_not_sent(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, size: int, kind: str
@@ -270,7 +270,7 @@ async def test_what_changed_after_the_check_is_not_sent(
             return
         with pytest.raises(InvalidRequest, match=r"a\.pdf changed after it was checked \(sha256 mismatch\)"):
             await client.dispatch(changing, Changing())
-    assert [record.operation for record in sandbox.requests] == ["signings.create"]
+    assert sandbox.documents() == []
 
 
 def test_repr_of_a_package_does_not_contain_documents_bytes() -> None:

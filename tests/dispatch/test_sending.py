@@ -213,14 +213,12 @@ async def test_draft_that_another_client_sent_or_cancelled_is_an_unknown_outcome
 
 
 @pytest.mark.parametrize("step", ["documents.upload", "recipients.add", "signings.send"])
-async def test_draft_that_is_gone_is_replaced(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str
-) -> None:
+async def test_draft_that_is_gone_is_replaced(sandbox: Sandbox, proxy: Proxy, tmp_path: Path, step: str) -> None:
     parcel, path = parcel_of(), tmp_path / "journal"
-    await _leave_a_draft(sandbox, client, parcel, path, step)
-    sandbox._database.run("DELETE FROM signings")
-    await client.dispatch(parcel.package, path)
-    sent_well(sandbox, parcel)
+    draft = await _leave_a_draft(sandbox, proxy.client, parcel, path, step)
+    proxy.missing.add(draft)
+    assert (await proxy.client.dispatch(parcel.package, path)).id != draft
+    sent_well(sandbox, parcel, spare=1)
 
 
 async def test_lost_uploads_of_two_drafts_are_a_transient_failure_and_nothing_is_sent(
