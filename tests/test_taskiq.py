@@ -280,23 +280,6 @@ async def test_outcome_that_was_not_saved_is_reported_by_the_next_worker(
     assert sendings(sandbox) == ["Lease 0"]
 
 
-async def test_abandoned_message_is_found_behind_many_pending_ones(
-    place: Workplace, sandbox: Sandbox, tmp_path: Path
-) -> None:
-    (package,) = packages(tmp_path, 1)
-    broker = add_dispatch(redis_streams(place.url, queue=place.queue), client=place.client, journal=place.journal)
-    async with enqueuing(broker) as enqueue, Redis.from_url(place.url) as redis:
-        enqueued = [await enqueue(package) for _ in range(25)]
-        await redis.xreadgroup(place.queue, "another", {place.queue: ">"})
-        last = (await redis.xinfo_stream(place.queue))["last-generated-id"]
-        await redis.xclaim(place.queue, place.queue, "dead", 0, [last], idle=600_000)
-        async with working(broker):
-            assert (await asyncio.wait_for(enqueued[-1].wait(0.02), 60)).error is None
-            while await place.left() != (24, 24):
-                await asyncio.sleep(0.02)
-    assert sendings(sandbox) == ["Lease 0"]
-
-
 async def test_long_running_package_occupies_one_task(
     place: Workplace, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,18 +58,6 @@ async def claim_under_way(postgres: PostgresServer) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_lease_is_renewed_until_the_claim_ends(open_store: Callable[[], EventStore]) -> None:
-    one, two = open_store(), open_store()
-    await add(one, "a1", "a")
-    await add(one, "a2", "a")
-    (claim,) = await one.claim(5)
-    for _ in range(5):
-        await asyncio.sleep(0.5)
-        assert await two.claim(5) == []
-    assert await one.settle(claim, EventStatus.HANDLED)
-    assert (await soon_claimed(two)).stored.id == "a2"
-
-
 async def test_all_claims_of_a_worker_end_with_its_last_lease_and_no_attempt_counts(
     postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
 ) -> None:
@@ -252,19 +240,3 @@ async def test_claim_that_could_not_be_ended_is_free_when_its_lease_expires(
     await one.claim(0)
     assert (await soon_claimed(two)).stored.id == "a"
     assert await two.claim(1) == []
-
-
-async def test_end_that_could_not_be_recorded_can_be_recorded_after_the_outage(
-    postgres: PostgresServer, open_store: Callable[..., EventStore]
-) -> None:
-    """Meanwhile the store does not claim the event again: its handler has ended."""
-    store = open_store(lease=60)
-    await add(store, "a", "s")
-    (claim,) = await store.claim(1)
-    with postgres.down():
-        for _ in range(2):
-            with pytest.raises(InboxError):
-                await store.settle(claim, EventStatus.HANDLED)
-    assert await store.claim(1) == []
-    assert await store.settle(claim, EventStatus.HANDLED)
-    assert not await store.settle(claim, EventStatus.HANDLED)

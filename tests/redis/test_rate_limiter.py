@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
@@ -90,31 +88,6 @@ async def test_pause_applies_to_workers_that_start_later(shared: RedisServer) ->
             assert not await open_for(late, 20)
             assert 20 < late.next_at - now() <= 30.1
             assert await open_for(apart, 5)
-
-
-async def test_given_client_with_short_timeouts_serves_many_gates_and_stays_open(shared: RedisServer) -> None:
-    from redis.asyncio import Redis
-
-    async with Redis.from_url(shared.url, socket_timeout=0.2, decode_responses=True) as client:
-        async with RedisRateLimiter(client, "given") as gate, RedisRateLimiter(client, "given", rate=1000) as other:
-            assert await open_for(gate, 5)
-            assert await open_for(other, 5)
-            await asyncio.sleep(0.3)  # longer than the client's timeout
-            gate.pause(30)
-            assert await closed_soon(other) <= 30
-            assert other.next_at >= gate.next_at - 0.1
-        async with asyncio.timeout(20):
-            while not await responds(client):
-                await asyncio.sleep(0.02)
-
-
-async def responds(client: Any) -> bool:
-    """Return whether the client's short timeout suffices for a response this time."""
-    from redis.exceptions import RedisError
-
-    with contextlib.suppress(RedisError):
-        return bool(await client.ping())
-    return False
 
 
 async def spend(gates: list[RedisRateLimiter], each: int) -> list[float]:
