@@ -52,9 +52,7 @@ def _format_user(user: User) -> str:
 
 @command()
 @click.option("--no-browser", is_flag=True, help="Read the callback URL from the terminal.")
-@click.option(
-    "--wait", default=300.0, show_default=True, type=Seconds(0, min_open=True), help="How long to wait for the browser."
-)
+@click.option("--wait", default=300.0, show_default=True, type=Seconds(0, min_open=True), help="For the browser.")
 def login(state: State, no_browser: bool, wait: float) -> None:
     """Log in with the browser, and keep the token in a file that only you can read.
 
@@ -99,7 +97,6 @@ def login(state: State, no_browser: bool, wait: float) -> None:
 
 
 def _prompt_for_missing(state: State) -> dict[str, Any]:
-    """Prompt for missing settings and return the answers."""
     settings = state.settings
     missing = [name for name in _PROMPTS if getattr(settings, name) is None]
     if missing and (state.json or not sys.stdin.isatty()):
@@ -125,7 +122,6 @@ def _check_origin(answer: str) -> str:
 
 
 def _save_answers(state: State, answers: dict[str, Any]) -> None:
-    """Save the answers in a settings file unless one exists."""
     from ..settings import config_folder
 
     folder, file = config_folder(), state.settings.file
@@ -173,7 +169,6 @@ async def _login_with_browser(state: State, settings: Settings, redirect_uri: st
 
 
 async def _report_login(state: State, settings: Settings, oauth: OAuth) -> None:
-    """Show the logged-in user, which also checks that the token works."""
     from ..client import SigningClient
 
     async with SigningClient(settings.origin, oauth, timeout=settings.timeouts) as client:

@@ -17,7 +17,7 @@ except ModuleNotFoundError:  # a sentence instead of a traceback
     sys.exit("signing-async: the command line needs an extra: pip install 'signing-async[cli]'")
 
 from .command_base import State, command, common_options
-from .exits import CODES, FAILED, INTERRUPTED, code_of, facts_of
+from .exits import CODES, FAILED, INTERRUPTED, USAGE, code_of, facts_of
 from .output import Output, discard_output
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ class _LazyGroup(click.Group):
         return found
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        hint = did_you_mean(args[0], COMMANDS)
-        if hint and args[0] not in COMMANDS:
+        if args[0] not in COMMANDS and not ctx.resilient_parsing and (hint := did_you_mean(args[0], COMMANDS)):
             raise click.UsageError(f"No such command {args[0]!r}{hint}", ctx)
         return super().resolve_command(ctx, args)
 
@@ -133,7 +132,6 @@ def completion(state: State, shell: str) -> None:
 
 
 def main() -> None:
-    """Run the command and exit with its exit code."""
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:  # closed: no file or connection must get its descriptor
             os.open(os.devnull, os.O_RDWR)
@@ -167,6 +165,8 @@ def run(arguments: Sequence[str]) -> int:
             error.show()
             return error.exit_code
         code, message, problem = error.exit_code, error.format_message(), error
+    except ModuleNotFoundError as error:  # of an extra
+        problem, code, message = error, USAGE, str(error)
     except OSError as error:
         discard_output()
         message = f"{error.filename or 'could not write the output'}: {error.strerror}"

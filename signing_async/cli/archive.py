@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .._toml import did_you_mean
-from ..errors import ConfigurationError, InvalidRequest, NotYetSigned, SigningError
+from ..errors import InvalidRequest, NotYetSigned, SigningError
 from .command_base import (
     NAME_HELP,
     Seconds,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ..dispatch.journal import Journal
 
 _SECONDS_BETWEEN_REMINDERS = 3600.0  # with --follow; each run lists all signings
+_LOCK = (click.Choice(["COMPLIANCE", "GOVERNANCE"]), click.IntRange(1))
 _KINDS = {
     "no_progress": "not signed",
     "not_sealed": "not sealed",
@@ -80,23 +81,14 @@ def archive() -> None:
 @click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX")
 @journal_option
 @click.option("--follow", is_flag=True, help="Keep archiving until Ctrl-C or SIGTERM.")
-@click.option(
-    "--every", default=300.0, show_default=True, type=Seconds(1), help="With --follow: seconds between sweeps."
-)
+@click.option("--every", default=300.0, show_default=True, type=Seconds(1), help="With --follow: the interval.")
 @click.option("--since", type=duration_or_moment, help="Only signings updated since: 30d, 12h, 2031-03-31, ...")
 @click.option("--name", "where", metavar="PATTERN", type=name_pattern, help=NAME_HELP)
 @click.option("--template", metavar="TEXT", help="Template for the names of the files.")
-@click.option(
-    "--object-lock",
-    type=(click.Choice(["COMPLIANCE", "GOVERNANCE"]), click.IntRange(1)),
-    metavar="MODE DAYS",
-    help="S3 only: retain each object for this time, in the mode COMPLIANCE or GOVERNANCE.",
-)
+@click.option("--object-lock", type=_LOCK, metavar="MODE DAYS", help="S3 only: COMPLIANCE or GOVERNANCE, and the time.")
 @click.option("--verify", is_flag=True, help="Archive only PDFs whose signatures are sound.")
 @click.option("--trust", multiple=True, metavar="ROOTS", help='As in verify-sealed: a file, a folder or "system".')
-@click.option(
-    "--remind-after", type=duration, help="Remind recipients when a signing has had no signature for this long."
-)
+@click.option("--remind-after", type=duration, help="Remind recipients who have not signed for this long.")
 @click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Signings at once.")
 async def run(
     state: State,
@@ -267,10 +259,8 @@ async def _store(to: str, object_lock: tuple[str, int] | None = None) -> AsyncIt
     if "://" not in to:
         yield FolderStore(to)
         return
-    try:
-        from ..archive import S3Store
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(str(error)) from None
+    from ..archive import S3Store
+
     async with S3Store(to, object_lock=object_lock) as store:
         yield store
 
@@ -289,7 +279,6 @@ class _Run:
         """One error for each exit code."""
 
     def report(self, result: ArchiveResult) -> None:
-        """Count and print the result of a document."""
         signing, document = result.signing, None if result.document is None else result.document.id
         facts: dict[str, Any] = {"signing": signing.id, "name": signing.name, "document": document}
         had_failed = (signing.id, document) in self._last_errors  # with --follow, each sweep tries again

@@ -19,12 +19,8 @@ _silent = logging.Logger(__name__, logging.CRITICAL + 1)  # any local program ca
 _PAGE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{title}</title>
-<style>
-:root {{ color-scheme: light dark; }}
-body {{ font: 17px/1.5 system-ui, sans-serif; max-width: 30rem; margin: 25vh auto 0; padding: 0 1.5rem; }}
-</style>
+<style>body {{ font: 17px/1.5 system-ui, sans-serif; max-width: 30rem; margin: 25vh auto 0 }}</style>
 <h1>{title}</h1>
 <p>{text}</p>
 </html>

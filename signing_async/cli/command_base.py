@@ -134,12 +134,7 @@ class State:
         self.out.say(text, attempt=attrs.asdict(attempt))
 
 
-_REPORTED = (
-    "package %s was not sent",
-    "package %s: draft %s was",
-    "document %s of signing %s was",
-    "signing %s was not",
-)
+_REPORTED = ("was not sent:", "was abandoned:", "was not archived:")
 
 
 class _WarningHandler(logging.Handler):
@@ -151,7 +146,7 @@ class _WarningHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         is_unknown = any(isinstance(argument, OutcomeUnknown) for argument in record.args or ())
-        if not is_unknown and not str(record.msg).startswith(_REPORTED):
+        if not is_unknown and not any(part in str(record.msg) for part in _REPORTED):
             self._out.warn(record.getMessage())
 
 
@@ -276,7 +271,6 @@ _UNITS = {"min": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 
 def duration(text: str) -> timedelta:
-    """Parse a duration."""
     span = _SPAN.fullmatch(text)
     if span is None:
         raise click.BadParameter(f"must be a duration such as 90min, 12h, 7d or 2w, got {text!r}")
@@ -284,7 +278,6 @@ def duration(text: str) -> timedelta:
 
 
 def moment(text: str) -> datetime:
-    """Parse a date, a time, or a duration before now."""
     try:
         return datetime.now(UTC) - duration(text)
     except (click.BadParameter, OverflowError):
@@ -298,7 +291,6 @@ def moment(text: str) -> datetime:
 
 
 def duration_or_moment(text: str) -> timedelta | datetime:
-    """Parse a duration, which stays a `timedelta`, or a date or a time."""
     return duration(text) if _SPAN.fullmatch(text) else moment(text)
 
 
@@ -313,12 +305,7 @@ NAME_HELP = "Only signings whose name matches, ignoring case: 'Lease *', '*2031*
 FILE = click.Path(dir_okay=False, allow_dash=True)
 """The type of an option whose file a command reads; the shell completes its paths."""
 
-journal_option = click.option(
-    "--journal",
-    metavar="PATH|URL",
-    help="The journal: a file on a local disk, or postgresql://... for many machines. Put a URL with a password into"
-    " SIGNING_JOURNAL.",
-)
+journal_option = click.option("--journal", metavar="PATH|URL", help="A file on a local disk, or postgresql://...")
 
 
 def read_bytes(path: str) -> bytes:
@@ -353,7 +340,6 @@ def refuse_password(option: str, text: str | None, advice: str) -> None:
 
 
 def make_folder(folder: Path, argument: str) -> None:
-    """Create the folder that an argument names, unless it exists."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

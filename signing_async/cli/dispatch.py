@@ -34,27 +34,12 @@ MAX_SHOWN = 20
 @command(changing=True)
 @click.argument("manifest", type=click.Path(path_type=Path))
 @journal_option
-@click.option(
-    "--failures",
-    metavar="PATH",
-    type=click.Path(path_type=Path),
-    help="The report of failed packages, itself a manifest.  [default: MANIFEST with .failures before its suffix]",
-)
+@click.option("--failures", type=click.Path(path_type=Path), help="The report of failed packages, itself a manifest.")
 @click.option("--dry-run", is_flag=True, help="Check the manifest and every PDF; send nothing.")
 @click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Packages sent at once.")
-@click.option(
-    "--broker",
-    metavar="URL|env:NAME",
-    help="Let Taskiq workers send the packages, through the Redis at redis://... Put a URL with a password into a"
-    " variable, and give its name: env:SIGNING_BROKER.",
-)
+@click.option("--broker", metavar="URL|env:NAME", help="Let Taskiq workers send the packages, through this Redis.")
 @click.option("--wait", is_flag=True, help="With --broker: wait for the workers, and report each package's result.")
-@click.option(
-    "--for",
-    "seconds",  # not the name of the common option --timeout
-    type=Seconds(0, min_open=True),
-    help="With --broker: the time limit for an unavailable broker and, with --wait, for the workers.",
-)
+@click.option("--for", "seconds", type=Seconds(0, min_open=True), help="With --broker: the longest wait.")
 async def dispatch(
     state: State,
     manifest: Path,
@@ -96,7 +81,7 @@ async def dispatch(
     for option, given in (("--wait", wait), ("--for", seconds is not None)):
         if given and broker is None:
             raise click.UsageError(f"{option}: needs --broker; without it the command itself sends the packages")
-    if broker is not None and broker.startswith("env:"):
+    if broker is not None and broker.startswith("env:") and not dry_run:
         variable = broker.removeprefix("env:")
         broker = os.environ.get(variable)
         if not broker:
@@ -142,7 +127,6 @@ async def dispatch(
 
 
 def _check_journal(place: str, manifest: Path, report: Path) -> None:
-    """Raise `InvalidRequest` if a path cannot be that of a journal."""
     if "://" in place:
         return
     path = resolve_path("--journal", place)
@@ -158,13 +142,11 @@ def _check_journal(place: str, manifest: Path, report: Path) -> None:
 
 
 def _without_password(place: str) -> str:
-    """Return a path as it is, and a URL without its password and query."""
     return re.sub(r"(://[^:/@]*):.*@", r"\1@", place.partition("?")[0]) if "://" in place else place
 
 
 @contextlib.asynccontextmanager
 async def open_journal(place: str) -> AsyncIterator[Journal]:
-    """Open the journal at a path or URL."""
     if "://" not in place:
         from ..storage.journal import SqliteJournal
 
@@ -174,10 +156,8 @@ async def open_journal(place: str) -> AsyncIterator[Journal]:
     scheme = place.partition("://")[0]
     if scheme not in ("postgresql", "postgres"):
         raise InvalidRequest(f"--journal: must be a path or postgresql://..., got {scheme}://...")
-    try:
-        from ..postgres import PostgresJournal
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"--journal: {error}") from None
+    from ..postgres import PostgresJournal
+
     async with PostgresJournal(place) as shared:
         await shared.create_table()
         yield shared
@@ -215,7 +195,6 @@ class _Run:
             yield attrs.evolve(entry.package, key=key)
 
     async def report_results(self, results: Any) -> None:
-        """Print the result of each package."""
         out, task = self.state.out, asyncio.current_task()
         assert task is not None
         cancel = task.cancel

@@ -37,7 +37,16 @@ _MAX_RECIPIENT_LISTS = 5
 _NO_SUCH = "00000000-0000-0000-0000-000000000000"
 _REJECTIONS = (400, 401, 403)  # statuses of `GET /me` that reject a token
 _LIMITS = (
-    *("limit", "per_page", "page_size", "perPage", "pageSize", "size", "count", "take", "max_results", "page[size]"),
+    "limit",
+    "per_page",
+    "page_size",
+    "perPage",
+    "pageSize",
+    "size",
+    "count",
+    "take",
+    "max_results",
+    "page[size]",
 )
 _CURSORS = (
     *("cursor", "after", "starting_after", "page_token", "pageToken", "next_cursor", "nextCursor", "next"),
@@ -51,22 +60,10 @@ _MARKS = {"ok": "ok", "warning": "WARNING", "failed": "FAILED", "unknown": "unkn
 
 
 @command()
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE",
-    default="assumptions.toml",
-    show_default=True,
-    type=click.Path(path_type=Path),
-    help="The file for the learned assumptions.",
-)
+@click.option("-o", "--output", default="assumptions.toml", show_default=True, type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace an existing file.")
 @click.option("--check-only", is_flag=True, help="Write no file.")
-@click.option(
-    "--wrong-token",
-    is_flag=True,
-    help="Also send one wrong token, to see how it is rejected. Some services lock a user out after a few of these.",
-)
+@click.option("--wrong-token", is_flag=True, help="Also send a wrong token. Some services lock a user out after a few.")
 async def doctor(state: State, output: Path, force: bool, check_only: bool, wrong_token: bool) -> int:
     """Check a tenant, and write a file of assumptions for the client. Nothing at the service is changed.
 
@@ -132,13 +129,13 @@ class Examination:
         self.assumptions: Assumptions = self._options.assumptions
         """The known assumptions with the learned values."""
         self._evidence: dict[str, str] = {}
-        self._undetermined: dict[str, str] = {}
 
     @property
     def values(self) -> dict[str, Any]:
         """The learned values, by the names of `Assumptions`."""
         values = {name: getattr(self.assumptions, name) for name in self._evidence}
-        return {name: value if isinstance(value, str) else list(value) for name, value in values.items()}
+        values = {name: value if isinstance(value, str) else list(value) for name, value in values.items()}
+        return {name: sorted(value) if "statuses" in name else value for name, value in values.items()}
 
     def to_toml(self, origin: str) -> str:
         """Return a file of assumptions, with the evidence for each as a comment."""
@@ -146,22 +143,21 @@ class Examination:
             f"# How {origin} responds, observed by `signing-async doctor` at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
             "# To use it, set SIGNING_ASSUMPTIONS or the setting `assumptions`, or call Assumptions.from_file(...).",
         ]
-        for name, evidence in {**self._evidence, **self._undetermined}.items():
-            value = self.values.get(name, getattr(self.assumptions, name))
-            mark = "" if name in self._evidence else "# "
-            lines += ["", f"# {evidence[0].upper()}{evidence[1:]}.", f"{mark}{name} = {json.dumps(value)}"]
+        for name, value in self.values.items():
+            lines += [
+                "",
+                f"# {self._evidence[name][0].upper()}{self._evidence[name][1:]}.",
+                f"{name} = {json.dumps(value)}",
+            ]
         return "\n".join(lines) + "\n"
 
-    def _learn(self, name: str, value: Any, evidence: str) -> None:
+    def _learn(self, name: str, value: Any, evidence: str = "observed") -> None:
+        """Note a value with its evidence; one of several goes in front of the known ones."""
+        known = getattr(self.assumptions, name)
+        if not isinstance(known, str):
+            value, evidence = tuple(dict.fromkeys((value, *known))), f"{evidence}: {value}"
         self.assumptions = attrs.evolve(self.assumptions, **{name: value})
         self._evidence[name] = evidence
-
-    def _learn_first(self, name: str, value: str, evidence: str = "observed") -> None:
-        """Put a value in front of the known ones."""
-        self._learn(name, tuple(dict.fromkeys((value, *getattr(self.assumptions, name)))), f"{evidence}: {value}")
-
-    def _learn_rejection(self, status: int, evidence: str) -> None:
-        self._learn("expired_token_statuses", sorted({*self.assumptions.expired_token_statuses, status}), evidence)
 
     async def _get(self, path: str, params: Mapping[str, str] = {}, **ids: str) -> Response:
         """Return the response, whatever its status."""
@@ -189,7 +185,7 @@ class Examination:
             yield Finding("list", "failed", words, {"status": page.status})
         else:
             if path:
-                self._learn_first("item_paths", path)
+                self._learn("item_paths", path)
             where = f"in {path}" if path else "which is the list itself"
             yield Finding("list", "ok", f"{len(items)} signings on the first page, {where}", {"items": path or None})
             page, params, finding = await self._page_size(page, len(items))
@@ -230,7 +226,7 @@ class Examination:
         if me.status >= 500 or me.status == 429:
             return Finding("service", "failed", f"failing: HTTP {me.status} on GET /me", facts)
         if me.status in _REJECTIONS:
-            self._learn_rejection(me.status, "observed: the token was not accepted")
+            self._learn("expired_token_statuses", me.status, "observed for a token that was not accepted")
         return Finding("token", "failed", f"not accepted: HTTP {me.status} on GET /me", facts)
 
     async def _wrong_token(self, wrong: SigningClient) -> Finding:
@@ -242,7 +238,7 @@ class Examination:
         if status not in _REJECTIONS:
             words += ", which says nothing about expired tokens"
             return Finding("wrong token", "warning", words, {"status": status})
-        self._learn_rejection(status, "observed: a wrong token was sent")
+        self._learn("expired_token_statuses", status, "observed for a wrong token")
         return Finding("wrong token", "ok", words, {"status": status})
 
     # Lists
@@ -275,7 +271,6 @@ class Examination:
                     found = Finding("page size", "ok", f"the parameter is {name!r}", {"limit_param": name})
                     return one, {name: "1"}, found
             state, words = "warning", f"none of these parameters has an effect: {', '.join(_LIMITS)}"
-        self._undetermined["limit_param"] = words
         return page, {}, Finding("page size", state, words)
 
     async def _next_page(self, page: Response, params: dict[str, str]) -> Finding:
@@ -283,7 +278,6 @@ class Examination:
         place, cursor = self._find_cursor(page)
         if place is None:
             words = "the first page has no cursor" if params else "there are not enough signings for a second page"
-            self._undetermined["cursor_param"] = f"undetermined: {words}"
             return Finding("next page", "unknown", words)
         if cursor.startswith(("http:", "https:", "/")):
             return Finding("next page", "ok", f"its URL is in {place}", {"next": place})
@@ -296,7 +290,6 @@ class Examination:
                 words = f"the cursor in {place} is sent back as {name!r}"
                 return Finding("next page", "ok", words, {"next": place, "cursor_param": name})
         words = f"a page has a cursor in {place}, but no known parameter takes it"
-        self._undetermined["cursor_param"] = f"{words}: {', '.join(_CURSORS)}"
         return Finding("next page", "failed", words, {"next": place})
 
     def _find_cursor(self, page: Response) -> tuple[str | None, str]:
@@ -305,13 +298,13 @@ class Examination:
         for path, found in self._members(data, "next_paths"):
             is_next = path in known.next_paths or _NEXT.match(path)
             if is_next and found and isinstance(found, str | int) and not isinstance(found, bool):
-                self._learn_first("next_paths", path)
+                self._learn("next_paths", path)
                 return path, str(found)
         if re.search(r';\s*rel="?next\b', page.headers.get("Link", "")):
             return "the Link header", "/"
         for path, found in self._members(data, "has_more_paths"):
             if found is True and (path in known.has_more_paths or "more" in path.lower()):
-                self._learn_first("has_more_paths", path)
+                self._learn("has_more_paths", path)
                 ids = [item.get("id") for item in self._items(page)[1]]
                 return f"{path} and the last item's id", str(ids[-1] if ids else "")
         return None, ""
@@ -328,7 +321,7 @@ class Examination:
             return Finding("record", "ok", "the response is the signing itself")
         for path, value in self._members(data, "record_paths"):
             if isinstance(value, dict) and "id" in value:
-                self._learn_first("record_paths", path)
+                self._learn("record_paths", path)
                 return Finding("record", "ok", f"a signing is in {path}", {"record": path})
         return Finding("record", "failed", "no id in the response for a signing")
 
@@ -340,16 +333,16 @@ class Examination:
         for item in some[:_MAX_RECIPIENT_LISTS]:
             path, people = self._items(await self._get("/signings/{id}/recipients", id=str(item["id"])))
             if path and path not in self.assumptions.item_paths:
-                self._learn_first("item_paths", path, "observed in the list of recipients")
+                self._learn("item_paths", path, "observed in the list of recipients")
             for name, value in [member for person in people for member in _walk(person) if _DONE.match(member[0])]:
                 if value is not None:
-                    self._learn_first("recipient_done_fields", name, "observed with a value")
+                    self._learn("recipient_done_fields", name, "observed with a value")
                     return Finding("recipients", "ok", f"a recipient who has finished has a {name!r}", {"field": name})
                 empty = empty or name
         if not empty:
             return Finding("recipients", "unknown", "no field shows whether a recipient has finished")
         state = "ok" if empty in self.assumptions.recipient_done_fields else "warning"
-        self._learn_first("recipient_done_fields", empty, "observed, but always empty: chosen by its name")
+        self._learn("recipient_done_fields", empty, "observed, but always empty: chosen by its name")
         words = f"a recipient who has finished may have a {empty!r}: it was always empty"
         return Finding("recipients", state, words, {"field": empty})
 
@@ -367,7 +360,7 @@ class Examination:
         for response in self._responses:
             for name in (*self.assumptions.request_id_headers, *filter(_REQUEST_ID.search, response.headers)):
                 if response.headers.get(name) and _NAME.fullmatch(name):
-                    self._learn_first("request_id_headers", name)
+                    self._learn("request_id_headers", name)
                     return Finding("request id", "ok", f"in the header {name}", {"header": name})
         if any(response.request_id for response in self._responses):
             return Finding("request id", "ok", "in the body")
@@ -397,11 +390,10 @@ def _clock(response: Response, began: float) -> Finding:
         date = parsedate_to_datetime(response.headers.get("Date", ""))
     except ValueError:
         return Finding("clock", "unknown", "no Date header in the response")
-    ended = time.time()
-    skew, uncertain = date.timestamp() + 0.5 - (began + ended) / 2, 0.5 + (ended - began) / 2
+    skew = date.timestamp() + 0.5 - (began + time.time()) / 2
     facts = {"skew_seconds": round(skew, 1)}
-    if abs(skew) <= _MAX_CLOCK_SKEW + uncertain:
-        words = f"the clocks of this machine and the service agree within {abs(skew) + uncertain:.1f} s"
+    if abs(skew) <= _MAX_CLOCK_SKEW:
+        words = f"the clocks of this machine and the service agree within {abs(skew) + 0.5:.1f} s"
         return Finding("clock", "ok", words, facts)
     words = f"this machine's clock is {abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the service's"
     return Finding("clock", "failed", f"{words}: tokens and webhooks may seem expired", facts)

@@ -34,11 +34,7 @@ _LONGEST_NAME = 180
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--again", is_flag=True, help="Also upload files that the draft already holds.")
 @click.option(
-    "--concurrency",
-    default=1,
-    show_default=True,
-    type=click.IntRange(1, 64),
-    help="Upload several files at once. With more than 1, their order in the signing is not kept.",
+    "--concurrency", default=1, show_default=True, type=click.IntRange(1, 64), help="Above 1, the order is not kept."
 )
 async def upload(state: State, signing: str, files: tuple[Path, ...], again: bool, concurrency: int) -> int:
     """Upload PDFs to a draft, in the given order. Prints a line with the document's id for each.
@@ -84,13 +80,9 @@ def _end(state: State, verb: str, total: int, present: int, errors: list[BaseExc
 @click.argument("signing")
 @click.argument("documents", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All documents of the signing.")
-@click.option(
-    "-o", "--output", metavar="PATH", help="A file, a folder, or - for standard output.  [default: current folder]"
-)
+@click.option("-o", "--output", metavar="PATH", help="A file, a folder, or - for standard output.  [default: .]")
 @click.option("--force", is_flag=True, help="Replace existing files.")
-@click.option(
-    "--verify", is_flag=True, help="Keep a file only if its signatures are sound, as verify-sealed judges them."
-)
+@click.option("--verify", is_flag=True, help="Keep only files that are sound, as verify-sealed judges them.")
 async def download(
     state: State,
     signing: str,
@@ -174,7 +166,6 @@ async def download(
 
 
 def _select(documents: Sequence[Document], names: Sequence[str], everything: bool) -> list[Document]:
-    """Return the documents that the arguments select."""
     if not documents:
         raise InvalidRequest("the signing has no documents")
     if not names:
@@ -194,7 +185,6 @@ def _select(documents: Sequence[Document], names: Sequence[str], everything: boo
 
 
 def _target_paths(documents: Sequence[Document], output: str | None, *, is_folder: bool) -> tuple[list[Path], bool]:
-    """Return the path to save each document to, and whether they are in a folder, which is created."""
     folder = Path(output or ".")
     is_folder = is_folder or len(documents) > 1 or not output or folder.is_dir() or output.endswith(("/", "\\"))
     if not is_folder:
@@ -206,7 +196,6 @@ def _target_paths(documents: Sequence[Document], output: str | None, *, is_folde
 
 
 def _file_names(documents: Sequence[Document]) -> Iterator[str]:
-    """Yield a different file name for each document."""
     taken: set[str] = set()
     for document in documents:
         stem = _safe_stem(document.name) or _safe_stem(document.id) or "document"

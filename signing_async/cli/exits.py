@@ -30,7 +30,6 @@ _FACTS = (
 
 
 def code_of(error: BaseException) -> int:
-    """Return the exit code for an error."""
     code: int = getattr(error, "exit_code", FAILED)
     return code
 

@@ -34,15 +34,8 @@ def inbox() -> None:
 
 
 _place_options = shared_options(
-    click.option(
-        "--inbox",
-        "address",
-        metavar="PATH|URL",
-        help="The inbox: a file, or postgresql://... Put a URL with a password into SIGNING_INBOX.",
-    ),
-    click.option(
-        "--table", default="signing_events", show_default=True, metavar="NAME", help="The table in PostgreSQL."
-    ),
+    click.option("--inbox", "address", metavar="PATH|URL", help="The inbox: a file, or postgresql://..."),
+    click.option("--table", default="signing_events", show_default=True, help="The table in PostgreSQL."),
 )
 _filter_options = shared_options(
     click.option("--type", metavar="TYPE", help="Only events of this type. A final * matches any ending: recipient.*"),
@@ -85,13 +78,9 @@ def _no_event(ids: list[str]) -> InboxError:
 
 @command("list")
 @_place_options
-@click.option(
-    "--status", type=click.Choice([status.value for status in EventStatus]), help="Only events in this state."
-)
+@click.option("--status", type=click.Choice([status.value for status in EventStatus]), help="Only in this state.")
 @_filter_options
-@click.option(
-    "--limit", type=click.IntRange(1), help="Stop after this many events.  [default: 50; with --all: no limit]"
-)
+@click.option("--limit", type=click.IntRange(1), help="Stop after this many.  [default: 50; with --all: no limit]")
 @click.option("--all", "everything", is_flag=True, help="List everything.")
 async def list_events(
     state: State,
@@ -215,14 +204,7 @@ def _age(text: str) -> float:
 
 @command()
 @_place_options
-@click.option(
-    "--older-than",
-    "age",
-    type=_age,
-    required=True,
-    metavar="AGE",
-    help="Purge events handled or dropped before this time: 90d, 2w, 2031-03-31, ...",
-)
+@click.option("--older-than", "age", type=_age, required=True, metavar="AGE", help="90d, 2w, 2031-03-31, ...")
 async def purge(state: State, address: str | None, table: str, age: float) -> None:
     """Delete the bodies of events that were handled or dropped long ago.
 

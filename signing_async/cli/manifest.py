@@ -83,7 +83,6 @@ class Manifest:
         self.delimiter: str = max(",;\t|", key=first.count)
 
     def entries(self) -> Iterator[Entry]:
-        """Iterate over all rows."""
         text = io.StringIO(self._text, newline="")
         return self._json_entries(text) if self.is_json else self._csv_entries(text)
 
@@ -229,7 +228,6 @@ def _split_paths(documents: str) -> list[str]:
 
 
 def _shorten(value: object) -> str:
-    """Return the value's `repr`, cut to fit a message."""
     text = repr(value)
     return text if len(text) <= 200 else text[:200] + "…"
 
@@ -296,7 +294,6 @@ class FailureReport:
         self._failed: list[dict[str, Any]] = []
 
     def check(self) -> None:
-        """Raise `InvalidRequest` if the report can't be written, or would replace an unrelated file."""
         if not self.path.absolute().parent.is_dir():
             raise InvalidRequest(f"--failures: {str(self.path)!r} cannot be written: No such file or directory")
         if not self.path.exists() or self.path.samefile(self._manifest.path):

@@ -47,12 +47,10 @@ class Output:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether standard output is a terminal."""
         return sys.stdout.isatty()
 
     @property
     def live(self) -> bool:
-        """Whether standard error can show a progress bar."""
         return not self.json and _has_controls(sys.stderr)
 
     def result(self, facts: Mapping[str, Any], text: str | None = None, colour: str | None = None) -> None:
@@ -77,11 +75,9 @@ class Output:
             self.error(message if name in message else f"{name}: {message}", {})
 
     def warn(self, text: str) -> None:
-        """Print a warning to standard error."""
         self._remark(text, {"warning": text}, "Warning:", "yellow")
 
     def error(self, text: str, facts: Mapping[str, Any]) -> None:
-        """Print an error to standard error."""
         self._remark(text, {"error": facts}, "Error:", "red")
 
     def _remark(self, text: str, facts: Mapping[str, Any], head: str = "", colour: str | None = None) -> None:
@@ -97,7 +93,7 @@ class Output:
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()) -> None:
         """Print rows for people.
 
-        A terminal shows the first column and STATE in full. If it is too narrow, ``optional`` columns are left out.
+        A terminal shows the first column, STATE and ID in full. If it is too narrow, ``optional`` columns are left out.
         """
         lines = [list(columns), *([on_one_line(str(cell)) for cell in row] for row in rows)]
         if not self.is_terminal:
@@ -122,11 +118,9 @@ class Output:
         self.text("\n".join([self.styled(on_one_line(title), bold=True), *lines]))
 
     def text(self, line: str) -> None:
-        """Print a line for people."""
         self._write(lambda: sys.stdout.write(line + "\n"))
 
     def binary(self, content: bytes) -> None:
-        """Write to standard output unchanged."""
         self._write(lambda: sys.stdout.buffer.write(content))
 
     def _write(self, write: Callable[[], int]) -> None:
@@ -138,7 +132,6 @@ class Output:
             raise click.exceptions.Exit(PIPE_CLOSED) from None
 
     def styled(self, text: str, colour: str | None = None, *, bold: bool = False) -> str:
-        """Return the text, coloured if standard output shows colours."""
         return click.style(text, fg=colour, bold=bold or None) if _has_colours(sys.stdout) else text
 
     @contextlib.contextmanager
@@ -195,7 +188,6 @@ class ProgressDisplay:
             self._bar.stop()
 
     def advance(self, *, failed: bool = False) -> None:
-        """Count one item as done."""
         self._done += 1
         self._failed += failed
         now = time.monotonic()
@@ -230,10 +222,7 @@ def count(number: int, noun: str) -> str:
 
 
 def ago(moment: datetime | None) -> str:
-    """Return a time relative to now, or the date if it is long ago or in the future."""
-    if moment is None:
-        return ""
-    seconds = (datetime.now(UTC) - moment).total_seconds()
+    seconds = -60.0 if moment is None else (datetime.now(UTC) - moment).total_seconds()
     if not -60 < seconds < 30 * 86_400:
         return iso(moment)[:10]
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
@@ -243,7 +232,6 @@ def ago(moment: datetime | None) -> str:
 
 
 def iso(moment: datetime | None) -> str:
-    """Return a time to the second, in the local time zone."""
     if moment is None:
         return ""
     # A service may write "never" as the first or last possible time, which no other time zone can represent.
@@ -260,7 +248,6 @@ def discard_output() -> None:
 
 
 def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    """Return the table for a terminal."""
     from rich.table import Table
     from rich.text import Text
 
@@ -269,7 +256,7 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
     for number, (name, *column) in enumerate(zip(map(Text, columns), *cells, strict=True)):
         is_state = name.plain == "STATE"
         widest = 0 if number else max((cell.cell_len for cell in column), default=0)
-        table.add_column(name, no_wrap=is_state or not number, min_width=widest)
+        table.add_column(name, no_wrap=is_state or not number or name.plain == "ID", min_width=widest)
         for cell in column if is_state else ():
             cell.stylize(_COLOURS.get(cell.plain.split(" ")[0], ""))
     for row in cells:
@@ -278,12 +265,12 @@ def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
 
 
 def _minimum_width(lines: Sequence[Sequence[str]]) -> int:
-    """Return the width of a table whose first column and STATE are shown in full, and the others in part."""
+    """Return the width of a table whose first column, STATE and ID are shown in full, and the others in part."""
     from rich.cells import cell_len
 
     widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
     for number, name in enumerate(lines[0]):
-        if number and name != "STATE":
+        if number and name not in ("STATE", "ID"):
             widths[number] = min(widths[number], _NARROWEST)
     return sum(widths) + 2 * len(widths) - 2
 
@@ -301,7 +288,6 @@ def _as_json(value: object) -> object:
 
 
 def console_of(stream: Any) -> Console:
-    """Return rich's console for a stream that is a terminal."""
     from rich.console import Console
 
     return Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False, soft_wrap=True)

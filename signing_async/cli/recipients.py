@@ -41,22 +41,8 @@ def _json_object(context: click.Context, parameter: click.Parameter, path: str |
 @click.option("--last-name", metavar="TEXT")
 @click.option("--method", "signing_method", default="email", show_default=True, help="email, bankid, approval, ...")
 @click.option("--order", type=int, help="Position in a sequential signing, from 1.")
-@click.option(
-    "--field",
-    "fields",
-    multiple=True,
-    type=_name_and_value,
-    metavar="NAME=VALUE",
-    help="Another field, such as phone. May be repeated.",
-)
-@click.option(
-    "--fields",
-    "from_file",
-    type=FILE,
-    callback=_json_object,
-    metavar="FILE",
-    help="Other fields as a JSON object in a file (- for standard input), hidden from other users of the machine.",
-)
+@click.option("--field", "fields", multiple=True, type=_name_and_value, metavar="NAME=VALUE", help="May be repeated.")
+@click.option("--fields", "from_file", type=FILE, callback=_json_object, help="Other fields as JSON; - is stdin.")
 async def add_recipient(
     state: State, signing: str, fields: tuple[tuple[str, str], ...], from_file: dict[str, Any], **named: Any
 ) -> None:
@@ -114,7 +100,6 @@ async def remind(state: State, signing: str, recipient: str | None, all_pending:
 
 
 def show_reminder(out: Output, result: RemindResult, facts: dict[str, Any], of: str = "") -> None:
-    """Print the outcome of a reminder."""
     email = result.recipient.email
     facts = {**facts, "email": email, "reminded": result.error is None}
     if result.error is None:

@@ -24,17 +24,9 @@ _PROFILES = ("default", "laravel", "rfc9457", "numeric")
 @command()
 @click.option("--port", default=8080, show_default=True, type=click.IntRange(0, 65535), help="0: any free port.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--data",
-    type=click.Path(file_okay=False, path_type=Path),
-    help="Keep everything in this folder; by default everything is temporary.",
-)
-@click.option(
-    "--profile", default="default", show_default=True, type=click.Choice(_PROFILES), help="How the service responds."
-)
-@click.option(
-    "--seal-level", default="B-B", show_default=True, type=click.Choice(LEVELS), help="PAdES level of the sealed PDFs."
-)
+@click.option("--data", type=click.Path(file_okay=False, path_type=Path), help="Keep everything in this folder.")
+@click.option("--profile", default="default", type=click.Choice(_PROFILES), help="How the service responds.")
+@click.option("--seal-level", default="B-B", type=click.Choice(LEVELS), help="PAdES level of the sealed PDFs.")
 @click.option("--seed", help="The same seed gives the same ids, tokens and secrets.")
 @click.option("--app", metavar="NAME=REDIRECT_URI", help="Register an app for OAuth, and print its settings.")
 @click.option("--webhook-url", help="Deliver events to this URL, signed with SIGNING_WEBHOOK_SECRET if it is set.")
@@ -92,8 +84,6 @@ async def _run(server: Sandbox, out: Output, app: str | None) -> None:
 
 
 class _LogHandler(logging.Handler):
-    """Prints the sandbox's log on standard error."""
-
     def __init__(self, out: Output) -> None:
         super().__init__(logging.INFO)
         self._out = out

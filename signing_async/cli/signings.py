@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 Cursor = tuple[str | None, int]
 """The service's cursor of a page (None: the first page), and how many items of that page to skip."""
 
+_STATES = ("draft", "sent", "completed", "cancelled")
+
 Show = Callable[["Signing", Sequence["Recipient"]], None]
 
 
@@ -37,20 +39,12 @@ def _cursor(text: str) -> Cursor:
 
 @command("list")
 @click.option(
-    "--state",
-    "states",
-    multiple=True,
-    type=click.Choice(("draft", "sent", "completed", "cancelled")),
-    help="Only signings in this state. May be repeated.",
+    "--state", "states", multiple=True, type=click.Choice(_STATES), help="Only in this state. May be repeated."
 )
 @click.option("--name", metavar="PATTERN", type=name_pattern, help=NAME_HELP)
-@click.option(
-    "--updated-since", "since", type=moment, help="Only signings updated since this time: 7d, 12h, 2031-03-31, ..."
-)
-@click.option("--updated-before", "before", type=moment, help="Only signings updated before this time.")
-@click.option(
-    "--limit", type=click.IntRange(1), help="Stop after this many signings.  [default: 50; with --all: no limit]"
-)
+@click.option("--updated-since", "since", type=moment, help="Only updated since this time: 7d, 12h, 2031-03-31, ...")
+@click.option("--updated-before", "before", type=moment, help="Only updated before this time.")
+@click.option("--limit", type=click.IntRange(1), help="Stop after this many.  [default: 50; with --all: no limit]")
 @click.option("--all", "everything", is_flag=True, help="List everything.")
 @click.option("--cursor", metavar="TEXT", type=_cursor, help="Continue at the cursor that an earlier list printed.")
 async def list_signings(
@@ -141,35 +135,17 @@ async def show(state: State, signing: str) -> None:
     for columns, rows, placeholder in parts_of(state, found, recipients):
         state.out.text("")
         if rows:
-            state.out.table(columns, rows)
+            state.out.table(columns, rows, optional=("METHOD", "ORDER", "NAME"))
         else:
             state.out.text(placeholder)
 
 
 @command(changing=True)
 @click.argument("name")
-@click.option(
-    "--language",
-    default="EN",
-    show_default=True,
-    type=click.Choice(("EN", "SV"), case_sensitive=False),
-    metavar="[EN|SV]",
-    help="The language in which recipients are addressed.",
-)
-@click.option(
-    "--signing-order",
-    type=click.Choice(("sequential", "parallel")),
-    help="Whether recipients sign one after the other or at once.",
-)
+@click.option("--language", default="EN", show_default=True, type=click.Choice(("EN", "SV"), case_sensitive=False))
+@click.option("--signing-order", type=click.Choice(("sequential", "parallel")), help="One after the other, or at once.")
 @click.option("--message", metavar="TEXT", help="A message to the recipients, at most 400 characters.")
-@click.option(
-    "--message-file",
-    "text",
-    type=FILE,
-    callback=read_text,
-    metavar="FILE",
-    help="Read the message from a file (- for standard input).",
-)
+@click.option("--message-file", "text", type=FILE, callback=read_text, help="A file with the message; - is stdin.")
 async def create(state: State, text: str | None, **fields: Any) -> None:
     """Create a draft called NAME. Only the draft's id goes to standard output, for use in scripts.
 
@@ -298,31 +274,26 @@ def _facts(record: Signing | Document | Recipient, *names: str) -> dict[str, Any
 
 
 def signing_facts(signing: Signing) -> dict[str, Any]:
-    """Return a signing's fields, without its documents."""
     names = ("language", "signing_order", "message", "is_draft", "is_completed", "cancelled_at", "updated_at")
     return {**_facts(signing, "id", "name", *names), "state": signing.state.value}
 
 
 def document_facts(document: Document) -> dict[str, Any]:
-    """Return a document's fields."""
     return _facts(document, "id", "name", "completed_at", "signed_file_path")
 
 
 def recipient_facts(state: State, recipient: Recipient) -> dict[str, Any]:
-    """Return a recipient's fields, and whether they have finished."""
     facts = _facts(recipient, "id", "email", "first_name", "last_name", "signing_method", "order")
     return {**facts, "finished": is_done(state, recipient)}
 
 
 def all_facts(state: State, signing: Signing, recipients: Sequence[Recipient]) -> dict[str, Any]:
-    """Return a signing's fields with its documents and recipients."""
     documents = [document_facts(document) for document in signing.documents]
     people = [recipient_facts(state, recipient) for recipient in recipients]
     return {**signing_facts(signing), "documents": documents, "recipients": people}
 
 
 def is_done(state: State, recipient: Recipient) -> bool:
-    """Return whether the recipient has finished."""
     return any(recipient.extra.get(field) for field in state.settings.assumptions.recipient_done_fields)
 
 

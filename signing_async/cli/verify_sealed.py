@@ -27,12 +27,7 @@ _SHOWN = {True: "what it covers", False: "NOT only what it covers", None: "unkno
 
 @command("verify-sealed")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option(
-    "--trust",
-    multiple=True,
-    metavar="ROOTS",
-    help='Certificates to trust: a PEM or DER file, a folder of such files, or "system". May be repeated.',
-)
+@click.option("--trust", multiple=True, metavar="ROOTS", help='A PEM or DER file, a folder of them, or "system".')
 @click.option("--fetch", is_flag=True, help="With --trust: ask the revocation services that the certificates name.")
 @click.option("--no-form-filling", is_flag=True, help="Do not permit form fields to be filled in after a signature.")
 @click.option("--limit", default=60.0, show_default=True, type=Seconds(min=1), help="Time limit for each file.")

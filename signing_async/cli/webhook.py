@@ -47,33 +47,15 @@ def webhook() -> None:
 
 
 _sender_options = shared_options(
+    click.option("--secret", "source", help=f"env:NAME, file:PATH, or - for stdin.  [default: env:{_SECRET_VARIABLE}]"),
     click.option(
-        "--secret",
-        "source",
-        metavar="SOURCE",
-        help=f"Source of the secret: env:NAME, file:PATH, or - for standard input. [default: env:{_SECRET_VARIABLE}]",
-    ),
-    click.option(
-        "--scheme",
-        type=click.Choice(sorted(SCHEMES)),
-        default="default",
-        show_default=True,
-        callback=lambda _, __, name: SCHEMES[name],
-        help="How the sender signs.",
+        "--scheme", type=click.Choice(sorted(SCHEMES)), default="default", callback=lambda _, __, n: SCHEMES[n]
     ),
 )
 _delivery_options = shared_options(
     click.argument("body", type=click.Path(exists=True, dir_okay=False, allow_dash=True)),
     click.option("--signature", metavar="VALUE", help="The value of the signature header."),
-    click.option(
-        "-H",
-        "--header",
-        "headers",
-        multiple=True,
-        type=_name_and_value,
-        metavar="'NAME: VALUE'",
-        help="A header of the delivery. May be repeated.",
-    ),
+    click.option("-H", "--header", "headers", multiple=True, type=_name_and_value, metavar="'NAME: VALUE'"),
     _sender_options,
 )
 
@@ -140,18 +122,10 @@ def doctor(state: State, body: str, source: str | None, scheme: Scheme, **delive
 @_sender_options
 @click.option("--event-type", default="webhook.check", show_default=True, help="The type of the events to send.")
 @click.option(
-    "--slow-limit",
-    type=Seconds(1, 600),
-    default=30.0,
-    show_default=True,
-    help="Time in which a slow body must be cut off.",
+    "--slow-limit", type=Seconds(1, 600), default=30.0, show_default=True, help="When to cut off slow bodies."
 )
 @click.option(
-    "--over-long",
-    type=click.IntRange(1, 2**30),
-    default=16 * 2**20,
-    show_default=True,
-    help="Size of the over-long body in bytes.",
+    "--over-long", type=click.IntRange(1, 2**30), default=2**24, show_default=True, help="Bytes of a long body."
 )
 @click.option("--plain-http", is_flag=True, help="Allow plain http to another machine.")
 def check(state: State, url: str, source: str | None, **options: Any) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import attrs
 
 from ..dispatch.run import DispatchFailure, DispatchSuccess, SigningPackage
-from ..errors import ConfigurationError, SigningError, WaitTimeout
+from ..errors import SigningError, WaitTimeout
 from ..models import Signing
 
 BATCH = 100
@@ -59,10 +59,7 @@ async def worker_results(
     ``timeout`` limits the wait for an unavailable broker and for the workers. ``warn`` is called with a text about each
     delay.
     """
-    try:
-        from ..taskiq import enqueuing, redis_streams
-    except ModuleNotFoundError as error:
-        raise ConfigurationError(f"--broker: {error}") from None
+    from ..taskiq import enqueuing, redis_streams
 
     async def through_outage(work: Callable[[], Any]) -> Any:
         """Call the broker. While it is unavailable, try again until the timeout expires."""
@@ -82,13 +79,7 @@ async def worker_results(
     async def results() -> AsyncIterator[WorkerResult]:
         pending: dict[Any, SigningPackage] = {}
         for package in packages:
-            try:
-                enqueued = await through_outage(lambda package=package: enqueue(package))  # type: ignore[misc]
-            except SigningError as error:
-                if error.client_wide:
-                    raise
-                yield DispatchFailure(package, None, error)
-                continue
+            enqueued = await through_outage(lambda package=package: enqueue(package))  # type: ignore[misc]
             if wait:
                 pending[enqueued] = package
             else:

@@ -17,11 +17,13 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
+import aiohttp
 import pytest
 
 from signing_async import FileTokenStore, SigningClient, Token
 from signing_async.auth.oauth import OAuth
 from signing_async.cli import account
+from signing_async.cli.callback import listen
 from tests.cli.browser import agree
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -393,3 +395,36 @@ def test_rejected_login_says_how_to_log_in(
         ran = run("me")
         assert (ran.code, ran.err.count("o log in, run: signing-async login\n")) == (4, 1)
         assert run("me", "--json").error["message"].endswith("o log in, run: signing-async login")
+
+
+def test_answers_are_not_written_into_an_existing_settings_file(
+    run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SIGNING_REDIRECT_URI")
+    file = tmp_path / "config" / "signing-async" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    terminal = Terminal("login", environment={"BROWSER": BROWSER})
+    terminal.wait_for("redirect URI")
+    terminal.type(f"{app['SIGNING_REDIRECT_URI']}\r")
+    screen = terminal.end()
+    assert (screen.code, "Warning: redirect_uri not saved: add them to" in screen.text) == (0, True)
+    assert file.read_text() == ""
+
+
+def test_redirect_uri_that_is_no_url_is_refused(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGNING_REDIRECT_URI", "http://127.0.0.1:x/callback")
+    ran = run("login")
+    assert (ran.code, "redirect_uri" in ran.err) == (2, True)
+
+
+async def test_callback_listens_on_a_free_port_and_refuses_requests_after_the_login() -> None:
+    async def exchange(query: str) -> str:
+        return "saved"
+
+    async with listen("http://127.0.0.1/callback") as callback, aiohttp.ClientSession() as session:
+        login = asyncio.create_task(callback.wait(exchange))
+        for status, words in ((200, "You are logged in"), (410, "This login is over")):
+            async with session.get(callback.redirect_uri) as response:
+                assert (response.status, words in await response.text()) == (status, True)
+        await login

@@ -185,14 +185,6 @@ def test_exit_code_is_1_if_all_problems_are_transient(
     assert requests(service) == 0
 
 
-@pytest.mark.parametrize("content", [",".join(COLUMNS), "{", "", "\n\n"])
-def test_manifest_without_packages_is_invalid(content: str, run: Run) -> None:
-    Path("x.csv").write_text(content)
-    ran = run("dispatch", "x.csv")
-    assert ran.code == 2
-    assert ran.err.startswith("Error: 1 problem in x.csv; nothing was sent:\n  x.csv, line 1: ")
-
-
 # What fails
 
 
@@ -344,11 +336,6 @@ def test_terminal_shows_a_bar_with_rate_and_time_left_and_failures_above_it(
     assert b"38;5;197" not in screen.raw
 
 
-def test_timeout_of_the_calls_is_not_that_of_the_workers(run: Run, office: Office) -> None:
-    office(1)
-    assert run("dispatch", "leases.csv", "--timeout", "30").out == "1 sent: 0 earlier, 1 now.\n"
-
-
 def test_ctrl_c_finishes_the_packages_under_way_and_shows_the_command_to_resume(
     run: Run, service: Service, office: Office, tmp_path: Path
 ) -> None:
@@ -369,18 +356,6 @@ def test_ctrl_c_finishes_the_packages_under_way_and_shows_the_command_to_resume(
     service.do(service.sandbox.faults.clear)
     assert run("dispatch", "leases.csv", "--journal", "my.journal").code == 0
     assert sent(service) == once(40)
-
-
-def test_ctrl_c_during_the_check_leaves_nothing_behind(service: Service, office: Office, tmp_path: Path) -> None:
-    path = office(1)
-    with path.open("a", newline="") as file:
-        file.writelines(f"k{number};Lease;EN;0.pdf;anna@example.com\r\n" for number in range(30_000))
-    terminal = in_terminal(service, tmp_path, "leases.csv")
-    terminal.wait_for("Checking")
-    terminal.type("\x03")
-    assert terminal.end().code == 130
-    assert requests(service) == 0
-    assert sorted(one.name for one in tmp_path.iterdir()) == ["0.pdf", "leases.csv"]
 
 
 def stopped_by_two_ctrl_c(service: Service, folder: Path, manifest: str) -> Screen:
@@ -433,18 +408,6 @@ def wait_for_requests(service: Service, count: int) -> None:
         time.sleep(0.005)
 
 
-def test_sigterm_stops_at_once(service: Service, office: Office, tmp_path: Path) -> None:
-    office(1)
-    hanging = service.do(service.sandbox.faults.add, "signings.create", "hang", times=None)
-    process = start(service, tmp_path, "leases.csv")
-    while not hanging.hits:
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.terminate()
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (143, "", "Journal: leases.journal\n")
-
-
 def test_killed_runs_and_two_concurrent_runs_send_each_package_once(
     service: Service, office: Office, tmp_path: Path
 ) -> None:
@@ -468,3 +431,15 @@ def test_killed_runs_and_two_concurrent_runs_send_each_package_once(
         now += int(counts[2])
     assert now <= 30
     assert sent(service) == once(30)
+
+
+def test_sigterm_stops_at_once(service: Service, office: Office, tmp_path: Path) -> None:
+    office(1)
+    hanging = service.do(service.sandbox.faults.add, "signings.create", "hang", times=None)
+    process = start(service, tmp_path, "leases.csv")
+    while not hanging.hits:
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.terminate()
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (143, "", "Journal: leases.journal\n")

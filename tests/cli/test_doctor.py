@@ -153,15 +153,6 @@ def test_rejected_token_is_exit_code_4_and_its_status_is_learned_with_one_reques
     assert len(service.sandbox.requests) == before + 1
 
 
-def test_429_and_5xx_are_retried(service: Service, run: Run) -> None:
-    service.do(service.sandbox.faults.add, "signings.list", "429", times=2, retry_after=0)
-    service.do(service.sandbox.faults.add, "me", "500", times=1)
-    assert run("doctor", "--check-only").code == 0
-    service.do(service.sandbox.faults.add, "signings.list", "429", times=None, retry_after=0)
-    ran = run("doctor", "--json", "--check-only")
-    assert (ran.code, checks(ran)["list"]["state"]) == (1, "failed")
-
-
 # Services that the sandbox does not simulate
 
 

@@ -75,25 +75,6 @@ def test_file_that_the_draft_already_holds_is_uploaded_only_with_again(
     assert len(service.do(service.sandbox.documents, signing)) == 3
 
 
-def test_upload_shows_a_progress_bar_that_leaves_only_the_results(service: Service, tmp_path: Path) -> None:
-    path = tmp_path / "lease.pdf"
-    path.write_bytes(make_pdf(2 * 2**20))
-    shown = screen("upload", service.draft(), str(path), environment=service.environment)
-    assert shown.code == 0
-    assert "Uploading" in shown.text
-    assert "1/1" in shown.text
-    assert [line.split("  ")[1] for line in shown.lines if line] == [str(path)]
-    assert shown.raw.count(b"\x1b[?25l") == shown.raw.count(b"\x1b[?25h") == 1
-    narrow = screen("upload", service.draft(), str(path), columns=40, environment=service.environment)
-    assert b"Uploading" in narrow.raw
-    assert b"\x1b[1A\x1b[2K\x1b[1A" not in narrow.raw
-    dumb = {**service.environment, "TERM": "dumb"}
-    assert b"\x1b" not in screen("upload", service.draft(), str(path), environment=dumb).raw
-    shown = screen("upload", service.draft(), "none.pdf", environment=service.environment)
-    assert shown.lines[0] == "Error: cannot open 'none.pdf': No such file or directory"
-    assert not "".join(shown.lines[1:])
-
-
 def test_download_all_creates_the_folder_and_prints_the_paths(
     run: Run, completed: str, tmp_path: Path, service: Service
 ) -> None:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from signing_async._verify import process
 from signing_async.cli import app as cli
 from tests import pdfs
-from tests.cli.conftest import Run
 from tests.cli.terminal import screen
 from tests.sealed.cases import edited, fill_form
 from tests.sealed.pdfs import sandbox_authority, sealed_by_sandbox
@@ -69,28 +66,6 @@ def test_verdict_and_exit_code(
     assert err in printed.err
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
-def test_file_whose_verification_is_killed_is_a_failure_and_not_unsound(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other files are verified nevertheless."""
-    kill = "os.path.exists('killed') or (open('killed', 'x'), os.kill(os.getpid(), signal.SIGKILL))"
-    monkeypatch.setattr(process, "_START", f"import os, signal; {kill}; {process._START}")
-    assert cli.run(["verify-sealed", "lease-signed.pdf", "lasting.pdf"]) == 1
-    printed = capsys.readouterr()
-    assert printed.out.startswith("lasting.pdf: sound\n")
-    assert "Error: lease-signed.pdf: signing_async.sealed: could not verify: worker process was killed" in printed.err
-
-
-def test_file_over_max_sealed_bytes_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (folder / "tenant.toml").write_text("max_sealed_bytes = 100")
-    monkeypatch.setenv("SIGNING_ASSUMPTIONS", "tenant.toml")
-    assert cli.run(["verify-sealed", "changed.pdf"]) == 2
-    assert "Error: 'changed.pdf' is larger than 100 bytes (max_sealed_bytes)\n" in capsys.readouterr().err
-
-
 def test_files_are_separated_by_an_empty_line_and_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.run(["verify-sealed", "lease-signed.pdf"])
     (one, _) = capsys.readouterr()
@@ -108,14 +83,6 @@ def test_verdicts_are_coloured_on_a_terminal(folder: Path) -> None:
     assert "\x1b[33m\x1b[1m" in screen("verify-sealed", files[0], "--trust", "system").raw.decode()
 
 
-def test_unverifiable_signature_is_described(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "odd.pdf").write_bytes(pdfs.with_signature_field(b"/V 7 0 R"))
-    assert cli.run(["verify-sealed", "odd.pdf"]) == 7
-    printed = capsys.readouterr().out
-    assert "signature by an unknown signer\n    covers  its first 0 of" in printed
-    assert "digest  not checked\n" in printed
-
-
 def test_newlines_in_a_file_name_cannot_forge_a_verdict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     name = "a\nlease.pdf: sound\nb.pdf"
     (folder / name).write_bytes(pdfs.make_pdf())
@@ -130,9 +97,3 @@ def test_json_prints_one_object_per_file(folder: Path, capsys: pytest.CaptureFix
     assert "not a legal opinion" in sound["note"]
     assert (changed["sound"], changed["trusted"], changed["revisions"]) == (False, False, 3)
     assert (letter["sound"], letter["error"]["reason"]) == (None, "not_pdf")
-
-
-def test_missing_file_is_named_without_the_legend_of_a_verdict(run: Run) -> None:
-    ran = run("verify-sealed", "nothing.pdf")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err == "Error: cannot open 'nothing.pdf': No such file or directory\n"

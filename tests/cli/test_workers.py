@@ -6,11 +6,13 @@ import asyncio
 import csv
 import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from redis import Redis
 
+from signing_async import TransportError
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.pdfs import make_pdf
@@ -74,19 +76,6 @@ def shown(journal: str) -> str:
 
 
 ALL = ["Lease 0", "Lease 1", "Lease 2"]
-
-
-def test_journal_url_makes_no_local_file_and_its_password_is_not_shown(
-    run: Run, service: Service, leases: None, journal: str
-) -> None:
-    """By its URL, of which the password is shown nowhere; nothing is left on this machine."""
-    for _ in range(2):
-        ran = run("dispatch", "leases.csv")
-        assert ran.code == 0
-        assert ran.err == f"Journal: {shown(journal)}\n"
-    assert PASSWORD not in ran.out + ran.err
-    assert sent(service) == ALL
-    assert not list(Path().glob("*.journal*"))
 
 
 def test_workers_send_what_the_command_enqueues(
@@ -206,12 +195,26 @@ def test_invalid_arguments_are_rejected(
     assert not sent(service)
 
 
-@pytest.mark.parametrize(("module", "option"), [("postgres", "--journal"), ("taskiq", "--broker")])
+@pytest.mark.parametrize("module", ["postgres", "taskiq"])
 def test_missing_extra_is_named_with_the_command_that_installs_it(
-    module: str, option: str, run: Run, leases: None, journal: str, monkeypatch: pytest.MonkeyPatch
+    module: str, run: Run, leases: None, journal: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is named, with the option that needs it."""
     monkeypatch.setitem(sys.modules, f"signing_async.{module}", None)
     ran = run("dispatch", "leases.csv", "--broker", "redis://r")
     assert ran.code == 2
-    assert f"{option}: import of signing_async.{module} halted" in ran.err
+    assert f"import of signing_async.{module} halted" in ran.err
+
+
+@pytest.mark.parametrize(("failures", "code", "out"), [(1, 0, "3 enqueued.\n"), (10**6, 1, "")])
+def test_outage_of_the_broker_is_reported_once_and_waited_out(
+    failures: int, code: int, out: str, run: Run, leases: None, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [TransportError("the broker is down", transient=True, client_wide=True)] * failures
+
+    async def enqueue(package: object) -> None:
+        if left:
+            raise left.pop()
+
+    monkeypatch.setattr("signing_async.taskiq.enqueuing", lambda broker, **options: nullcontext(enqueue))
+    ran = run("dispatch", "leases.csv", "--broker", "redis://r", "--for", "0.5")
+    assert (ran.code, ran.out, ran.err.count("the broker is down; waiting for it")) == (code, out, 1)
