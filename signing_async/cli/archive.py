@@ -174,8 +174,8 @@ async def verify(state: State, to: str) -> int:
     async with _store(to) as store:
         with state.out.progress("Verifying") as on_progress:
             found = await verify_archive(store, on_progress)
-    if not found.lines and not found.findings:
-        raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")
+        if not found.lines and not found.findings:
+            raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")
     for finding in found.findings:
         facts = {"finding": finding.kind, "path": finding.path, "line": finding.line, "text": finding.text}
         state.out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")
