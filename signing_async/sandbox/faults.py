@@ -197,15 +197,13 @@ async def _truncate(request: web.Request, response: web.StreamResponse) -> web.S
     with contextlib.suppress(ConnectionError):  # the client may have disconnected
         await truncated.prepare(request)
         await truncated.write(body[: len(body) // 2])
-    if request.transport is not None:
-        request.transport.close()
+    request.protocol.force_close()
     return truncated
 
 
 def _hang_up(request: web.Request) -> web.Response:
     """Close the connection; return a response that is never sent."""
-    if request.transport is not None:
-        request.transport.abort()
+    request.protocol.force_close()
     return web.Response(status=0)
 
 

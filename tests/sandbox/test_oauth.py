@@ -194,7 +194,9 @@ async def test_only_https_and_loopback_redirect_uris_are_accepted(signing_sandbo
 
 
 async def test_app_that_is_kept_has_the_same_id_and_a_new_secret(call: Caller, signing_sandbox: Sandbox) -> None:
+    other = signing_sandbox.register_app(CALLBACK, "Other")
     first, second = [signing_sandbox.accounts.keep_app("My app", CALLBACK) for _ in range(2)]
-    assert [app.client_id for app in signing_sandbox.apps] == [first.client_id] == [second.client_id]
+    assert [app.client_id for app in signing_sandbox.apps] == [other.client_id, first.client_id]
+    assert first.client_id == second.client_id
     await refused(call, exchange(signing_sandbox, first), "invalid_client", 401)
     assert await granted(call, second)

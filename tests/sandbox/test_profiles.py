@@ -11,7 +11,7 @@ import pytest
 
 from signing_async.sandbox import Profile, Sandbox
 from tests.pdfs import make_pdf
-from tests.sandbox.serving import API, Caller
+from tests.sandbox.serving import API, Caller, caller
 from tests.sandbox.token_requests import TOKEN, exchange
 
 PRESETS = ("default", "laravel", "rfc9457", "numeric")
@@ -85,11 +85,14 @@ async def test_bare_list_has_everything_at_once(call: Caller) -> None:
     assert (await call.ok("GET", f"{API}/signings/{created[0]}/recipients"))["data"] == []
 
 
-@each("list_order", "newest_first", "oldest_first")
-async def test_list_is_in_order_of_creation_from_either_end(call: Caller, list_order: str) -> None:
+@each("list_order", "newest_first", "oldest_first", documents_in_list=True)
+async def test_list_is_in_order_of_creation_from_either_end_with_documents_if_wanted(
+    call: Caller, list_order: str
+) -> None:
     created = [await call.draft() for _ in range(5)]
     expected = created if list_order == "oldest_first" else created[::-1]
     assert await walk(call, f"{API}/signings", 2) == expected
+    assert (await call.ok("GET", f"{API}/signings"))["data"][0]["documents"] == []
 
 
 @each("over_page_size", "clamp", "refuse", page_size=2, max_page_size=3)
@@ -100,15 +103,6 @@ async def test_page_size_has_a_default_and_a_maximum(call: Caller, over_page_siz
     assert len((await call.ok("GET", f"{API}/signings?limit=3"))["data"]) == 3
     status, body = await call("GET", f"{API}/signings?limit=999")
     assert (status, len(body.get("data", []))) == ((200, 3) if over_page_size == "clamp" else (400, 0))
-
-
-@each("documents_in_list", True, False)
-async def test_signings_of_a_list_include_documents_if_the_profile_says_so(
-    call: Caller, documents_in_list: bool
-) -> None:
-    await call.upload(await call.draft())
-    [row] = (await call.ok("GET", f"{API}/signings"))["data"]
-    assert ("documents" in row) is documents_in_list
 
 
 @run(record_field="data", recipients_list="bare", request_id_header="X-Request-Id")
@@ -157,61 +151,39 @@ async def test_errors_have_the_profiles_shape(call: Caller, error_shape: str) ->
     assert call.headers["content-type"].startswith("application/problem+json") == (error_shape == "rfc9457")
 
 
-@each("token_error_shape", "oauth", "profile")
-async def test_token_errors_are_oauths_or_the_profiles(call: Caller, token_error_shape: str) -> None:
-    status, body = await call("POST", "/api/oauth/token", data={})
-    assert status == 400
-    key = "error" if token_error_shape == "oauth" else "code"
-    assert body[key] == "invalid_request"
-
-
 # statuses
-
-STATUSES = [(200, 204), (202, 200), (204, 202)]
-
-
-@each("missing_token_status", 401, 403, 400)
-async def test_missing_token_has_the_profiles_status(call: Caller, missing_token_status: int) -> None:
-    async with aiohttp.ClientSession(call.sandbox.base_url) as session, session.get(f"{API}/me") as response:
-        assert response.status == missing_token_status
-        assert ("WWW-Authenticate" in response.headers) == (missing_token_status == 401)
-
-
-@each("expired_token_status", 401, 403, 400)
-async def test_expired_token_has_the_profiles_status(call: Caller, expired_token_status: int) -> None:
-    headers = {"Authorization": f"Bearer {call.sandbox.access_token(lifetime=1)}"}
-    call.sandbox.clock.advance(seconds=2)
-    assert (await call("GET", f"{API}/me", headers=headers))[0] == expired_token_status
-
-
-@each("created_status", 201, 200)
-async def test_creating_has_the_profiles_status(call: Caller, created_status: int) -> None:
-    status, signing = await call("POST", f"{API}/signings", json={"name": "A", "language": "EN"})
-    assert status == created_status
-    assert (await call.upload(signing["id"]))[0] == created_status
-    path = f"{API}/signings/{signing['id']}/recipients"
-    assert (await call("POST", path, json={"email": "a@b.example"}))[0] == created_status
 
 
 @pytest.mark.parametrize(
     "statuses",
-    [pytest.param(pair, marks=run(send_status=pair[0], remind_status=pair[1])) for pair in STATUSES],
+    [
+        {"missing_token": 401, "expired_token": 401, "created": 201, "send": 200, "remind": 200, "not_editable": 400},
+        {"missing_token": 403, "expired_token": 400, "created": 200, "send": 202, "remind": 204, "not_editable": 409},
+        {"missing_token": 400, "expired_token": 403, "created": 200, "send": 204, "remind": 202, "not_editable": 422},
+    ],
 )
-async def test_sending_and_reminding_have_the_profiles_status_and_204_no_body(
-    call: Caller, statuses: tuple[int, int]
-) -> None:
-    signing_id = await call.draft()
-    await call.upload(signing_id)
-    person = await call.recipient(signing_id)
-    for path, expected in zip(("send", f"recipients/{person}/remind"), statuses, strict=True):
-        status, body = await call("POST", f"{API}/signings/{signing_id}/{path}")
-        assert (status, body == b"") == (expected, expected == 204)
-
-
-@each("not_editable_status", 400, 409, 422)
-async def test_adding_to_a_sent_signing_has_the_profiles_status(call: Caller, not_editable_status: int) -> None:
-    signing_id, _, _ = await call.sent()
-    assert (await call.upload(signing_id))[0] == not_editable_status
+async def test_every_status_is_the_profiles(statuses: dict[str, int]) -> None:
+    settings: dict[str, Any] = {f"{name}_status": status for name, status in statuses.items()}
+    shape = "oauth" if statuses["created"] == 201 else "profile"
+    async with Sandbox(profile=Profile(**settings, token_error_shape=shape)) as sandbox, caller(sandbox) as call:
+        seen: dict[str, int] = {}
+        expired = {"Authorization": f"Bearer {sandbox.access_token(lifetime=1)}"}
+        sandbox.clock.advance(seconds=2)
+        for name, headers in (("missing_token", {"Authorization": ""}), ("expired_token", expired)):
+            seen[name], _ = await call("GET", f"{API}/me", headers=headers)
+            assert ("www-authenticate" in call.headers) == (seen[name] == 401)
+        seen["created"], signing = await call("POST", f"{API}/signings", json={"name": "A", "language": "EN"})
+        path = f"{API}/signings/{signing['id']}"
+        assert (await call.upload(signing["id"]))[0] == seen["created"]
+        status, person = await call("POST", f"{path}/recipients", json={"email": "a@b.example"})
+        assert status == seen["created"]
+        for name, address in (("send", f"{path}/send"), ("remind", f"{path}/recipients/{person['id']}/remind")):
+            seen[name], body = await call("POST", address)
+            assert (body == b"") == (seen[name] == 204)
+        seen["not_editable"], _ = await call.upload(signing["id"])
+        assert seen == statuses
+        status, body = await call("POST", TOKEN, data={})
+        assert (status, body["error" if shape == "oauth" else "code"]) == (400, "invalid_request")
 
 
 # formats
@@ -268,22 +240,21 @@ async def test_recipient_fields_have_the_profiles_names(call: Caller) -> None:
     assert "completed_at" not in row
 
 
-@run(signing_methods=("approval", "fax"), phone_methods=("fax",), identification_methods=())
+@run(
+    signing_methods=("approval", "fax"),
+    phone_methods=("fax",),
+    identification_methods=(),
+    default_signing_order="sequential",
+)
 async def test_signing_methods_are_the_profiles_and_the_first_is_the_default(call: Caller) -> None:
     signing_id = await call.draft()
     await call.recipient(signing_id)
     [row] = (await call.ok("GET", f"{API}/signings/{signing_id}/recipients"))["data"]
-    assert row["signing_method"] == "approval"
+    assert (row["signing_method"], row["order"]) == ("approval", 1)
     path = f"{API}/signings/{signing_id}/recipients"
     status, body = await call("POST", path, json={"email": "a@b.example", "signing_method": "fax"})
     assert (status, list(body["errors"])) == (400, ["phone"])
     assert (await call("POST", path, json={"email": "a@b.example", "signing_method": "bankid"}))[0] == 400
-
-
-@each("default_signing_order", "parallel", "sequential")
-async def test_signing_order_has_the_profiles_default(call: Caller, default_signing_order: str) -> None:
-    signing = await call.ok("GET", f"{API}/signings/{await call.draft()}")
-    assert signing["signing_order"] == default_signing_order
 
 
 @each("document_name", "filename", "stem")
@@ -352,6 +323,7 @@ def test_invalid_setting_is_a_value_error_that_names_it_and_the_value(setting: s
 
 def test_presets_can_be_changed_and_unknown_ones_are_refused() -> None:
     profiles = [Profile.preset(name) for name in PRESETS]
+    assert profiles == [Profile(), Profile.laravel(), Profile.rfc9457(), Profile.numeric()]
     assert len(set(profiles)) == 4
     assert Profile.laravel(page_size=7).page_size == 7
     assert Profile.numeric().replace(ids="uuid").ids == "uuid"

@@ -154,16 +154,19 @@ async def test_reminder_respects_the_14_days(call: Caller, signing_sandbox: Sand
     assert signing_sandbox.recipients(signing_id)[0].reminders == 1
 
 
-@pytest.mark.signing_sandbox(profile=Profile(remind_expired="renew", invitation_days=3))
-async def test_reminder_renews_an_expired_invitation_if_the_profile_says_so(
+@pytest.mark.signing_sandbox(profile=Profile(remind_expired="renew", invitation_days=3, remind_finished="refuse"))
+async def test_reminder_renews_an_expired_invitation_and_refuses_others_if_the_profile_says_so(
     call: Caller, signing_sandbox: Sandbox
 ) -> None:
-    signing_id, _, [person] = await call.sent()
+    signing_id, _, people = await call.sent(recipients=3, signing_order="sequential")
+    await signing_sandbox.sign(people[0])
     signing_sandbox.clock.advance(days=3)
     with pytest.raises(Refused, match="expired"):
-        await signing_sandbox.sign(person)
-    await call.ok("POST", f"{API}/signings/{signing_id}/recipients/{person}/remind")
-    assert (await signing_sandbox.sign(person)).is_completed
+        await signing_sandbox.sign(people[1])
+    for person, expected in zip(people, (400, 200, 400), strict=True):
+        status, _ = await call("POST", f"{API}/signings/{signing_id}/recipients/{person}/remind")
+        assert status == expected
+    assert (await signing_sandbox.sign(people[1])).state == "sent"
 
 
 @pytest.mark.signing_sandbox(profile=Profile(expiry_blocks_signing=False))
@@ -181,17 +184,6 @@ async def test_draft_and_cancelled_signings_cannot_be_reminded(call: Caller, sig
         assert (status, body["code"]) == (400, "cannot_be_reminded")
         if signing_sandbox.signing(signing_id).is_draft:
             await signing_sandbox.cancel(signing_id)
-
-
-@pytest.mark.signing_sandbox(profile=Profile(remind_finished="refuse"))
-async def test_reminding_a_finished_recipient_is_400_if_the_profile_says_so(
-    call: Caller, signing_sandbox: Sandbox
-) -> None:
-    signing_id, _, people = await call.sent(recipients=3, signing_order="sequential")
-    await signing_sandbox.sign(people[0])
-    for person, expected in zip(people, (400, 200, 400), strict=True):
-        status, _ = await call("POST", f"{API}/signings/{signing_id}/recipients/{person}/remind")
-        assert status == expected
 
 
 async def test_draft_and_sent_signings_can_be_cancelled_and_completed_ones_cannot(
