@@ -243,6 +243,24 @@ async def test_unreachable_service_is_a_transient_error(bucket: str, tmp_path: P
         assert failed.value.__cause__ is failed.value.__context__ is None
 
 
+@pytest.mark.parametrize(("status", "transient"), [(407, False), (503, True)])
+async def test_refusal_of_a_proxy_to_connect_is_permanent(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch, status: int, transient: bool
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with S3Store("s3://leases/archive", endpoint_url="https://s3.example.com") as store:
+            with pytest.raises(ArchiveError, match="proxy") as failed:
+                await content_of(store, "manifest.jsonl")
+    assert (failed.value.transient, failed.value.client_wide) == (transient, True)
+
+
 async def test_no_log_or_error_holds_a_secret(
     store: S3Store, proxy: Proxy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
