@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -134,20 +134,17 @@ def _handle(
     if _is_chunked(environ) and not environ.get("wsgi.input_terminated"):
         return receiver.refuse(NO_LENGTH)
     exposed: Any = environ.get("gunicorn.socket") or environ.get("werkzeug.socket") or environ.get("wsgi.input")
-    try:
-        # A duplicate: the server's own socket stays open. The family does not matter for a shutdown.
-        connection = socket.fromfd(exposed.fileno(), socket.AF_INET, socket.SOCK_STREAM)
-    except (AttributeError, OSError):  # the server does not expose its socket
+    with ExitStack() as stack:
+        with suppress(AttributeError, OSError):  # the server does not expose its socket
+            # A duplicate: the server's own socket stays open. The family does not matter for a shutdown.
+            connection = socket.fromfd(exposed.fileno(), socket.AF_INET, socket.SOCK_STREAM)
+            stack.enter_context(connection)
+            # Ends a blocking read, later than the receiver's own deadline, so that the receiver reports a timeout.
+            timer = threading.Timer(receiver.body_timeout + 0.1, _shut_down_reading, [connection])
+            timer.daemon = True
+            timer.start()
+            stack.callback(timer.cancel)
         return receiver.handle_blocking(method, headers, chunks)
-    with connection:
-        # Ends a blocking read, and later than the receiver's own deadline, so that the receiver reports a timeout.
-        timer = threading.Timer(receiver.body_timeout + 0.1, _shut_down_reading, [connection])
-        timer.daemon = True
-        timer.start()
-        try:
-            return receiver.handle_blocking(method, headers, chunks)
-        finally:
-            timer.cancel()
 
 
 def _shut_down_reading(connection: socket.socket) -> None:
