@@ -56,7 +56,7 @@ class Sealer:
         async with self._opening:
             if self._authority is None:
                 self._authority = await asyncio.to_thread(self._load)
-        return self._authority
+            return self._authority
 
     def _load(self) -> Authority:
         from .authority import Authority
