@@ -69,6 +69,3 @@ async def test_failed_package_is_an_error_and_the_next_run_links_to_it(
     assert attributes(failed)["signing_async.outcome"] == "error"
     assert [link.context.span_id for link in sent.links] == [failed.context.span_id]
     assert recorded.total(names.DISPATCH_DURATION, signing_async__outcome="error") == 1
-
-
-# The context in the journal

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import importlib.util
 import itertools
 import json
 import pickle
@@ -83,6 +84,16 @@ async def test_json_is_parsed_alike_with_and_without_orjson(parser: None, body: 
 async def test_other_bytes_are_unreadable_with_and_without_orjson(parser: None, body: bytes) -> None:
     problem = await _problem(body, list)
     assert problem.startswith(("not JSON: ", "not UTF-8", "nested too deeply", "empty"))
+
+
+def test_json_is_parsed_where_orjson_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "orjson", None)
+    spec = importlib.util.find_spec("signing_async.transport.decode")
+    assert spec is not None
+    assert spec.loader is not None
+    slow = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(slow)
+    assert slow.decode_record(slow.parse(b'{"id": "d"}'), Document) == Document("d")
 
 
 @pytest.mark.parametrize("kinds", ["[", "{", "[{", "{{["])

@@ -18,28 +18,11 @@ from signing_async.transport.retry import (
     RetryBudget,
     RetryRequested,
     Safety,
-    Step,
     read_retry_after,
     run,
 )
 
 NOW = 1_800_000_000.0
-ONCE = RetryPolicy.none()
-RETRY, RECONCILE, RETRY_ONCE, RAISE, UNKNOWN = Step
-
-
-def _retries(
-    policy: RetryPolicy | None = None,
-    safety: Safety = Safety.READ,
-    budget: RetryBudget | None = None,
-    attempts: int = 1,
-) -> Retries:
-    retries = Retries(policy or RetryPolicy(), safety, budget)
-    retries.attempts = attempts
-    return retries
-
-
-# READ, RECONCILED, CREATE, REMIND, NEVER, TOKEN
 
 
 # Decisions
@@ -58,7 +41,8 @@ def test_delay_is_never_shorter_than_retry_after_and_never_past_the_deadline(
 ) -> None:
     """Full jitter: from nothing to the doubled base."""
     policy = RetryPolicy(max_attempts=10_000, base_delay=base, max_delay=most)
-    retries = _retries(policy, attempts=attempt)
+    retries = Retries(policy, Safety.READ)
+    retries.attempts = attempt
     delay = retries.decide(Kind.FAILED, retry_after, remaining=remaining, jitter=jitter).delay
     expected = max(jitter * min(most, base * 2.0 ** min(attempt - 1, 60)), retry_after or 0)
     is_allowed = expected < remaining and (retry_after or 0) <= policy.max_retry_after
@@ -140,29 +124,6 @@ def test_no_retry_after_raises(value: str) -> None:
 
 
 # The runner
-
-
-PYTHON_3_14 = """
-import asyncio, inspect, warnings
-
-def iscoroutinefunction(function):
-    warnings.warn(
-        "'asyncio.iscoroutinefunction' is deprecated and slated for removal in Python 3.16;"
-        " use inspect.iscoroutinefunction() instead",
-        DeprecationWarning,
-        stacklevel=2,
-    )
-    return inspect.iscoroutinefunction(function)
-
-asyncio.iscoroutinefunction = iscoroutinefunction
-from signing_async.transport import retry
-
-async def attempt(delays=[0.0]):
-    if delays:
-        raise retry.RetryRequested(delays.pop())
-
-asyncio.run(retry.run(attempt))
-"""
 
 
 async def test_repeated_call_leaves_the_filters_of_warnings_alone() -> None:

@@ -25,8 +25,6 @@ from signing_async.transport import wire
 from tests.pdfs import make_pdf
 from tests.servers import serving, talking
 
-# Bodies
-
 
 def _failing_session(signal: str, fault: Exception) -> aiohttp.ClientSession:
     """Return a session whose trace hook fails for a request that changes a sent or ready signing."""
@@ -140,9 +138,6 @@ async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
     assert (len(set(used)), headers) == (3, ["close"] * 3)
     [warned] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert f"aiohttp {aiohttp.__version__} (" in warned
-
-
-# The event loop
 
 
 # Desynchronized connections
