@@ -95,6 +95,12 @@ def test_filename_is_the_given_one_or_that_of_the_path(source: Any, given: str |
     assert repr(PdfSource(source, given)) == f"PdfSource({expected!r})"
 
 
+@pytest.mark.parametrize("filename", [" ", 5])
+def test_filename_must_be_a_non_empty_string(filename: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^filename: must be a non-empty string, got "):
+        PdfSource(b"", filename)
+
+
 # Kinds
 
 
