@@ -47,6 +47,8 @@ _KINDS = {
     "not_sent": "not sent",
     "not_examined": "could not be examined",
 }
+# Words that are more likely a mistyped command than a new folder.
+_VERBS = ("check", "fetch", "get", "help", "list", "ls", "pull", "run", "start", "stats", "sync", "update")
 
 
 class _Group(click.Group):
@@ -58,10 +60,10 @@ class _Group(click.Group):
         word = args[0]
         if word in self.commands:
             return super().resolve_command(ctx, args)
-        hint = did_you_mean(word, self.commands) if word.isidentifier() and not Path(word).exists() else ""
-        if hint:
-            problem = f"No such command {word!r}{hint} To archive into a new folder of that name, use {word}/"
-            raise click.UsageError(problem, ctx)
+        hint = did_you_mean(word, self.commands) if word.isidentifier() else ""
+        if (hint or word in _VERBS) and not Path(word).exists():
+            problem = f"No such command {word!r}{hint or '; the commands are status and verify.'}"
+            raise click.UsageError(f"{problem} To archive into a new folder of that name, use {word}/", ctx)
         return "", run, args
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

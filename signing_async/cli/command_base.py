@@ -82,7 +82,7 @@ class State:
         return Settings.load(self.config, given={name: text for name, text in given.items() if text is not None})
 
     @contextlib.asynccontextmanager
-    async def client(self) -> AsyncIterator[SigningClient]:
+    async def client(self, note_attempt: Callable[[Attempt], None] | None = None) -> AsyncIterator[SigningClient]:
         """Open a client with these settings, and close it and its `OAuth` afterwards."""
         from ..auth.oauth import OAuth
         from ..client import SigningClient
@@ -100,8 +100,14 @@ class State:
             exits.callback(log.removeHandler, handler)
             if isinstance(auth, OAuth):
                 await exits.enter_async_context(auth)
-            on_attempt = self._print_attempt if self.verbose else None
-            client = SigningClient(settings.origin, auth, on_attempt=on_attempt, **settings.client_options())
+
+            def report(attempt: Attempt) -> None:
+                if self.verbose:
+                    self._print_attempt(attempt)
+                if note_attempt is not None:
+                    note_attempt(attempt)
+
+            client = SigningClient(settings.origin, auth, on_attempt=report, **settings.client_options())
             yield await exits.enter_async_context(client)
 
     def oauth(self, settings: Settings, redirect_uri: str | None = None) -> OAuth:

@@ -25,6 +25,7 @@ from .output import ProgressDisplay, count
 if TYPE_CHECKING:
     from ..dispatch.journal import Journal
     from ..dispatch.package import SigningPackage
+    from ..transport.operation import Attempt
     from .workers import WorkerResult
 
 MAX_SHOWN = 20
@@ -119,7 +120,7 @@ async def dispatch(
             max_bytes = state.settings.assumptions.max_pdf_bytes
             results: Any = worker_results(broker, work.packages(), max_bytes, seconds, state.out.warn, wait=wait)
         else:
-            client = await exits.enter_async_context(state.client())
+            client = await exits.enter_async_context(state.client(work.note_attempt))
             await client.me()  # a rejected token would fail every package
             results = client.dispatch_many(work.packages(), opened_journal, concurrency)
         await work.report_results(results)
@@ -184,6 +185,7 @@ class _Run:
     """How often Ctrl-C was pressed. The first finishes the packages under way, the second cancels them."""
     errors: dict[int, BaseException] = attrs.field(factory=dict)
     """One error for each exit code."""
+    display: ProgressDisplay | None = None
 
     def packages(self) -> Iterator[SigningPackage]:
         """Yield the packages with their keys. After Ctrl-C, yield no other package."""
@@ -209,6 +211,7 @@ class _Run:
         place = _without_password(self.journal)
         out.say(f"Journal: {place}", journal=place)
         with on_signal(signal.SIGINT, interrupt), ProgressDisplay(out, "Sending", len(self.checked.lines)) as display:
+            self.display = display
             try:
                 async with results as stream:
                     async for result in stream:
@@ -217,6 +220,11 @@ class _Run:
             except asyncio.CancelledError:
                 if self.interrupts < 2:
                     raise
+
+    def note_attempt(self, attempt: Attempt) -> None:
+        """Say in the progress bar that an unknown outcome is settled. A spare draft has none."""
+        if self.display is not None and attempt.ambiguous and attempt.operation != "signings.create":
+            self.display.note("settling an unknown outcome")
 
     def _add(self, result: WorkerResult) -> None:
         key = str(result.package.key)

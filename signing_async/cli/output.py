@@ -187,15 +187,22 @@ class ProgressDisplay:
         if self._bar is not None:
             self._bar.stop()
 
+    def note(self, remark: str = "") -> None:
+        """Show the numbers in the bar, with a remark that stays until the next item is done."""
+        if self._bar is not None:
+            rate = self._done / max(time.monotonic() - self._began, 0.001)
+            facts = (f"{self._done}/{'?' if self._total is None else self._total}", f"{rate:.1f}/s")
+            failures = f"{self._failed} failed" if self._failed else ""
+            info = " ".join(filter(None, (*facts, failures, remark)))
+            self._bar.update(self._bar.task_ids[0], completed=self._done, info=info)
+
     def advance(self, *, failed: bool = False) -> None:
         self._done += 1
         self._failed += failed
         now = time.monotonic()
         rate = self._done / max(now - self._began, 0.001)
         if self._bar is not None:
-            failures = f" {self._failed} failed" if self._failed else ""
-            info = f"{self._done}/{'?' if self._total is None else self._total} {rate:.1f}/s{failures}"
-            self._bar.update(self._bar.task_ids[0], completed=self._done, info=info)
+            self.note()
         elif now - self._last_line >= SECONDS_BETWEEN_LINES:
             self._last_line = now
             facts: dict[str, Any] = {"done": self._done, "total": self._total, "failed": self._failed, "rate": rate}

@@ -77,6 +77,7 @@ REFUSED = {
     "dispatch x.csv --broker env:": "--broker: the variable is not set",
     "dispatch x.csv --broker redis://h?password=geheim": "use --broker env:SIGNING_BROKER",
     # Archive
+    "archive sync": "No such command 'sync'; the commands are status and verify. To archive",
     "archive verfy": "No such command 'verfy'; did you mean 'verify'? To archive into a new folder of that name, use",
     "archive --follow verify": OPTIONS_AFTER,
     "archive verify missing": "missing is not an archive: it has no manifest.jsonl",
