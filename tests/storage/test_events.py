@@ -30,6 +30,9 @@ async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
             server = request.getfixturevalue("postgres")
             dsn = await server.new_schema()
             schema = dsn.rpartition("=")[2]
+            # However long a busy machine takes.
+            async with PostgresInbox(dsn, timeout=60, lease=180) as creating:
+                await creating.create_table()
 
         def open_store() -> EventStore:
             inbox = PostgresInbox(dsn, timeout=10) if request.param == "postgres" else Inbox(tmp_path / "inbox.db")

@@ -31,6 +31,9 @@ async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
             server = request.getfixturevalue("postgres")
             dsn = await server.new_schema()
             schema = dsn.rpartition("=")[2]
+            # However long a busy machine takes.
+            async with PostgresJournal(dsn, timeout=60, lease=180) as creating:
+                await creating.create_table()
 
         def open_journal() -> AnyJournal:
             is_postgres = request.param == "postgres"
