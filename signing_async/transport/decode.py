@@ -1,4 +1,7 @@
-"""Decodes JSON to the package's records, and by cattrs to the caller's classes and to containers of them."""
+"""Decodes JSON to the package's records, and by cattrs to the caller's classes and to containers of them.
+
+The package's records are decoded by generated code, because a list may hold thousands.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
-from types import NoneType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_origin
 
 import attrs
@@ -257,7 +259,8 @@ def timestamp(value: Any) -> datetime | None:
         raise Unreadable(f"expected a timestamp, got {describe(value)}") from None
 
 
-# The package's records
+# The package's records: one generated function for each class, since a list may hold thousands. It fills the record's
+# ``__dict__``, and calls no further function for a usual value.
 
 _KINDS: dict[Any, tuple[Any, str]] = {  # what JSON holds for a type
     str: (str, "a string"),
@@ -265,83 +268,79 @@ _KINDS: dict[Any, tuple[Any, str]] = {  # what JSON holds for a type
     int: (int, "an integer"),
     float: ((int, float), "a number"),
 }
-_ENUMERATIONS = {f"{each.__name__} | None": each for each in (Language, SigningMethod, SigningOrder)}
-_SCALARS = {"str": str, **{f"{each.__name__} | None": each for each in (str, bool, int)}}
+_FUNCTION = """
+def decode(data):
+    if type(data) is not dict:
+        _checked(data, dict, "an object")
+    pop, record = data.pop, _new(cls)
+    fields = record.__dict__
+    {fields}
+    fields["extra"] = data
+    {derived}
+    return record
+"""
+_FIELD = "value = pop('{0}', None)\n    {1}\n    fields['{0}'] = value"
+_TIMESTAMP = """\
+if value is not None:
+        try:
+            moment = _from_iso(value)
+            zone = moment.tzinfo
+        except (TypeError, ValueError):
+            zone = None
+        value = moment if zone else _decode_timestamp('{0}', value, data)"""
+_SCALAR = "if type(value) is not {1} and value is not None: value = _convert('{0}', value, {1})"
+_MEMBER = """\
+if value is not None:
+        value = type(value) is str and {1}_members.get(value) or _convert('{0}', value, {1})"""
+_ENUMERATIONS = (Language, SigningMethod, SigningOrder)
+_CODE = {  # by the annotation of a field
+    "str": "if type(value) is not str: value = _convert('{0}', value, str)",
+    "datetime | None": _TIMESTAMP,
+    "tuple[Document, ...]": "value = _decode_list(value, decode_document, '{0}') if value else ()",
+    **{f"{kind} | None": _SCALAR.replace("{1}", kind) for kind in ("str", "bool", "int")},
+    **{f"{cls.__name__} | None": _MEMBER.replace("{1}", cls.__name__) for cls in _ENUMERATIONS},
+}
 
 
 def _record_hook(cls: Any) -> Callable[[Any], Any]:
-    """Return a function that fills a record's ``__dict__``: a list may hold thousands of records."""
     derived = [each.name for each in attrs.fields(cls) if each.kw_only]  # not members of the response
-    # By the annotations as text: for each field the types whose values are kept, and what converts another value.
-    plan: list[tuple[str, tuple[type, ...], Callable[[str, Any, dict[str, Any]], Any]]] = []
-    for field, kind in cls.__annotations__.items():
-        if kind in _SCALARS:
-            plan.append((field, (_SCALARS[kind],) + (NoneType,) * (kind != "str"), _scalar_converter(_SCALARS[kind])))
-        elif kind in _ENUMERATIONS:
-            plan.append((field, (NoneType,), _enumeration_converter(_ENUMERATIONS[kind])))
-        elif kind == "datetime | None" and field not in derived:
-            plan.append((field, (NoneType,), _convert_timestamp))
-        elif kind == "tuple[Document, ...]":
-            plan.append((field, (), _convert_documents))
-
-    new = object.__new__
-
-    def decode(data: Any) -> Any:
-        if type(data) is not dict:
-            _checked(data, dict, "an object")
-        pop, decoded = data.pop, new(cls)
-        fields = decoded.__dict__
-        for name, kept, convert in plan:
-            value = pop(name, None)
-            fields[name] = value if value.__class__ in kept else convert(name, value, data)
-        fields["extra"] = data
-        for name in derived:
-            fields[name] = None
-        return decoded
-
-    return decode
+    # Not the types of attrs: cattrs resolves these.
+    kinds = {name: kind for name, kind in cls.__annotations__.items() if name not in ("extra", *derived)}
+    codes = {name: _CODE[kind].format(name) for name, kind in kinds.items()}
+    members = {f"{each.__name__}_members": {member.value: member for member in each} for each in _ENUMERATIONS}
+    namespace = {**globals(), **members, "cls": cls, "_new": object.__new__, "_from_iso": datetime.fromisoformat}
+    if "documents" in codes:
+        namespace["decode_document"] = _hook(Document)
+    fields = "\n    ".join(_FIELD.format(*each) for each in codes.items())
+    rest = "\n    ".join(f"fields['{name}'] = None" for name in derived)
+    exec(_FUNCTION.format(fields=fields, derived=rest), namespace)  # noqa: S102
+    return cast("Callable[[Any], Any]", namespace["decode"])
 
 
-def _scalar_converter(cls: Any) -> Callable[[str, Any, dict[str, Any]], Any]:
-    def convert(name: str, value: Any, rest: object) -> Any:
-        if value is None and name != "id":
-            return ""
-        if value is None:
+def _convert(name: str, value: Any, cls: Any) -> Any:
+    """Convert a value that does not have the type of its field; raise `Unreadable` if it means something else."""
+    if value is None:
+        if name == "id":
             raise Unreadable("missing", name)
-        kind = type(value)
-        if (
-            (kind is int and (cls is str or (cls is bool and value in (0, 1))))
-            or (kind is float and cls is int and value.is_integer())
-            or (kind is str and cls is int and re.fullmatch(r"[+-]?\d{1,15}", value, re.ASCII))
-        ):
-            return cls(value)
-        raise Unreadable(f"expected {_KINDS[cls][1]}, got {describe(value)}", name)
-
-    return convert
-
-
-def _enumeration_converter(cls: Any) -> Callable[[str, Any, dict[str, Any]], Any]:
-    members = {member.value: member for member in cls}
-
-    def convert(name: str, value: Any, rest: object) -> Any:
-        if type(value) is str:
-            return members.get(value) or cls(value)
-        raise Unreadable(f"expected a string, got {describe(value)}", name)
-
-    return convert
+        return ""
+    kind = type(value)
+    if (
+        (kind is str and issubclass(cls, str))  # an unknown value of an enumeration
+        or (kind is int and (cls is str or (cls is bool and value in (0, 1))))
+        or (kind is float and cls is int and value.is_integer())
+        or (kind is str and cls is int and re.fullmatch(r"[+-]?\d{1,15}", value, re.ASCII))
+    ):
+        return cls(value)
+    raise Unreadable(f"expected {_KINDS.get(cls, _KINDS[str])[1]}, got {describe(value)}", name)
 
 
-def _convert_timestamp(name: str, value: Any, rest: dict[str, Any]) -> datetime | None:
+def _decode_timestamp(name: str, value: Any, rest: dict[str, Any]) -> datetime | None:
     """Parse a timestamp. If it is unreadable, keep it in ``rest`` and return None."""
     try:
         return timestamp(value)
     except Unreadable:
         rest[name] = value
         return None
-
-
-def _convert_documents(name: str, value: Any, rest: object) -> tuple[Document, ...]:
-    return _decode_list(value, _hook(Document), name) if value else ()  # PHP writes an empty list as an object
 
 
 # The caller's classes, by cattrs, but more strictly: cattrs itself would take a string for a list of characters, and
