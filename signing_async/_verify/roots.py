@@ -64,8 +64,10 @@ def _load_authorities(shown: str, content: bytes) -> list[bytes]:
     from cryptography.hazmat.primitives.serialization import Encoding
 
     def is_authority(certificate: Any) -> bool:
+        if certificate.issuer == certificate.subject:
+            return True  # without a look at its extensions: those of old roots may be unreadable
         constraints = [each.value for each in certificate.extensions if isinstance(each.value, x509.BasicConstraints)]
-        return certificate.issuer == certificate.subject or any(each.ca for each in constraints)
+        return any(each.ca for each in constraints)
 
     try:
         is_pem = b"-----BEGIN" in content

@@ -293,9 +293,12 @@ class _Run:
             self._last_errors[signing.id, document] = result.error
             if not isinstance(result.error, NotYetSigned):
                 self.errors.setdefault(code_of(result.error), result.error)
-                if self._out.json or (not had_failed and len(self._last_errors) <= MAX_SHOWN):
+                if self._out.json or (not had_failed and self._failures() <= MAX_SHOWN):
                     self._out.failed(signing.name or signing.id, result.error, facts)
         self.display.advance(failed=result.error is not None)
+
+    def _failures(self) -> int:
+        return sum(not isinstance(error, NotYetSigned) for error in self._last_errors.values())
 
     async def remind(self, client: SigningClient, journal: Journal, after: timedelta) -> None:
         """Remind the recipients of signings without progress; with --follow, again and again."""
@@ -324,8 +327,8 @@ class _Run:
             await asyncio.sleep(_SECONDS_BETWEEN_REMINDERS)
 
     def summarize(self) -> None:
-        unsealed = sum(isinstance(error, NotYetSigned) for error in self._last_errors.values())
-        failed = len(self._last_errors) - unsealed
+        failed = self._failures()
+        unsealed = len(self._last_errors) - failed
         facts = {"archived": self.archived, "bytes": self._size, "failed": failed}
         facts |= {"already_there": self.present, "not_yet_sealed": unsealed, "reminded": self._reminded}
         archived = f"{count(self.archived, 'document')} {'was' if self.archived == 1 else 'were'} archived"

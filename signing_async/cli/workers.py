@@ -79,7 +79,13 @@ async def worker_results(
     async def results() -> AsyncIterator[WorkerResult]:
         pending: dict[Any, SigningPackage] = {}
         for package in packages:
-            enqueued = await through_outage(lambda package=package: enqueue(package))  # type: ignore[misc]
+            try:
+                enqueued = await through_outage(lambda package=package: enqueue(package))  # type: ignore[misc]
+            except SigningError as error:
+                if error.client_wide:
+                    raise
+                yield DispatchFailure(package, None, error)
+                continue
             if wait:
                 pending[enqueued] = package
             else:

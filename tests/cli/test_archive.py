@@ -197,6 +197,35 @@ def test_failures_beyond_the_limit_are_counted_and_not_shown(
     assert "2 failed" in ran.out
 
 
+class _UnsealedAndBroken(BaseHTTPRequestHandler):
+    """Has a signing whose document is not sealed yet, and one whose document is no PDF."""
+
+    def do_GET(self) -> None:
+        signings = {
+            number: {"id": f"s{number}", "name": f"Lease {number}", "is_draft": False, "is_completed": True}
+            | {"documents": [{"id": f"d{number}", "name": "lease.pdf"}]}
+            for number in (1, 2)
+        }
+        pages: dict[str, object] = {"/api/1.0/me": {"id": "u1"}, "/api/1.0/signings": list(signings.values())}
+        pages |= {f"/api/1.0/signings/s{number}": signing for number, signing in signings.items()}
+        pages["/api/1.0/signings/s2/documents/d2/download-signed"] = "no PDF"
+        found = pages.get(self.path.partition("?")[0])
+        self.send_response(404 if found is None else 200)
+        self.end_headers()
+        self.wfile.write(json.dumps(found or {"code": "not_found"}).encode())
+
+    def log_message(self, *args: object) -> None: ...
+
+
+def test_documents_that_are_not_yet_sealed_do_not_hide_failures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("signing_async.cli.archive.MAX_SHOWN", 1)
+    with listening(_UnsealedAndBroken) as origin:
+        monkeypatch.setenv("SIGNING_BASE_URL", origin)
+        ran = run("archive", "contracts", "--concurrency", "1")
+    assert (ran.code, "1 failed. 1 not yet sealed" in ran.out) == (1, True)
+    assert "Error: Lease 2: " in ran.err
+
+
 def test_reminders_are_sent_once_in_the_given_time(run: Run, service: Service) -> None:
     service.draft("a.pdf", to=("anna@example.com", "bo@example.com"), sent=True)
     assert run("archive", "contracts", "--remind-after", "7d", "--json").lines[-1]["summary"]["reminded"] == 0

@@ -6,11 +6,13 @@ import asyncio
 import errno
 import re
 import ssl
+import time
 import tomllib
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -377,3 +379,12 @@ async def test_untrusted_certificate_is_an_error_and_nothing_is_sent(
             [finding async for finding in Examination(client).findings()]
         assert caught.value.fatal
         assert server.requests == []
+
+
+async def test_clock_is_not_judged_by_the_time_that_retries_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The response to the last of several requests is later than the first request."""
+    me = lambda _: web.json_response({}, headers={"Date": format_datetime(datetime.now(UTC))})  # noqa: E731  # short
+    seconds = iter((time.time() - 40, time.time()))
+    monkeypatch.setattr("signing_async.cli.doctor.time", SimpleNamespace(time=lambda: next(seconds)))
+    found, _, _ = await examine({"/me": me, "/signings": []})
+    assert found["clock"].state == "ok"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from signing_async import TransportError
+from signing_async import InvalidRequest, SigningPackage, TransportError
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.pdfs import make_pdf
@@ -218,3 +218,22 @@ def test_outage_of_the_broker_is_reported_once_and_waited_out(
     monkeypatch.setattr("signing_async.taskiq.enqueuing", lambda broker, **options: nullcontext(enqueue))
     ran = run("dispatch", "leases.csv", "--broker", "redis://r", "--for", "0.5")
     assert (ran.code, ran.out, ran.err.count("the broker is down; waiting for it")) == (code, out, 1)
+
+
+def test_package_that_cannot_be_enqueued_is_reported_and_the_others_are_enqueued(
+    run: Run, leases: None, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a file that changed after the check."""
+    enqueued: list[str] = []
+
+    async def enqueue(package: SigningPackage) -> None:
+        if package.name == "Lease 1":
+            raise InvalidRequest("documents[0]: cannot open 'lease.pdf': No such file or directory")
+        enqueued.append(str(package.name))
+
+    monkeypatch.setattr("signing_async.taskiq.enqueuing", lambda broker, **options: nullcontext(enqueue))
+    ran = run("dispatch", "leases.csv", "--broker", "redis://r")
+    assert enqueued == ["Lease 0", "Lease 2"]
+    assert "2 enqueued, 1 failed." in ran.out
+    assert "leases.csv, line 3: documents[0]: cannot open" in ran.err
+    assert Path("leases.failures.csv").exists()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,34 @@ async def others() -> set[asyncio.Task[Any]]:
     for _ in range(20):
         await asyncio.sleep(0)
     return {task for task in asyncio.all_tasks() if task.get_name().startswith("signing_async")}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_endless_sources_are_pulled_as_workers_become_free_also_with_progress(
+    client: SigningClient, signing: Signing, is_async: bool
+) -> None:
+    pulled = 0
+
+    def endless() -> Iterator[PdfSource]:
+        nonlocal pulled
+        while True:
+            pulled += 1
+            yield PdfSource(make_pdf(SIZE, seed=pulled), f"lease-{pulled}.pdf")
+
+    async def slow() -> AsyncIterator[PdfSource]:
+        for source in endless():
+            await asyncio.sleep(0.01)
+            yield source
+
+    progress: list[Progress] = []
+    sources = slow() if is_async else endless()
+    async with client.documents.upload_many(signing, sources, concurrency=2, on_progress=progress.append) as results:
+        for taken in range(1, 11):
+            assert (await anext(results)).error is None
+            assert pulled <= taken + 4
+        await asyncio.sleep(0.3)
+        assert pulled <= taken + 4
+    assert {(one.files_total, one.bytes_total) for one in progress} == {(None, None)}
 
 
 async def test_error_of_one_file_does_not_affect_the_others(

@@ -146,3 +146,10 @@ def test_details_of_the_profile_are_described() -> None:
     for shape, required in shapes.items():
         schemas = document(Profile(error_shape=shape, token_error_shape="profile"))["components"]["schemas"]
         assert schemas["Error"]["required"] == required
+
+
+def test_no_operation_with_a_file_documents_413() -> None:
+    """A file that is too large is refused with 422, and other parts are ignored."""
+    paths = document(Profile())["paths"]
+    assert "413" not in paths["/api/1.0/signings/{signing_id}/documents"]["post"]["responses"]
+    assert "413" in paths["/api/1.0/signings"]["post"]["responses"]

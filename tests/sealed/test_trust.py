@@ -10,6 +10,11 @@ from threading import Thread
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.x509 import CertificateBuilder, Name, NameAttribute, UnrecognizedExtension
+from cryptography.x509.oid import ExtensionOID, NameOID
 
 from signing_async import InvalidRequest
 from signing_async._verify.roots import load_roots
@@ -201,6 +206,16 @@ def test_roots_may_be_pem_der_files_folders_bytes_or_several(tmp_path: Path) -> 
     assert judged(sealed_by_sandbox(), tmp_path / "root.pem").trusted
     assert len(load_roots("system")) > 20
     assert judged(sealed_by_sandbox(), "system").trusted is False
+
+
+def test_root_with_an_unreadable_extension_is_a_root() -> None:
+    """As some old roots have; `cryptography` reads extensions more strictly than OpenSSL."""
+    unreadable = UnrecognizedExtension(ExtensionOID.KEY_USAGE, b"unreadable")
+    key, name = ec.generate_private_key(ec.SECP256R1()), Name([NameAttribute(NameOID.COMMON_NAME, "Old root")])
+    builder = CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
+    builder = builder.not_valid_before(years(-20)).not_valid_after(years(20)).add_extension(unreadable, critical=False)
+    der = builder.sign(key, SHA256()).public_bytes(Encoding.DER)
+    assert list(load_roots(der)) == [der]
 
 
 @pytest.mark.parametrize(
