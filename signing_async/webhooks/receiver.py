@@ -10,7 +10,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from inspect import isawaitable
 from typing import Any, Protocol
@@ -118,7 +118,9 @@ class EventQueue(Protocol):
 
 
 Handler = Callable[[Event], Awaitable[object] | object] | EventQueue
-Resolve = Callable[[Any], Coroutine[Any, Any, Any]]
+Steps = Generator[Any, Any, Decision]
+"""Yields what a handler or a store returned, and is sent the result, awaited if need be. Ends with the decision. An
+event loop and a thread drive the same steps."""
 
 
 class Receiver:
@@ -185,7 +187,18 @@ class Receiver:
         self._active += 1
         self._idle.clear()
         try:
-            return await self._receive(headers, body, self._resolve)
+            steps = self._process(headers, body)
+            value = next(steps)
+            while True:
+                try:
+                    result = await self._resolve(value)
+                except BaseException as error:
+                    value = steps.throw(error)
+                else:
+                    value = steps.send(result)
+        except StopIteration as end:
+            decision: Decision = end.value
+            return decision
         finally:
             self._active -= 1
             if not self._active:
@@ -206,11 +219,19 @@ class Receiver:
                 "hand_off: an asyncio.Queue cannot be filled from threads, use a queue.Queue or a function"
             )
         try:
-            # It never suspends, because `_resolve_blocking` waits in this thread.
-            self._receive(headers, body, self._resolve_blocking).send(None)
+            steps = self._process(headers, body)
+            value = next(steps)
+            while True:
+                try:
+                    if isawaitable(value):
+                        value = asyncio.run_coroutine_threadsafe(self._resolve(value), thread_loop()).result()
+                except BaseException as error:
+                    value = steps.throw(error)
+                else:
+                    value = steps.send(value)
         except StopIteration as end:
             decision: Decision = end.value
-        return decision
+            return decision
 
     def refuse(self, decision: Decision) -> Decision:
         """Record and return a decision that was made before the body was read."""
@@ -272,8 +293,7 @@ class Receiver:
             refusal = INCOMPLETE
         return TOO_SLOW if time.monotonic() > deadline else refusal or bytes(body)
 
-    async def _receive(self, headers: Headers, body: bytes, resolve: Resolve) -> Decision:
-        """Receive a delivery. ``resolve`` waits for what a handler or a store returned, if it is awaitable."""
+    def _process(self, headers: Headers, body: bytes) -> Steps:
         with active(self._telemetry).span(DELIVERY_SPAN) as span:
             decision = decide(self.verifier, headers, body)
             if decision.event is not None:
@@ -282,24 +302,24 @@ class Receiver:
                 if self._draining:
                     decision = self._unavailable("shutting down", "shutting_down")
                 elif self._inbox is None:
-                    decision = await self._deliver(event, resolve)
+                    decision = yield from self._deliver(event)
                 else:
-                    decision = await self._store(event, body, self._inbox, resolve)
+                    decision = yield from self._store(event, body, self._inbox)
                 if decision is DUPLICATE:
                     log.info("dropped a duplicate of event %s (type %.100r)", event.id, event.type)
             return _record(span, decision)
 
-    async def _store(self, event: Event, body: bytes, inbox: Inbox, resolve: Resolve) -> Decision:
+    def _store(self, event: Event, body: bytes, inbox: Inbox) -> Steps:
         try:
-            return ACCEPTED if await resolve(inbox.add(event, body)) else DUPLICATE
+            return ACCEPTED if (yield inbox.add(event, body)) else DUPLICATE
         except Exception:
             log.exception("could not store event %s: it must be delivered again", event.id)
             return self._unavailable("cannot store events now", "not_stored")
 
-    async def _deliver(self, event: Event, resolve: Resolve) -> Decision:
+    def _deliver(self, event: Event) -> Steps:
         lease_end = time.monotonic() + self.seen.lease
         try:
-            claim = await resolve(self.seen.claim(event.key))
+            claim = yield self.seen.claim(event.key)
         except Exception:
             log.exception("could not claim event %s", event.id)
             return self._unavailable("cannot deduplicate events now", "not_deduplicated")
@@ -307,11 +327,11 @@ class Receiver:
             in_progress = self._unavailable("the event is being handled", "in_progress")
             return DUPLICATE if claim is Claim.CONFIRMED else in_progress
         try:
-            await resolve(self._handler(event))
+            yield self._handler(event)
         except BaseException as error:
             if time.monotonic() < lease_end:  # afterwards another receiver may hold the claim
                 try:
-                    await resolve(self.seen.release(event.key))
+                    yield self.seen.release(event.key)
                 except Exception:
                     log.exception("could not release event %s: it stays claimed until its lease expires", event.id)
             if isinstance(error, asyncio.QueueFull | queue.Full):
@@ -322,7 +342,7 @@ class Receiver:
             log.exception("the handler failed for event %s: it must be delivered again", event.id)
             return self._unavailable("the handler failed", "handler_failed")
         try:
-            await resolve(self.seen.confirm(event.key))
+            yield self.seen.confirm(event.key)
         except Exception:
             # The claim stays pending. If the sender delivers again after the lease, the event is handled again.
             log.exception("event %s was handled but could not be confirmed", event.id)
@@ -334,11 +354,6 @@ class Receiver:
             return value
         async with asyncio.timeout(self.hand_off_timeout):
             return await value
-
-    async def _resolve_blocking(self, value: Any) -> Any:
-        if not isawaitable(value):
-            return value
-        return asyncio.run_coroutine_threadsafe(self._resolve(value), thread_loop()).result()
 
     def _unavailable(self, reason: str, verdict: str) -> Decision:
         return Decision(503, reason, None, self._retry_after, verdict)
