@@ -333,6 +333,11 @@ class Inbox:
                     log.warning("the claim on event %s was lost: the event may be handled again", event_id)
                 return
             except InboxError as error:
+                text = outcome.error if outcome is not None else None
+                if outcome is not None and text and not error.transient and not text.isascii():
+                    # The database may have an encoding that lacks a character.
+                    outcome = outcome._replace(error=_clean(text.encode("ascii", "backslashreplace").decode()))
+                    continue
                 level = logging.WARNING if error.transient else logging.ERROR
                 log.log(level, "cannot record the end of event %s: %s", event_id, error)
                 if outcome is None or not error.transient or (attempt is not None and attempt.cancelling()):
