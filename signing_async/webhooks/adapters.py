@@ -164,24 +164,25 @@ def _wsgi_headers(environ: WSGIEnvironment) -> list[tuple[str, str]]:
 def _wsgi_chunks(environ: WSGIEnvironment) -> Iterator[bytes]:
     length = int(environ.get("CONTENT_LENGTH") or 0)
     request: Any = environ.get("werkzeug.request")
-    if request is not None and "stream" in vars(request):  # Flask's request has been read, and may have kept the body
-        body = request.get_data()
-        yield body
-        if len(body) < length:
-            raise Unreadable(ALREADY_READ)
-        return
-    stream = environ["wsgi.input"]
+    # If Flask's request was read, its stream knows the end, and the request may have kept the body.
+    was_read = request is not None and "stream" in vars(request)
+    stream = request.stream if was_read else environ["wsgi.input"]
     # read1 returns what has arrived; read blocks until it has everything.
     read = getattr(stream, "read1", stream.read)
+    is_terminated = was_read or environ.get("wsgi.input_terminated")
     received = 0
-    while size := CHUNK if environ.get("wsgi.input_terminated") else min(length - received, CHUNK):
+    while size := CHUNK if is_terminated else min(length - received, CHUNK):
         chunk = read(size)
         if not chunk:
             break
         received += len(chunk)
         yield chunk
+    if was_read and not received:
+        body = request.get_data()
+        received = len(body)
+        yield body
     if received < length:
-        raise Unreadable(INCOMPLETE if received else ALREADY_READ)
+        raise Unreadable(ALREADY_READ if was_read or not received else INCOMPLETE)
 
 
 def _django_chunks(request: HttpRequest) -> Iterator[bytes]:

@@ -185,5 +185,5 @@ def header_pairs(headers: Headers | None) -> list[tuple[str, str]]:
     return [(_text(name).lower(), _text(value).strip()) for name, value in items]
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode("latin-1") if isinstance(value, bytes) else value
+def _text(value: object) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else str(value)

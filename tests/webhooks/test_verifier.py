@@ -106,6 +106,12 @@ def test_bad_header_is_an_invalid_signature_with_its_reason_and_never_shows_the_
     assert not any(hidden in str(caught.value) + text for hidden in (HEX, base64_of(BODY), URL_SAFE, SECRET))
 
 
+@pytest.mark.parametrize("value", [None, 5, ["a"], HEX[:9]])
+def test_header_of_any_type_is_an_invalid_signature(value: Any) -> None:
+    for headers in ({"X-Signature": value}, [(value, HEX), (b"x-signature", value)]):
+        assert reason(BODY, None, headers=headers) == "malformed"
+
+
 @pytest.mark.parametrize("secrets", [SECRET, ["another", SECRET]])
 @pytest.mark.parametrize("scheme", [Scheme(), Scheme(encodings=("base64",))])
 def test_no_traceback_frame_holds_the_expected_signature(secrets: Any, scheme: Scheme) -> None:
