@@ -148,10 +148,10 @@ async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
         separator = "." if isinstance(recipient, NewRecipient) else ": "
         with problems.of(f"recipients[{number}]{separator}"):
             recipients.append(_check_recipient(recipient))
-    if package.signing_order == SigningOrder.SEQUENTIAL and len(recipients) == len(package.recipients):
+    if package.signing_order == SigningOrder.SEQUENTIAL and isinstance(package.recipients, tuple):
         with problems.of():
-            orders = _check_orders([recipient["order"] for recipient in recipients])
-            recipients = [{**recipient, "order": order} for recipient, order in zip(recipients, orders, strict=True)]
+            orders = _check_orders([getattr(recipient, "order", None) for recipient in package.recipients])
+            recipients = [{**recipient, "order": order} for recipient, order in zip(recipients, orders, strict=False)]
     with ExitStack() as buffers:
         for number, source in problems.items("documents", package.documents):
             with problems.of(f"documents[{number}]: "):

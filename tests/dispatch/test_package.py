@@ -118,6 +118,15 @@ _SEQUENTIAL = {"signing_order": "sequential"}
         (package(5), ["documents: must be a list, got int"]),
         (package([], []), ["recipients: must not be empty", "documents: must not be empty"]),
         (package(recipients=ANNA), ["recipients: must be a list, got NewRecipient"]),
+        (package(recipients=None, signing_order="sequential"), ["recipients: must be a list, got NoneType"]),
+        (
+            package([], [ANNA, NewRecipient("no address", order=2)], signing_order="sequential"),
+            [
+                "recipients[1].email: must be an e-mail address, got 'no address'",
+                "recipients[0].order: missing, though other recipients have one",
+                "documents: must not be empty",
+            ],
+        ),
         (package(key="k" * 1001), ["key: must be at most 1,000 bytes in UTF-8, got 1,001"]),
         (package(key="Å" * 501), ["key: must be at most 1,000 bytes in UTF-8, got 1,002"]),
         (_with_extra(object()), ["recipients[0].extra: cannot be sent as JSON"]),
