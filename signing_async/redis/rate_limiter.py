@@ -206,7 +206,7 @@ class RedisRateLimiter:
             if self._is_shared is False:
                 log.info("%r: Redis is back, the rate limit is shared again", self)
             self._is_shared = True
-            if _now() + found / 1000 > self._paused_until + _SAME_END:
+            if found > 0 and _now() + found / 1000 > self._paused_until + _SAME_END:
                 self._paused_until = _now() + found / 1000
                 self._local.pause(found / 1000)
             with contextlib.suppress(TimeoutError):
