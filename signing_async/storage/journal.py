@@ -39,7 +39,9 @@ UPDATE {table} SET state = $3, updated_at = {now}{extend}
 WHERE key = $1 AND fence = $2 AND owner = {owner} RETURNING key"""
 _RELEASE = "UPDATE {table} SET {end} WHERE key = $1 AND fence = $2 AND owner = {owner} RETURNING key"
 _RELEASE_ALL = "UPDATE {table} SET {end} WHERE owner = {owner}"
-_RENEW = "UPDATE {table} SET leased_until = {claimed_value} WHERE key = ANY($1::text[]) AND owner = {owner}"
+_RENEW = """\
+UPDATE {table} SET leased_until = {claimed_value}
+WHERE key = ANY($1::text[]) AND owner = {owner} AND leased_until IS NOT NULL"""
 _PAGE = "SELECT key, state, updated_at FROM {table} WHERE key > $1 AND state IS NOT NULL ORDER BY key LIMIT 500"
 
 _SQLITE = {

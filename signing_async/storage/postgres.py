@@ -191,9 +191,10 @@ class PostgresEngine:
             try:
                 result = await work(connection)
             except BaseException as error:
-                # A statement may still be running, or a transaction be open.
+                # A statement may still be running, a transaction be open, or a lock be held.
                 with contextlib.suppress(asyncpg.InterfaceError):
-                    if not isinstance(error, asyncpg.PostgresError) or connection.is_in_transaction():
+                    is_unharmed = isinstance(error, asyncpg.PostgresError) and not connection.is_in_transaction()
+                    if kept is not None or not is_unharmed:
                         connection.terminate()
                 raise
             if kept is not None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 
+import asyncpg
 import attrs
 import pytest
 
@@ -64,6 +65,37 @@ async def test_lease_is_renewed_until_the_claim_is_released(dsn: str) -> None:
         for claim in claims:
             await one.release(claim)
         await claimed(two, "a")
+
+
+async def test_renewal_that_is_late_does_not_take_a_released_claim_back(dsn: str) -> None:
+    class SlowPool:
+        """A pool that gives the next connection late, if told so."""
+
+        def __init__(self, pool: Any) -> None:
+            self.pool = pool
+            self.is_slow, self.asked, self.proceed = False, asyncio.Event(), asyncio.Event()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.pool, name)
+
+        async def acquire(self, **options: Any) -> Any:
+            if self.is_slow:
+                self.is_slow = False
+                self.asked.set()
+                await self.proceed.wait()
+            return await self.pool.acquire(**options)
+
+    async with asyncpg.create_pool(dsn, min_size=2, max_size=2) as pool, journals(dsn) as (_, other):
+        slow: Any = SlowPool(pool)
+        async with PostgresJournal(slow, lease=6, timeout=2) as journal, asyncio.timeout(60):
+            for key in ("a", "b"):
+                claim = await claimed(journal, key)
+            slow.is_slow = True
+            await slow.asked.wait()
+            await journal.release(claim)
+            slow.proceed.set()
+            await asyncio.sleep(0.5)
+            await claimed(other, "b")
 
 
 async def leased_until(postgres: PostgresServer, dsn: str, key: str) -> datetime:

@@ -63,6 +63,27 @@ async def test_grace_begins_again_when_the_server_starts(postgres: PostgresServe
             assert time.monotonic() - began > 1.9
 
 
+async def test_refresh_that_fails_as_it_takes_the_lock_leaves_the_lock_free(postgres: PostgresServer, dsn: str) -> None:
+    """As after a failover, while the new server is read-only."""
+    schema = dsn.rpartition("=")[2]
+    async with two_stores(dsn) as (one, two):
+        await postgres.execute(
+            f"CREATE FUNCTION {schema}.refuse() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'read-only' USING ERRCODE = '25006'; END $$"
+        )
+        await postgres.execute(
+            f"CREATE TRIGGER refuse BEFORE INSERT ON {schema}.signing_tokens"
+            f" FOR EACH ROW EXECUTE FUNCTION {schema}.refuse()"
+        )
+        with pytest.raises(AuthError, match="read-only"):
+            async with one.lock():
+                pass
+        await postgres.execute(f"DROP TRIGGER refuse ON {schema}.signing_tokens")
+        async with asyncio.timeout(20), two.lock():
+            await two.save(NEW)
+        assert await one.load() == NEW
+
+
 async def test_paused_holder_keeps_the_lock(dsn: str, store: PostgresTokenStore) -> None:
     """It may have used the refresh token. When it resumes, it saves the new one."""
     await store.save(OLD)
