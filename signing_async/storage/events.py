@@ -234,7 +234,8 @@ class SqlEventStore:
         self._clock_ahead = clock_ahead
         held = self._leases.held
         await self._run(FREE, json.dumps(list(held)))
-        if self._alone & held.keys():
+        self._alone &= held.keys()
+        if self._alone:
             return []
         lease = self._leases.seconds
         rows = await self._run(CLAIM.replace("{kind}", TOGETHER), limit, lease)

@@ -201,6 +201,22 @@ async def test_event_that_kills_its_process_is_claimed_alone_and_takes_no_other_
     assert attempts == {"poison": 2, "slow1": 1, "slow2": 1, "slow3": 1}
 
 
+async def test_event_that_was_handled_alone_once_is_handled_with_others_again(storage: Any) -> None:
+    store = storage.open()
+    await add(store, "poison", "a")
+    for _ in range(2):
+        assert len(await store.claim(8)) == 1
+        store = storage.open()
+        await storage.lapse()
+    (alone,) = await store.claim(8)
+    await add(store, "other", "b")
+    assert await store.claim(8) == []
+    assert await store.postpone(alone, 0, "failed")
+    assert {claim.stored.id for claim in await store.claim(8)} == {"poison", "other"}
+    await add(store, "late", "c")
+    assert [claim.stored.id for claim in await store.claim(8)] == ["late"]
+
+
 # The end of an attempt
 
 
