@@ -151,7 +151,7 @@ def test_chunked_body_is_bounded_although_a_hook_of_flask_has_looked_for_a_form(
         taken = 0
 
         def read(self, size: int = -1) -> bytes:
-            assert 0 < size, "it is read without a bound"
+            assert size > 0, "it is read without a bound"
             self.taken += size
             return b"x" * size
 
