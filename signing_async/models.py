@@ -153,6 +153,10 @@ class User:
     extra: Mapping[str, Any] = attrs.field(factory=dict, hash=False)
 
 
+RECORDS: tuple[type[Any], ...] = (Document, Signing, Recipient, User)
+"""The records of responses. `transport.decode` generates the code that decodes them, by the annotations."""
+
+
 def _to_datetime(value: datetime | float | None) -> datetime | None:
     if isinstance(value, bool) or not isinstance(value, datetime | float | int | None):
         raise ConfigurationError(f"expires_at: must be a datetime or seconds since 1970, got {value!r}")

@@ -13,6 +13,7 @@ from .fields import NOT_BLANK
 from .profile import Profile
 
 Json = dict[str, Any]
+_CURSOR = {"$ref": "#/components/parameters/cursor"}
 
 
 async def serve(profile: Profile, _: web.Request) -> web.Response:
@@ -65,18 +66,20 @@ def _adapt_responses(name: str, responses: Json, profile: Profile) -> None:
 
 
 def _adapt_lists(operations: Json, parameters: Json, page_fields: Json | None, profile: Profile) -> None:
-    signings, recipients = operations["signings.list"], operations["recipients.list"]
+    recipients = operations["recipients.list"]
+    lists = [each for each in operations.values() if _CURSOR in each.get("parameters", ())]
     parameters["cursor"]["name"], parameters["limit"]["name"] = profile.cursor_param, profile.limit_param
     if profile.over_page_size == "refuse":
         parameters["limit"]["schema"]["maximum"] = profile.max_page_size
     style = profile.recipients_list
-    if profile.pagination == "bare":
-        del signings["parameters"]
-        style = "envelope" if style == "paged" else style
     if style == "paged":
-        recipients["parameters"] += signings["parameters"]
+        style = "envelope" if profile.pagination == "bare" else style
+        recipients["parameters"] += [] if profile.pagination == "bare" else lists[0]["parameters"]
+    if profile.pagination == "bare":
+        for operation in lists:
+            del operation["parameters"]
     members = {"envelope": {}, "paged": page_fields, "bare": None}
-    for operation, more in ((signings, page_fields), (recipients, members[style])):
+    for operation, more in (*((each, page_fields) for each in lists), (recipients, members[style])):
         content = operation["responses"]["200"]["content"]["application/json"]
         items = content["schema"]["properties"]["data"]
         content["schema"] = items if more is None else _object({profile.items_field: items, **more})

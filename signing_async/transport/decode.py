@@ -19,7 +19,7 @@ import attrs
 
 from ..assumptions import Assumptions
 from ..errors import InvalidRequest
-from ..models import Document, Language, Recipient, Signing, SigningMethod, SigningOrder, User
+from ..models import RECORDS, Document, Language, SigningMethod, SigningOrder
 
 try:
     import orjson
@@ -204,7 +204,7 @@ def hook_of(cls: object) -> Callable[[Any], Any]:
 
 @cache
 def _hook(cls: Any) -> Callable[[Any], Any]:
-    if cls in (Document, Signing, Recipient, User):
+    if cls in RECORDS:
         return _record_hook(cls)
     structure = _converter().get_structure_hook(cls)
 
@@ -391,7 +391,7 @@ def _converter() -> cattrs.Converter:
         return lambda value, cls: cls(_checked(value, kind, expected))
 
     result = cattrs.Converter(structure_fallback_factory=refuse)
-    for cls in (Document, Signing, Recipient, User):
+    for cls in RECORDS:
         result.register_structure_hook(cls, lambda data, cls: _hook(cls)(data))
     for cls in _KINDS:
         result.register_structure_hook(cls, scalar_hook(cls))

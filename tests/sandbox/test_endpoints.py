@@ -13,6 +13,7 @@ from aiohttp.http_parser import HttpRequestParserPy
 from yarl import URL
 
 from signing_async.sandbox import Profile, Refused, Sandbox
+from signing_async.sandbox.openapi import document
 from tests import pdfs
 from tests.pdfs import make_pdf
 from tests.sandbox.serving import API, Caller, Part, body_of, caller
@@ -51,6 +52,17 @@ async def refused(call: Caller, path: str, body: dict[str, Any], field: str) -> 
 
 
 # every endpoint
+
+
+def test_operations_are_those_of_the_document(signing_sandbox: Sandbox) -> None:
+    paths = document(signing_sandbox.profile)["paths"].items()
+    described = {
+        (method.upper(), path.removeprefix(API).replace("_id}", "}"))
+        for path, methods in paths
+        for method, each in methods.items()
+        if each["tags"] == ["service"] and path.startswith(API)
+    }
+    assert described == set(OPERATIONS)
 
 
 async def test_missing_wrong_or_expired_token_is_401_everywhere(signing_sandbox: Sandbox, call: Caller) -> None:
