@@ -304,8 +304,9 @@ def _read_at_once(source: object) -> bytes | bytearray | None:
         with contextlib.suppress(OSError, ValueError):
             if (descriptor := open_regular(source)) is not None:
                 with contextlib.closing(_File(descriptor)) as file:
-                    block = bytearray(min(file.version[1], BLOCK))
-                    if os.preadv(descriptor, [block], 0, _NO_WAIT) == file.version[1]:
+                    size = file.version[1]
+                    block = bytearray(size if size <= BLOCK else 0)
+                    if os.preadv(descriptor, [block], 0, _NO_WAIT) == size:
                         file.check_unchanged("")
                         return block
     return None

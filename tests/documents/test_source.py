@@ -502,6 +502,23 @@ async def test_small_file_written_while_it_is_read_is_refused(tmp_path: Path, mo
         await PdfSource(path).open(MOST)
 
 
+async def test_large_file_is_not_read_on_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the part that is in memory."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    read: list[int] = []
+    preadv = os.preadv
+
+    def counting(*arguments: Any) -> int:
+        read.append(preadv(*arguments))
+        return read[-1]
+
+    monkeypatch.setattr(os, "preadv", counting)
+    with await PdfSource(path).open(MOST) as opened:
+        assert opened.size == LARGE
+    assert sum(read) == 0
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("moment", [0, 1, 2])
 async def test_large_file_that_changes_lacks_its_last_block_in_each_attempt(
