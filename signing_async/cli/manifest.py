@@ -38,7 +38,7 @@ _COLUMN = re.compile(
 
 @attrs.frozen
 class Entry:
-    """One row of a manifest and its package, which is None if the row has problems."""
+    """One row of a manifest and its package, which is None if the row can't be read."""
 
     line: int
     row: Mapping[str, Any] = {}
@@ -160,8 +160,11 @@ class Manifest:
         """Return the entry of a row; ``fields`` holds its values by the names of a JSON manifest."""
         problems = [(name, f"unknown member{did_you_mean(name, _MEMBERS)}") for name in fields if name not in _MEMBERS]
         values: dict[str, Any] = {name: fields.get(name) for name in _FIELDS}
-        makers: dict[str, Callable[[Any], Any]] = {"documents": self._document, "recipients": _recipient}
-        for name, make in makers.items():
+        makers: dict[str, tuple[Callable[[Any], Any], Any]] = {
+            "documents": (self._document, PdfSource(b"")),
+            "recipients": (_recipient, NewRecipient("")),
+        }
+        for name, (make, placeholder) in makers.items():
             values[name] = []
             given = fields.get(name, [])
             if not isinstance(given, list):
@@ -172,9 +175,8 @@ class Manifest:
                     values[name].append(make(each))
                 except ValueError as error:
                     problems.append((f"{name}[{index}]", str(error)))
-        if problems:
-            return Entry(line, row, problems=problems)
-        return Entry(line, row, SigningPackage(**values), (), numbers)  # of any types: `prepare` checks them
+                    values[name].append(placeholder)  # the other values are checked too
+        return Entry(line, row, SigningPackage(**values), problems, numbers)  # of any types: `prepare` checks them
 
     def _document(self, given: Any) -> PdfSource:
         given = {"path": given} if isinstance(given, str) else given
@@ -252,11 +254,13 @@ async def check_manifest(manifest: Manifest, max_pdf_bytes: int, on_entry: Calla
             try:
                 prepared = await prepare(entry.package, max_pdf_bytes)
             except InvalidRequest as error:
-                is_transient = error.transient
+                is_transient = error.transient and not entry.problems
+                reported = {name for name, _ in entry.problems}
                 for problem in error.problems:
                     field, _, text = problem.partition(": ")
                     text = re.sub(r".*, got None$|^must not be empty$", "is empty", text)
-                    found.append((entry.column_of(field), text))
+                    if reported.isdisjoint((field, field.partition(".")[0])):
+                        found.append((entry.column_of(field), text))
             else:
                 prepared.close()
                 checked.documents += len(prepared.documents)

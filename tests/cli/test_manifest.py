@@ -108,6 +108,12 @@ PROBLEMS = {
         "line 1, recipients[0]: unknown member 'emial'; did you mean 'email'?"
     ],
     f'{{{JSON}, "recipients": ["{"x" * 300}"]}}': [f"line 1, recipients[0]: must be an object, got '{'x' * 199}…"],
+    '{"name": "L", "language": "DE", "documents": [5, "a.pdf"], "recipients": 7, "nmae": 1}': [
+        "line 1, nmae: unknown member; did you mean 'name'?",
+        "line 1, documents[0]: must be a path, or an object with a path, got 5",
+        "line 1, recipients: must be a list, got 7",
+        "line 1, language: must be EN or SV, got 'DE'",
+    ],
     HEADER: ["line 1: the manifest has no packages"],
     "\n\n": ["line 1: the manifest has no packages"],
 }
