@@ -106,6 +106,8 @@ class SigningClient(AnyEndpoint):
     def _set_up(self, transport: Transport, ledger: Ledger) -> None:
         self._shared, self._transport, self._ledger = transport.shared, transport, ledger
         self._api: Api = Api(transport, ledger)
+        decode = record_decoder(User, transport.options.assumptions)
+        self._me: Operation[User] = Operation("me", "GET", "/api/1.0/me", Safety.READ, decode=decode)
 
     @property
     def base_url(self) -> str:
@@ -181,8 +183,7 @@ class SigningClient(AnyEndpoint):
 
     async def me(self) -> User:
         """Return the user whom the token belongs to; a cheap check of the token."""
-        decode = record_decoder(User, self._transport.options.assumptions)
-        return await self._transport.call(Operation("me", "GET", "/api/1.0/me", Safety.READ, decode=decode))
+        return await self._transport.call(self._me)
 
     async def dispatch(
         self, package: SigningPackage, journal: Journal | str | os.PathLike[str] | None = None, *, ordered: bool = True
