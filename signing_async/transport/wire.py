@@ -149,17 +149,18 @@ class BrokenResponse(Exception):  # stays inside the package
 class Response:
     """A response with its status and headers, and its body unless that is streamed. Close it."""
 
+    body: bytes = b""
+    refusal: str = ""
+    """Why this redirect was not followed."""
+    detached: bool = False
+    """Whether the response stays open after the call: its reader closes it."""
+
     def __init__(self, response: aiohttp.ClientResponse) -> None:
         self._response = response
         self._content = response.content
         self.status: int = response.status
         self.reason: str = response.reason or ""
         self.headers: Mapping[str, str] = response.headers
-        self.body: bytes = b""
-        self.refusal: str = ""
-        """Why this redirect was not followed."""
-        self.detached: bool = False
-        """Whether the response stays open after the call: its reader closes it."""
 
     @property
     def received(self) -> int:
@@ -170,8 +171,8 @@ class Response:
         """Read the whole body; raise `BrokenResponse` if it is cut off or larger than ``limit``."""
         parts: list[bytes] = []
         size = 0
-        while chunk := await self._next():
-            parts.append(chunk)
+        while not self._content.at_eof():
+            parts.append(chunk := await self._next())
             size += len(chunk)
             if size > limit:
                 raise BrokenResponse(Kind.LOST, f"the response is larger than {limit} bytes", transient=False)
@@ -185,18 +186,19 @@ class Response:
         seconds = min(_START_SECONDS, 0.5 * (deadline - asyncio.get_running_loop().time()))
         with contextlib.suppress(BrokenResponse, TimeoutError):
             async with asyncio.timeout(seconds):
-                while len(self.body) < _START_BYTES and (chunk := await self._next()):
-                    self.body += chunk[: _START_BYTES - len(self.body)]
+                while len(self.body) < _START_BYTES and not self._content.at_eof():
+                    self.body += (await self._next())[: _START_BYTES - len(self.body)]
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
         """Yield the body as it arrives."""
-        while chunk := await self._next():
-            yield chunk
+        while not self._content.at_eof():
+            if chunk := await self._next():
+                yield chunk
 
     async def _next(self) -> bytes:
-        """Wait for the next chunk of the body and return it; b"" at the end."""
+        """Wait for the next chunk of the body and return it; b"" if the body ended."""
         try:
-            return b"" if self._content.at_eof() else await self._content.readany()
+            return await self._content.readany()
         except (aiohttp.ClientError, OSError) as error:
             text = _describe(error, "the response was cut off")
         raise BrokenResponse(Kind.LOST, text)
