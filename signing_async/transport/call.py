@@ -78,6 +78,12 @@ class Transport:
 class _Call(Generic[T]):
     """The attempts of one call, and what they share. Without a ``budget``, its retries are free."""
 
+    _reconciliation: Reconciliation[T] | None = None
+    """Made after the first attempt that is ambiguous or refused, or by a method that only reads."""
+    _was_ambiguous = False
+    _last_failure: errors.SigningError | None = None
+    """The error of the last attempt that did not end with a refusal."""
+
     def __init__(
         self,
         transport: Transport,
@@ -99,12 +105,6 @@ class _Call(Generic[T]):
         self._context = Context(Observer(options.on_attempt, options.telemetry, span), deadline, last_start, reserve)
         self._retries = Retries(options.retry, operation.safety, budget)
         self._retry_at = now
-        self._reconciliation: Reconciliation[T] | None = None
-        """Made after the first attempt that is ambiguous or refused, or by a method that only reads."""
-        self._is_harmful = retry.effect_of(operation.safety) == "unknown"
-        self._was_ambiguous = False
-        self._last_failure: errors.SigningError | None = None
-        """The error of the last attempt that did not end with a refusal."""
 
     async def run(self) -> T:
         """Make attempts until one returns or raises."""
@@ -114,12 +114,17 @@ class _Call(Generic[T]):
         except RetryRequested as request:
             delay = request.delay
         await asyncio.sleep(delay)
-        return await retry.run(self._step)
+        result = await retry.run(self._step)
+        self._retries.succeed()
+        return result
+
+    @property
+    def _is_harmful(self) -> bool:
+        return retry.effect_of(self._operation.safety) == "unknown"
 
     async def _step(self) -> T:
         """Make one attempt, after a reading if an earlier one was ambiguous; raise `RetryRequested` for another one."""
         if self._reconciliation is not None and (found := await self._settle()) is not None:
-            self._retries.succeed()
             return found.value
         operation, transport, context = self._operation, self._transport, self._context
         shared, options, loop = transport.shared, transport.options, asyncio.get_running_loop()
@@ -131,10 +136,8 @@ class _Call(Generic[T]):
         seconds = self._retry_at - began
         if outcome.kind is Kind.SUCCESS:
             report(outcome, operation, shared, options, context, seconds)
-            value: Any = outcome.value
-            value = value if self._reconciliation is None else await self.confirm(value)
-            self._retries.succeed()
-            return value  # type: ignore[no-any-return]  # of the type that the operation decodes to
+            value: T = outcome.value  # type: ignore[assignment]  # of the type that the operation decodes to
+            return value if self._reconciliation is None else await self.confirm(value)
         self._retries.attempts = context.number
         decision = self._retries.decide(
             outcome.kind,
@@ -191,7 +194,6 @@ class _Call(Generic[T]):
                     self._reconcile().wait(self._transport.options.retry.settle)
                 found = await self._settle()
                 if found is not None:
-                    self._retries.succeed()
                     return found.value
             may_show_late = effect.may_show_late
         if not isinstance(error, errors.SigningError):

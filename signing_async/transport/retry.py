@@ -181,15 +181,14 @@ class Retries:
     Without a ``budget``, retries are free: a reading is part of the call that it reconciles.
     """
 
+    attempts: int = 0
+    """The number of attempts begun."""
+    _withdrawn = _lost_responses = _uncounted = 0
+
     def __init__(self, policy: RetryPolicy, safety: Safety, budget: RetryBudget | None = None) -> None:
         self._policy = policy
         self._safety = safety
         self._budget = budget
-        self._withdrawn = 0
-        self._lost_responses = 0
-        self._uncounted = 0
-        self.attempts: int = 0
-        """The number of attempts begun."""
 
     def decide(
         self,
