@@ -128,12 +128,14 @@ async def attempt(operation: Operation[T], shared: Shared, options: Options, con
             try:
                 if acquired_at - asked_at > _BRIEF_WAIT:  # the token may have expired in the wait
                     token = await shared.auth.token(observer)
-                if bound.expired() or loop.time() >= deadline:
+                now = loop.time()
+                if bound.expired() or now >= deadline:
                     raise TimeoutError  # the limiter or the token store swallowed the cancellation
                 if context.reserve:
-                    deadline -= min((deadline - acquired_at) * RESERVED_SHARE, context.reserve)
+                    deadline -= min((deadline - now) * RESERVED_SHARE, context.reserve)
                     bound.reschedule(deadline)
-                await _exchange(outcome, operation, shared, options, context, session, token, deadline)
+                connect = min(options.timeouts.connect, 0.9 * (deadline - now))
+                await _exchange(outcome, operation, shared, options, context, session, token, connect, deadline)
                 status = None if outcome.response is None else outcome.response.status
                 may_refresh = context.may_refresh and status in options.assumptions.expired_token_statuses
                 # The service refused the request: nothing is ambiguous while the token is refreshed.
@@ -161,6 +163,7 @@ async def _exchange(
     context: Context,
     session: aiohttp.ClientSession,
     token: Token | None,
+    connect: float,
     deadline: float,
 ) -> None:
     """Make the request; set the outcome from its response."""
@@ -178,7 +181,7 @@ async def _exchange(
             session,
             request,
             token,
-            connect=max(min(options.timeouts.connect, 0.9 * (deadline - asyncio.get_running_loop().time())), 0.001),
+            connect=connect,
             # The silence while an upload is processed must not be taken for a lost response.
             silence=options.timeouts.call if operation.stream else None,
             deadline=deadline,
@@ -193,7 +196,7 @@ async def _exchange(
             outcome.kind, outcome.value = Kind.SUCCESS, await decode(head)
         else:
             # An HTML page, such as a proxy's login, is no response, unless it was asked for.
-            is_html = "html" in head.headers.get("Content-Type", "").lower() and head.body.lstrip().startswith(b"<")
+            is_html = head.body.lstrip().startswith(b"<") and "html" in head.headers.get("Content-Type", "").lower()
             if is_html and "html" not in operation.headers.get("Accept", ""):
                 raise Unreadable("it is an HTML page")
             if decode is not None:
@@ -215,9 +218,9 @@ async def _exchange(
             raise
     finally:
         received = 0
-        if request.response is not None and not request.response.detached:
-            received = request.response.received
-            request.response.close()
+        if (arrived := request.response) is not None and not arrived.detached:
+            received = arrived.received
+            arrived.close()
         sent = body.size or 0 if body is not None and body.started else 0
         span.end(outcome.response, raised or outcome.error, sent=sent, received=received)
 
