@@ -375,7 +375,10 @@ class Inbox:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            return self._failed(stored, _clean(f"{type(error).__name__}: {error}".removesuffix(": ")), error)
+            text = type(error).__name__
+            with contextlib.suppress(Exception):  # a bug in the exception's class
+                text = f"{text}: {error}".removesuffix(": ")
+            return self._failed(stored, _clean(text), error)
         return Outcome()
 
     async def _call(self, handler: EventHandler, event: Event, threads: ThreadPoolExecutor) -> None:

@@ -170,6 +170,13 @@ class Panic(BaseException):
     """As an extension module raises it."""
 
 
+class Mute(Exception):
+    """An exception with a bug: it has no text."""
+
+    def __str__(self) -> str:
+        raise AttributeError("response")
+
+
 @pytest.mark.parametrize(
     ("error", "status", "text"),
     [
@@ -180,6 +187,7 @@ class Panic(BaseException):
         (asyncio.CancelledError(), EventStatus.DEAD, "CancelledError"),
         (StopIteration(), EventStatus.DEAD, "RuntimeError: .* raised StopIteration"),
         (Panic("in Rust"), EventStatus.DEAD, "Panic: in Rust"),
+        (Mute(), EventStatus.DEAD, "Mute"),
     ],
 )
 @pytest.mark.parametrize("is_async", [False, True])

@@ -6,8 +6,10 @@ import asyncio
 import json
 import logging
 import queue
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -128,6 +130,31 @@ def test_duplicate_is_acknowledged_but_not_handled_again(is_async: bool, deliver
         (202, "accepted"),
     ]
     assert ids == ["evt_1", "evt_2"]
+
+
+def test_threads_run_plain_handlers_and_stores_themselves_and_async_handlers_in_one_loop() -> None:
+    threads: list[threading.Thread] = []
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    class Store(MemorySeenEvents):
+        def claim(self, event_id: str) -> Claim:
+            threads.append(threading.current_thread())
+            return super().claim(event_id)
+
+    async def handle(event: Event) -> None:
+        loops.append(asyncio.get_running_loop())
+
+    plain = Receiver(VERIFIER, lambda event: threads.append(threading.current_thread()), seen=Store())
+    asynchronous = Receiver(VERIFIER, handle, seen=Store())
+    with ThreadPoolExecutor(2) as pool:
+        for receiver in (plain, asynchronous):
+            list(pool.map(lambda _, r=receiver: r.receive_blocking(signed(BODY), BODY), range(1)))
+        pool_threads = set(pool._threads)
+    assert len(threads) == 3
+    assert set(threads) <= pool_threads
+    assert asynchronous.receive_blocking(signed(event_body("b")), event_body("b")).status == 202
+    assert len(loops) == 2
+    assert len(set(loops)) == 1
 
 
 def test_delivery_of_an_event_that_is_being_handled_gets_503(deliver: Any) -> None:
