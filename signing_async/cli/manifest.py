@@ -67,6 +67,7 @@ class Manifest:
             raise InvalidRequest(f"{path}: not a regular file")
         try:
             content = path.read_bytes()
+            self.mode: int = path.stat().st_mode
         except OSError as error:
             raise unusable(f"{path}: cannot be opened: {error.strerror}", error) from None
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
@@ -339,5 +340,5 @@ class FailureReport:
             writer.writeheader()
             writer.writerows(self._failed)
         # The report names the same people as the manifest, so it gets the same permissions.
-        replace_file(self.path, text.getvalue(), self._manifest.path.stat().st_mode)
+        replace_file(self.path, text.getvalue(), self._manifest.mode)
         return True

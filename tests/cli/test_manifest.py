@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from signing_async.cli.manifest import FailureReport, Manifest
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.pdfs import make_pdf
@@ -160,3 +161,18 @@ def test_report_of_failures_sends_the_same_packages(
     assert run("dispatch", second, "--journal", "j").out == "2 sent: 0 earlier, 2 now.\n"
     assert keys[0] == keys[1]
     assert len(service.do(lambda: service.sandbox.signings)) == 2
+
+
+def test_report_is_written_if_the_manifest_was_moved_meanwhile() -> None:
+    """The manifest is read once."""
+    write(CSV)
+    path = Path("leases.csv")
+    path.chmod(0o640)
+    manifest = Manifest(path)
+    (first, _) = manifest.entries()
+    path.rename("moved.csv")
+    report = FailureReport(Path("failed.csv"), manifest)
+    report.add(first.row, "k1", "HTTP 500")
+    assert report.write()
+    assert "k1,Lease 1" in Path("failed.csv").read_text("utf-8")
+    assert Path("failed.csv").stat().st_mode & 0o777 == 0o640
