@@ -247,6 +247,8 @@ class _Run:
         self.failures.add(entry.row, key, str(result.error))
         if out.json or self.failed <= MAX_SHOWN:
             out.failed(where, result.error, facts)
+            if result.signing is not None and not out.json:
+                out.say(f"{where}: its signing at the service is {result.signing.id}")
 
     def summarize(self) -> int:
         """Write the report of failures, print the totals, and return the exit code."""

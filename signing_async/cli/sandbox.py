@@ -120,7 +120,9 @@ def _announce(server: Sandbox, out: Output, app: str | None = None) -> None:
         f"  Register an app   {url}/developer/my-apps",
         f"  OpenAPI           {url}/openapi.json",
     ]
-    if "SIGNING_WEBHOOK_SECRET" not in os.environ:
+    if "SIGNING_WEBHOOK_SECRET" in os.environ:
+        lines += [f"  Webhook           {endpoint.url} (signed with SIGNING_WEBHOOK_SECRET)" for endpoint in endpoints]
+    else:
         lines += [f"  Webhook secret    {endpoint.secret} (for {endpoint.url})" for endpoint in endpoints]
         if len(endpoints) == 1:
             exports["SIGNING_WEBHOOK_SECRET"] = endpoints[0].secret

@@ -224,6 +224,15 @@ def test_report_of_failures_is_a_manifest_that_sends_the_rest_and_is_removed(
 
 
 @pytest.mark.usefixtures("impatient")
+def test_failed_package_is_shown_with_its_signing(run: Run, service: Service, office: Office) -> None:
+    office(1)
+    service.do(service.sandbox.faults.add, "documents.upload", "503", times=None)
+    ran = run("dispatch", "leases.csv")
+    [draft] = service.do(lambda: service.sandbox.signings)
+    assert f"leases.csv, line 2: its signing at the service is {draft.id}" in ran.err
+
+
+@pytest.mark.usefixtures("impatient")
 def test_failures_beyond_the_limit_are_in_the_report_only(
     run: Run, service: Service, office: Office, monkeypatch: pytest.MonkeyPatch
 ) -> None:

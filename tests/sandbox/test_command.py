@@ -189,6 +189,7 @@ async def test_secret_is_shown_only_if_generated_and_a_warning_only_if_others_ca
             _announce(server, Output())
         said = capsys.readouterr().out
         assert ("Webhook secret" in said) is shown
+        assert ("signed with SIGNING_WEBHOOK_SECRET" in said) is not shown
         assert ("asks for no password" in said) is shown
 
 
