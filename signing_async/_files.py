@@ -104,12 +104,7 @@ def resolve_path(name: str, path: Any) -> Path:
 def open_regular(path: str | os.PathLike[str]) -> int | None:
     """Open a regular file for reading and return its descriptor; None if the path is something else, such as a pipe."""
     descriptor = os.open(path, _READ_FLAGS)
-    try:
-        regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    if regular:
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return descriptor
     os.close(descriptor)
     return None

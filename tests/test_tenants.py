@@ -326,6 +326,7 @@ async def test_factory_error_during_closing_does_not_fail_it(session: aiohttp.Cl
             pass
 
     asking = asyncio.create_task(ask())
+    waiting = asyncio.create_task(ask())
     await asyncio.sleep(0.01)
     closing = asyncio.create_task(tenants.aclose())
     await asyncio.sleep(0)
@@ -333,6 +334,8 @@ async def test_factory_error_during_closing_does_not_fail_it(session: aiohttp.Cl
     await closing
     with pytest.raises(LookupError):
         await asking
+    with pytest.raises(ClientClosed):
+        await waiting
 
 
 async def test_client_closed_by_its_user_is_created_again(server: Web, session: aiohttp.ClientSession) -> None:

@@ -35,7 +35,7 @@ from .recipients import show_reminder
 from .signings import recipient_facts, signing_facts
 
 if TYPE_CHECKING:
-    from ..archive import ArchiveResult, ArchiveStore
+    from ..archive import ArchiveReport, ArchiveResult, ArchiveStore
     from ..client import SigningClient
     from ..dispatch.journal import Journal
 
@@ -171,13 +171,9 @@ async def verify(state: State, to: str) -> int:
     Example:
       signing-async archive verify contracts/
     """
-    from ..archive import verify_archive
-
-    async with _store(to) as store:
-        with state.out.progress("Verifying") as on_progress:
-            found = await verify_archive(store, on_progress)
-        if not found.lines and not found.findings:
-            raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")
+    found = await _verify(state, to)
+    if not found.lines and not found.findings:
+        raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")
     for finding in found.findings:
         facts = {"finding": finding.kind, "path": finding.path, "line": finding.line, "text": finding.text}
         state.out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")
@@ -252,6 +248,14 @@ for _command in (verify, status):
 def _journal_of(state: State, given: str | None) -> str | None:
     refuse_password("--journal", given, "put the URL into SIGNING_JOURNAL")
     return given or (None if state.settings.journal is None else str(state.settings.journal))
+
+
+async def _verify(state: State, to: str) -> ArchiveReport:
+    from ..archive import verify_archive
+
+    async with _store(to) as store:
+        with state.out.progress("Verifying") as on_progress:
+            return await verify_archive(store, on_progress)
 
 
 @contextlib.asynccontextmanager
