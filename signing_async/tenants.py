@@ -176,11 +176,11 @@ class Tenants:
         task.add_done_callback(self._closing.pop)
 
     async def _create(self, tenant_id: str) -> tuple[SigningClient, OAuth]:
+        if self._closed:  # then the task that closes this tenant waits for its lock
+            raise ClientClosed("the tenants' clients are closed")
         if closing := [task for task, closed in self._closing.items() if closed == tenant_id]:
             # Otherwise two `OAuth` objects could refresh the same token.
             await asyncio.wait(closing)
-        if self._closed:
-            raise ClientClosed("the tenants' clients are closed")
         app = await _awaited(self._app_factory(tenant_id))
         if not isinstance(app, TenantApp):
             raise ConfigurationError(f"app_factory: must return a TenantApp, got {type(app).__name__}")
