@@ -159,6 +159,14 @@ class Manifest:
         finally:
             self._queue.pop(key, None)
 
+    def _check_growth(self, end: int, error: ArchiveError) -> None:
+        """Raise the error of an append at ``end``, unless lines were read behind it."""
+        if self._end == end and isinstance(error, ArchiveConflict):
+            message = f"{MANIFEST} was replaced or truncated after it was read; verify the archive"
+            raise ArchiveError(message, transient=False) from None
+        if self._end == end:
+            raise error
+
     async def _read_new(self, attempted: Collection[ArchivedDocument] = ()) -> None:
         """Read the lines that were appended since the last read. Those of ``attempted`` are this writer's."""
         async for line in read_lines(self._store, self._end):
@@ -194,15 +202,10 @@ class Manifest:
             data, head = data + line, hash_of(line)
         try:
             await self._store.append(MANIFEST, end, data)
-        except ArchiveConflict:
-            await self._read_new()
-            if self._end == end:
-                message = f"{MANIFEST} was replaced or truncated after it was read; verify the archive"
-                raise ArchiveError(message, transient=False) from None
-        except ArchiveError:
-            await self._read_new(attempted=new)  # perhaps only the response was lost
-            if self._end == end:
-                raise
+        except ArchiveError as error:
+            # Another writer was first, or only the response was lost.
+            await self._read_new(attempted=() if isinstance(error, ArchiveConflict) else new)
+            self._check_growth(end, error)
         else:
             self._end, self._head = end + len(data), head
             for document in new:

@@ -30,7 +30,7 @@ from .command_base import (
 )
 from .dispatch import MAX_SHOWN, open_journal
 from .exits import FAILED, NOT_SOUND, STUCK, code_of, code_of_all, facts_of
-from .output import ProgressDisplay, ago, count, iso, on_one_line
+from .output import Output, ProgressDisplay, ago, count, iso, on_one_line
 from .recipients import show_reminder
 from .signings import recipient_facts, signing_facts
 
@@ -171,17 +171,12 @@ async def verify(state: State, to: str) -> int:
     Example:
       signing-async archive verify contracts/
     """
-    found = await _verify(state, to)
-    if not found.lines and not found.findings:
-        raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")
-    for finding in found.findings:
-        facts = {"finding": finding.kind, "path": finding.path, "line": finding.line, "text": finding.text}
-        state.out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")
-    facts = {"ok": found.ok, "documents": found.documents, "bytes": found.size, "head": found.head}
-    verdict = "the archive matches its manifest" if found.ok else count(len(found.findings), "finding")
-    text = f"{count(found.documents, 'document')} ({found.size} bytes): {verdict}. Head: {found.head}"
-    state.out.result({"summary": {**facts, "lines": found.lines, "findings": len(found.findings)}}, text)
-    return 0 if found.ok else NOT_SOUND
+    from ..archive import verify_archive
+
+    async with _store(to) as store:
+        with state.out.progress("Verifying") as on_progress:
+            found = await verify_archive(store, on_progress)
+        return _print_report(state.out, to, found)
 
 
 @command()
@@ -250,12 +245,17 @@ def _journal_of(state: State, given: str | None) -> str | None:
     return given or (None if state.settings.journal is None else str(state.settings.journal))
 
 
-async def _verify(state: State, to: str) -> ArchiveReport:
-    from ..archive import verify_archive
-
-    async with _store(to) as store:
-        with state.out.progress("Verifying") as on_progress:
-            return await verify_archive(store, on_progress)
+def _print_report(out: Output, to: str, found: ArchiveReport) -> int:
+    if not found.lines and not found.findings:
+        raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")
+    for finding in found.findings:
+        facts = {"finding": finding.kind, "path": finding.path, "line": finding.line, "text": finding.text}
+        out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")
+    facts = {"ok": found.ok, "documents": found.documents, "bytes": found.size, "head": found.head}
+    verdict = "the archive matches its manifest" if found.ok else count(len(found.findings), "finding")
+    text = f"{count(found.documents, 'document')} ({found.size} bytes): {verdict}. Head: {found.head}"
+    out.result({"summary": {**facts, "lines": found.lines, "findings": len(found.findings)}}, text)
+    return 0 if found.ok else NOT_SOUND
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ from typing import Any, TypeVar, cast
 
 import attrs
 
-from ..documents.source import PdfSource, Source, is_seekable
+from ..documents.source import OpenPdf, PdfSource, Source, is_seekable
 from ..errors import InvalidRequest
 from ..models import Language, NewRecipient, SigningOrder
 from ..recipients import check_recipient
@@ -196,13 +196,18 @@ async def _check_document(given: Source | PdfSource, max_pdf_bytes: int, buffers
     pdf = await source.open(max_pdf_bytes)
     with ExitStack() as stack:
         stack.callback(pdf.close)
-        digest = pdf.digest() if pdf.size <= _BLOCK else await asyncio.to_thread(pdf.digest)
-        if source.sha256 not in (None, digest):
-            raise InvalidRequest(f"{source.filename}: sha256 mismatch: expected {source.sha256}, found {digest}")
+        digest = _digest(source, pdf) if pdf.size <= _BLOCK else await asyncio.to_thread(_digest, source, pdf)
         if not _is_single_use(source.source):
             return CheckedPdf(source.pinned(digest), pdf.size)
         buffers.push(stack.pop_all())
         return CheckedPdf(source.pinned(digest, pdf), pdf.size)
+
+
+def _digest(source: PdfSource, pdf: OpenPdf) -> str:
+    digest = pdf.digest()
+    if source.sha256 not in (None, digest):
+        raise InvalidRequest(f"{source.filename}: sha256 mismatch: expected {source.sha256}, found {digest}")
+    return digest
 
 
 def _is_single_use(source: Any) -> bool:

@@ -150,6 +150,13 @@ async def test_invalid_package_is_refused(problems_of: Any, wrong: Any, problems
     assert [one[: len(start)] for one, start in zip(found, problems, strict=True)] == problems
 
 
+async def test_large_file_with_another_hash_is_refused(problems_of: Any, tmp_path: Path) -> None:
+    path = tmp_path / "large.pdf"
+    path.write_bytes(make_pdf(1_200_000))
+    (problem,) = await problems_of(package([PdfSource(path, sha256="0" * 64)]))
+    assert problem.startswith(f"documents[0]: large.pdf: sha256 mismatch: expected {'0' * 64}, found ")
+
+
 async def test_sequential_recipients_without_orders_are_numbered(sandbox: Sandbox, client: SigningClient) -> None:
     people = [NewRecipient(f"{name}@example.com") for name in "abc"]
     for order, numbers in ((SigningOrder.SEQUENTIAL, [1, 2, 3]), (None, [None] * 3)):
