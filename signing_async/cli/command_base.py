@@ -311,7 +311,9 @@ NAME_HELP = "Only signings whose name matches, ignoring case: 'Lease *', '*2031*
 FILE = click.Path(dir_okay=False, allow_dash=True)
 """The type of an option whose file a command reads; the shell completes its paths."""
 
-journal_option = click.option("--journal", metavar="PATH|URL", help="A file on a local disk, or postgresql://...")
+journal_option: Callable[[Any], Any] = click.option(
+    "--journal", metavar="PATH|URL", help="A file on a local disk, or postgresql://..."
+)
 
 
 def read_bytes(path: str) -> bytes:

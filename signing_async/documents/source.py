@@ -253,7 +253,7 @@ class _File:
     """
 
     def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+        self.descriptor: int = descriptor
         self._lock = threading.Lock()
         self._is_closed = False
         self.version: tuple[int, int] = self._examine()
@@ -284,7 +284,8 @@ class _File:
     def close(self) -> None:
         self._is_closed = True
         if self._lock.acquire(blocking=False):
-            descriptor, self.descriptor = self.descriptor, -1
+            descriptor = self.descriptor
+            self.descriptor = -1
             if descriptor >= 0:
                 os.close(descriptor)
             self._lock.release()

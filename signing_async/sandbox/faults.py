@@ -38,7 +38,11 @@ DELIVERY_KINDS = ("duplicate", "reorder", "wrong-signature", "slow", "drop", "lo
 """The kinds of faults of webhook deliveries: sent twice, sent after the next delivery, with a wrong signature, with a
 pause in the body, dropped halfway (and retried), never sent."""
 
-DETAILS = {"429": ("retry_after", "http_date"), "503": ("retry_after", "http_date"), "slow": ("seconds",)}
+DETAILS: dict[str, tuple[str, ...]] = {
+    "429": ("retry_after", "http_date"),
+    "503": ("retry_after", "http_date"),
+    "slow": ("seconds",),
+}
 """The details of the kinds that have any."""
 
 HTML_502 = (
@@ -225,9 +229,9 @@ class RateLimit:
     """Requests per second, and how many may arrive at once; `retry_after` replaces the computed Retry-After."""
 
     def __init__(self, rate: float, burst: int | None, retry_after: float | None, clock: Clock) -> None:
-        self.rate = _checks.number("rate", rate, at_least=1e-6, at_most=1e9, error=ValueError)
+        self.rate: float = _checks.number("rate", rate, at_least=1e-6, at_most=1e9, error=ValueError)
         default = max(1, int(rate)) if burst is None else burst
-        self.burst = _checks.integer("burst", default, at_most=10**9, error=ValueError)
+        self.burst: int = _checks.integer("burst", default, at_most=10**9, error=ValueError)
         if retry_after is not None:
             _checks.number("retry_after", retry_after, at_least=0, at_most=1e9, error=ValueError)
         self.retry_after = retry_after

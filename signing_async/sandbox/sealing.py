@@ -27,7 +27,7 @@ from .refused import Refused
 
 RESERVED = 16384  # hexadecimal digits; a signature needs about 3,000, or 7,000 with a timestamp
 FIELD_NAME = "SandboxSeal"
-STAMP = TextStampStyle(stamp_text="Sealed electronically by the signing sandbox\n%(ts)s", background=None)
+_STAMP = TextStampStyle(stamp_text="Sealed electronically by the signing sandbox\n%(ts)s", background=None)
 
 _lock = threading.Lock()  # asn1crypto builds the tables of its classes at their first use: it is not thread-safe
 
@@ -86,7 +86,7 @@ async def _sign(file: IO[bytes], panel: Panel, authority: Authority, when: datet
         reason="Signed by all recipients (sandbox, no legal value)",
         bytes_reserved=RESERVED,
     )
-    appearance = SigAppearanceSetup(style=STAMP, timestamp=when, name=None)
+    appearance = SigAppearanceSetup(style=_STAMP, timestamp=when, name=None)
     embedding.send(SigObjSetup(sig_placeholder=placeholder, appearance_setup=appearance))
     digest, _ = embedding.send(SigIOSetup(md_algorithm="sha256", in_place=True))
     signature = await authority.signer(level).async_sign(

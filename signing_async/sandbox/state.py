@@ -51,7 +51,8 @@ class State:
         self.base_url: str = ""
         self.rate_limit: RateLimit | None = None
         self.closing: asyncio.Event = asyncio.Event()
-        clock = self.clock = Clock(self._saved_offset(), self._clock_changed)
+        self.clock: Clock = Clock(self._saved_offset(), self._clock_changed)
+        clock = self.clock
         ids = Ids(database, seed, profile.ids)
         self.requests: RequestLog = RequestLog(clock, seed, keep_requests)
         self.forms: Forms = Forms(loopback_only=loopback_only)
