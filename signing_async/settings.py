@@ -256,7 +256,7 @@ def _variable(name: str) -> str:
 def _config_file(config: str | os.PathLike[str] | None) -> Path | None:
     named = (os.environ.get("SIGNING_CONFIG") or None) if config is None else config
     if named is not None:
-        return Path.cwd() / os.path.expanduser(named)  # noqa: PTH111  # pathlib's raises for an unknown user
+        return Path.cwd() / expand_user(os.fspath(named))
     folder = config_folder()
     default = None if folder is None else folder / "config.toml"
     return default if default is not None and _exists(default) else None

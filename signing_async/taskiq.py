@@ -507,9 +507,12 @@ class _StreamBroker(RedisStreamBroker):
         """Return one message: abandoned by a worker, or new."""
         place = self.queue_name, self.consumer_group_name
         async with Redis(connection_pool=self.connection_pool) as redis:
-            for idle in await redis.xpending_range(*place, "-", "+", 1, idle=self.idle_timeout):
-                claimed: Any = await redis.xclaim(*place, self.consumer_name, self.idle_timeout, [idle["message_id"]])
-                return list(claimed)
+            idle = await redis.xpending_range(*place, "-", "+", 1, idle=self.idle_timeout)
+            if idle:
+                ids: Any = [idle[0]["message_id"]]
+                claimed: Any = await redis.xclaim(*place, self.consumer_name, self.idle_timeout, ids)
+                # Up to Redis 6.2, a message that was deleted from the stream is claimed without fields.
+                return [(entry, fields) for entry, fields in claimed if fields]
             response: Any = await redis.xreadgroup(
                 self.consumer_group_name, self.consumer_name, {self.queue_name: ">"}, count=1, block=self.block
             )

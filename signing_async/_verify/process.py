@@ -46,7 +46,9 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
     path = json.dumps([str(Path(each).absolute()) for each in sys.path])  # an empty entry is the current folder
     command = [sys.executable, "-P", "-W", "ignore", "-c", _START, path]
     try:
-        done = subprocess.run(command, input=head + content, capture_output=True, timeout=timeout, check=False)  # noqa: S603  # sys.executable with fixed arguments
+        done = subprocess.run(  # noqa: S603  # sys.executable with fixed arguments
+            command, input=head + content, capture_output=True, timeout=timeout, check=False
+        )
     except subprocess.TimeoutExpired:
         return _not_verified(f"verification took more than {timeout:g} seconds")
     except OSError as error:

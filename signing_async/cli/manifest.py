@@ -192,7 +192,7 @@ class Manifest:
 
 def _recipient(given: Any) -> NewRecipient:
     if not isinstance(given, dict):
-        raise ValueError(f"must be an object, got {_shorten(given)}")  # noqa: TRY004  # a problem of the manifest
+        raise ValueError(f"must be an object, got {_shorten(given)}")  # noqa: TRY004  # reported as a problem of the row
     _check_members(given, (*_RECIPIENT_FIELDS, "extra"))
     return NewRecipient(**{"email": None, **{name: value for name, value in given.items() if value is not None}})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -80,7 +81,7 @@ async def worker_results(
         pending: dict[Any, SigningPackage] = {}
         for package in packages:
             try:
-                enqueued = await through_outage(lambda package=package: enqueue(package))  # type: ignore[misc]
+                enqueued = await through_outage(functools.partial(enqueue, package))
             except SigningError as error:
                 if error.client_wide:
                     raise

@@ -136,7 +136,7 @@ class OpenPdf:
         """Return the content as a source of further uploads, until this object is closed."""
         if not isinstance(self.content, _File):
             return self.content
-        file: IO[bytes] = open(self.content.descriptor, "rb", closefd=False)  # noqa: SIM115  # not a path
+        file = os.fdopen(self.content.descriptor, "rb", closefd=False)
         file.seek(0)
         return file
 
@@ -158,9 +158,10 @@ class OpenPdf:
         reason = preflight(self.read, self.size) if self.size else "not_pdf"
         if reason is None:
             return
-        problem, source = _REASONS[reason], self._source.source
+        problem = _REASONS[reason]
         if not self.size:
-            is_at_end = is_seekable(source) and source.tell() > 0  # type: ignore[union-attr]  # a file object
+            source: Any = self._source.source
+            is_at_end = is_seekable(source) and source.tell() > 0
             problem = "the file is at its end: seek(0)?" if is_at_end else "the file is empty"
         raise PdfRejected(f"{self.filename}: {problem}", reason=reason, filename=self.filename)
 

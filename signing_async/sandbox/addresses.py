@@ -30,6 +30,6 @@ def split_url(url: str) -> SplitResult | None:
 
 def url_host(host: str) -> str:
     """Return a listening address as the host of a URL. An unspecified address becomes a loopback address."""
-    if host in {"", "0.0.0.0", "::"}:  # noqa: S104
+    if host in {"", "0.0.0.0", "::"}:  # noqa: S104  # compared, not listened on
         return "[::1]" if host == "::" else "127.0.0.1"
     return f"[{host}]" if ":" in host else host

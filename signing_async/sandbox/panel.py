@@ -87,7 +87,7 @@ def draw(panel: Panel, writer: IncrementalPdfFileWriter, when: datetime) -> None
 
 
 def _codes(text: str) -> dict[str, int]:
-    """Return the code of each character: the one of Windows-1252, or one that the text leaves free there."""
+    """Return the code of each character: its Windows-1252 code or, if it has none, an unused code."""
     codes = {char: code for char in set(text) if char.isprintable() for code in char.encode("cp1252", "ignore")}
     letters = [char for char in sorted(set(text) - codes.keys()) if _ALPHABETS.match(unicodedata.name(char, ""))]
     free = [code for code in range(128, 256) if code not in codes.values()]

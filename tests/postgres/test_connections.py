@@ -90,9 +90,9 @@ async def test_every_operation_fails_in_time_during_an_outage(
     part: Any, operations: Any, error: type[SigningError], how: str, postgres: PostgresServer, dsn: str
 ) -> None:
     """The error shows no secret and keeps no other error. Afterwards the part works again."""
-    async with open_part(part, dsn, timeout=10, **({} if part is PostgresTokenStore else {"lease": 60})) as creating:
-        await creating.create_table()
     lease = {} if part is PostgresTokenStore else {"lease": 60}
+    async with open_part(part, dsn, timeout=10, **lease) as creating:
+        await creating.create_table()
     async with open_part(part, dsn, timeout=1, **lease) as opened:
         calls = await operations(opened)
         with postgres.frozen() if how == "stopped" else postgres.down():

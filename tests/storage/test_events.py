@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ from signing_async.errors import InboxError
 from signing_async.postgres import PostgresInbox
 from signing_async.webhooks import EventFilter, EventStatus, EventStore, Inbox, StoredEvent
 from tests.storage.event_stores import ALL, RECEIVED, add, delivery, everything, ids, soon_claimed
+from tests.storage.leases import leased_storage
 
 OpenStore = Callable[[], EventStore]
 LATER = timedelta(days=1)
@@ -24,35 +23,21 @@ LATER = timedelta(days=1)
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
-    """A function that opens the storage, as another process would, and one that ends the leases of all claims."""
-    async with contextlib.AsyncExitStack() as opened:
-        if request.param == "postgres":
-            server = request.getfixturevalue("postgres")
-            dsn = await server.new_schema()
-            schema = dsn.rpartition("=")[2]
-            # However long a busy machine takes.
-            async with PostgresInbox(dsn, timeout=60, lease=180) as creating:
-                await creating.create_table()
-
-        def open_store() -> EventStore:
-            inbox = PostgresInbox(dsn, timeout=10) if request.param == "postgres" else Inbox(tmp_path / "inbox.db")
-            opened.push_async_callback(inbox.aclose)
-            return inbox.store
-
-        async def lapse() -> None:
-            if request.param == "postgres":
-                await server.execute(f"UPDATE {schema}.signing_events SET leased_until = now() - interval '1 s'")
-            for lock in tmp_path.glob("inbox.db.*.lock"):
-                lock.unlink()
-
-        yield SimpleNamespace(open=open_store, lapse=lapse)
+    """The storage of events, and the end of all leases."""
+    async with leased_storage(
+        request,
+        tmp_path,
+        sqlite=lambda: Inbox(tmp_path / "inbox.db"),
+        postgres=PostgresInbox,
+        table="signing_events",
+    ) as found:
+        yield found
 
 
 @pytest.fixture
 def open_store(storage: Any) -> OpenStore:
     """Open the storage."""
-    found: OpenStore = storage.open
-    return found
+    return lambda: storage.open().store
 
 
 # Storing
@@ -161,7 +146,7 @@ async def test_cancelled_claim_leaves_the_event_free(open_store: OpenStore) -> N
 
 
 async def test_former_holder_cannot_end_the_claim_after_a_takeover(storage: Any) -> None:
-    late, quick = storage.open(), storage.open()
+    late, quick = storage.open().store, storage.open().store
     await add(late, "a", "s")
     (claim,) = await late.claim(1)
     await storage.lapse()
@@ -173,7 +158,7 @@ async def test_former_holder_cannot_end_the_claim_after_a_takeover(storage: Any)
     assert not await late.postpone(claim, 60, "late")
     await late.release(claim)
     assert await everything(quick) == before
-    assert await storage.open().claim(1) == []
+    assert await storage.open().store.claim(1) == []
     assert await quick.settle(taken, EventStatus.HANDLED)
 
 
@@ -182,7 +167,7 @@ async def test_event_that_kills_its_process_is_claimed_alone_and_takes_no_other_
 ) -> None:
     """The others are being handled whenever it kills the process. Their attempts do not count."""
     names = {"slow1", "slow2", "poison", "slow3"}
-    store = storage.open()
+    store = storage.open().store
     for name in names:
         await add(store, name, name)
     crashes: list[set[str]] = []
@@ -191,7 +176,7 @@ async def test_event_that_kills_its_process_is_claimed_alone_and_takes_no_other_
             claims = {claim.stored.id: claim for claim in await store.claim(8)}
             if "poison" in claims:
                 crashes.append(set(claims))
-                store = storage.open()
+                store = storage.open().store
                 await storage.lapse()
             else:
                 for claim in claims.values():
@@ -202,11 +187,11 @@ async def test_event_that_kills_its_process_is_claimed_alone_and_takes_no_other_
 
 
 async def test_event_that_was_handled_alone_once_is_handled_with_others_again(storage: Any) -> None:
-    store = storage.open()
+    store = storage.open().store
     await add(store, "poison", "a")
     for _ in range(2):
         assert len(await store.claim(8)) == 1
-        store = storage.open()
+        store = storage.open().store
         await storage.lapse()
     (alone,) = await store.claim(8)
     await add(store, "other", "b")

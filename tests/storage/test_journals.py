@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +14,7 @@ from signing_async import InvalidRequest, JournalError, SqliteJournal
 from signing_async.dispatch.journal import ClaimLost
 from signing_async.postgres import PostgresJournal
 from tests.storage.journals import claimed, soon_claimed
+from tests.storage.leases import leased_storage
 
 AnyJournal = SqliteJournal | PostgresJournal
 OpenJournal = Callable[[], AnyJournal]
@@ -25,29 +24,15 @@ LONG = '{"status": "draft", "name": "Å ☃ 😀\\n"}' * 20_000
 
 @pytest.fixture(params=["sqlite", "postgres"])
 async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
-    """A function that opens the storage, as another run would, and one that ends the leases of all claims."""
-    async with contextlib.AsyncExitStack() as opened:
-        if request.param == "postgres":
-            server = request.getfixturevalue("postgres")
-            dsn = await server.new_schema()
-            schema = dsn.rpartition("=")[2]
-            # However long a busy machine takes.
-            async with PostgresJournal(dsn, timeout=60, lease=180) as creating:
-                await creating.create_table()
-
-        def open_journal() -> AnyJournal:
-            is_postgres = request.param == "postgres"
-            journal = PostgresJournal(dsn, timeout=10) if is_postgres else SqliteJournal(tmp_path / "journal")
-            opened.push_async_callback(journal.aclose)
-            return journal
-
-        async def lapse() -> None:
-            if request.param == "postgres":
-                await server.execute(f"UPDATE {schema}.signing_packages SET leased_until = now() - interval '1 s'")
-            for lock in tmp_path.glob("journal.*.lock"):
-                lock.unlink()
-
-        yield SimpleNamespace(open=open_journal, lapse=lapse)
+    """The storage of a journal, and the end of all leases."""
+    async with leased_storage(
+        request,
+        tmp_path,
+        sqlite=lambda: SqliteJournal(tmp_path / "journal"),
+        postgres=PostgresJournal,
+        table="signing_packages",
+    ) as found:
+        yield found
 
 
 @pytest.fixture

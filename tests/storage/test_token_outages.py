@@ -23,7 +23,7 @@ NEW = Token("access-new", "refresh-new", datetime(2031, 5, 6, 7, 8, 9, 250000, U
 
 @pytest.fixture(params=["redis", "postgres"])
 async def storage(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
-    """A function that opens the store of an expired token, and one that makes its server fail."""
+    """The store of an expired token: ``open`` opens it, ``outage`` makes its server fail."""
     async with contextlib.AsyncExitStack() as opened:
         if request.param == "redis":
             # By default the last second of acknowledged writes may be lost.

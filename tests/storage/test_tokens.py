@@ -32,7 +32,7 @@ TIMEOUT = 60.0
 
 @pytest.fixture(params=["memory", "file", *DATABASES])
 async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
-    """A function that opens the storage, as another worker would, and one that takes the lock from its holder."""
+    """The storage of tokens: ``open`` opens it as another worker would, ``lapse`` takes the lock from its holder."""
     memory = MemoryTokenStore()
     async with contextlib.AsyncExitStack() as opened:
         server: Any = request.getfixturevalue(request.param) if request.param in DATABASES else None
