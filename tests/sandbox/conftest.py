@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 from aiohttp import web
 
 from signing_async.sandbox import Sandbox
-from signing_async.sandbox.authority import Authority
-from signing_async.sandbox.panel import Panel
-from signing_async.sandbox.records import App
-from signing_async.sandbox.sealing import seal
 from tests import pdfs
 from tests.sandbox.receiving import SECRET, Receiver
-from tests.sandbox.seals import NAMES, WHEN, make_panel
+from tests.sandbox.seals import NAMES, WHEN, Authority, Panel, make_panel, seal
 from tests.sandbox.serving import Caller, caller
 from tests.sandbox.token_requests import CALLBACK
 
@@ -86,6 +83,6 @@ def hooked(signing_sandbox: Sandbox, receiver: Receiver) -> Sandbox:
 
 
 @pytest.fixture
-def app(signing_sandbox: Sandbox) -> App:
+def app(signing_sandbox: Sandbox) -> Any:
     """A registered application."""
     return signing_sandbox.register_app(redirect_uri=CALLBACK, name="My app")

@@ -5,8 +5,13 @@ from __future__ import annotations
 import io
 from datetime import UTC, datetime, timedelta
 
+# The one way to seal at a chosen time, with a chosen panel and level, without a service around it.
 from signing_async.sandbox.authority import Authority
 from signing_async.sandbox.panel import Panel, Signer
+from signing_async.sandbox.sealer import LEVELS, Level
+from signing_async.sandbox.sealing import seal
+
+__all__ = ["LEVELS", "NAMES", "WHEN", "Authority", "Level", "Panel", "Signer", "accepts", "make_panel", "seal"]
 
 WHEN = datetime(2026, 3, 4, 5, 6, 7, tzinfo=UTC)
 

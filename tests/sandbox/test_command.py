@@ -5,15 +5,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import logging
 import os
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -21,12 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aiohttp.http_exceptions import BadHttpMessage
-from click.testing import CliRunner
 
-from signing_async.cli.output import Output
-from signing_async.cli.sandbox import _announce, _LogHandler, sandbox
-from signing_async.sandbox import Sandbox
+from signing_async.cli import app as cli
 
 COMMAND = (sys.executable, "-c", "from signing_async.cli import main; main()", "sandbox")
 
@@ -82,6 +75,8 @@ def test_options_set_folder_profile_seed_and_webhook_and_the_secret_comes_from_t
     with running(*options, SIGNING_WEBHOOK_SECRET="whsec") as (_, said):
         assert re.search(r'"id": "\d+"', get(said, "/api/1.0/me")[1])
         assert "127.0.0.1:1" in get(said, "/sandbox/api/webhooks")[1]
+        assert "http://127.0.0.1:1/hook (signed with SIGNING_WEBHOOK_SECRET)" in said
+        assert "asks for no password" not in said
     assert (tmp_path / "kept" / "sandbox.db").exists()
 
 
@@ -89,6 +84,7 @@ def test_app_is_registered_once_and_its_settings_are_printed(tmp_path: Path) -> 
     redirect_uri = "http://127.0.0.1:8765/callback"
     options = ("--port", "0", "--data", str(tmp_path / "kept"), "--app", f"My app={redirect_uri}")
     with running(*options) as (_, said):
+        assert "after `signing-async login`" in said
         exports = dict(re.findall(r"^  export (\w+)=(\S+)$", said, re.MULTILINE))
         names = ("BASE_URL", "CLIENT_ID", "CLIENT_SECRET", "REDIRECT_URI")
         assert list(exports) == [f"SIGNING_{name}" for name in names]
@@ -109,108 +105,47 @@ def test_port_in_use_is_an_error_without_a_traceback() -> None:
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "code", "words"),
     [
-        ["--port", "x"],
-        ["--profile", "nope"],
-        ["--seal-level", "nope"],
-        ["--webhook-secret", "s"],
-        ["--webhook-url", "http://192.0.2.1/"],
-        ["--nope"],
-        ["--app", "My app"],
-        ["--app", "=http://127.0.0.1/"],
+        (["--port", "x"], 2, "'x' is not a valid integer"),
+        (["--profile", "nope"], 2, "nope"),
+        (["--seal-level", "nope"], 2, "nope"),
+        (["--webhook-secret", "s"], 2, "--webhook-secret"),
+        (["--webhook-url", "http://192.0.2.1/"], 2, "--allow-remote-webhooks"),
+        (["--host", ""], 2, "host"),
+        (["--nope"], 2, "--nope"),
+        (["--app", "My app"], 2, "absolute URL"),
+        (["--app", "=http://127.0.0.1/"], 2, "name"),
+        (["--data", "{file}/x"], 1, "{file}/x: Not a directory"),
     ],
 )
-def test_invalid_option_is_an_error_without_a_traceback(options: list[str]) -> None:
-    done = CliRunner().invoke(sandbox, options)
-    assert done.exit_code in {1, 2}
-    assert "Error: " in done.output
-    assert isinstance(done.exception, SystemExit)
-
-
-def test_folder_in_use_by_another_sandbox_is_refused(tmp_path: Path) -> None:
-    with running("--port", "0", "--data", str(tmp_path)):
-        done = CliRunner().invoke(sandbox, ["--port", "0", "--data", str(tmp_path)])
-    assert (done.exit_code, done.output) == (1, f"Error: another sandbox is using {tmp_path}\n")
-
-
-def test_help_has_an_example() -> None:
-    assert "signing-async sandbox --port 8080 --data ./sandbox" in CliRunner().invoke(sandbox, ["--help"]).output
-
-
-def test_command_runs_in_this_process_until_ctrl_c() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-
-    def interrupt() -> None:
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 0.5) as connection:
-                connection.sendall(b"GET /api/1.0/me HTTP/1.0\r\n\r\n")
-                if connection.recv(100):
-                    break
-            time.sleep(0.02)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=interrupt)
-    thread.start()
-    done = CliRunner().invoke(sandbox, ["--port", str(port)])
-    thread.join()
-    assert done.exit_code == 0, done.output
-    assert f"127.0.0.1:{port}" in done.output
-    assert done.output.endswith("Stopped.\n")
-
-
-def test_invalid_folder_url_and_host_are_errors_with_exit_codes(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for options, code in (
-        (["--data", str(tmp_path / "file" / "x")], 1),
-        (["--webhook-url", "http://192.0.2.1/"], 2),
-        (["--host", ""], 2),
-    ):
-        done = CliRunner().invoke(sandbox, ["--port", "0", *options])
-        assert done.exit_code == code
-        assert "Error: " in done.output
-
-
-def test_generated_webhook_secret_is_shown(tmp_path: Path) -> None:
-    with running("--port", "0", "--webhook-url", "http://127.0.0.1:1/hook") as (_, said):
-        assert re.search(r"Webhook secret +whsec_\S+ \(for http://127\.0\.0\.1:1/hook\)", said)
-
-
-async def test_secret_is_shown_only_if_generated_and_a_warning_only_if_others_can_connect(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_invalid_option_is_an_error_that_names_it(
+    options: list[str], code: int, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for host, known, shown in (("127.0.0.1", "whsec", False), ("0.0.0.0", None, True)):
-        monkeypatch.delenv("SIGNING_WEBHOOK_SECRET", raising=False)
-        if known:
-            monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", known)
-        async with Sandbox(host=host, webhook_url="http://127.0.0.1:1/hook", webhook_secret=known) as server:
-            _announce(server, Output())
-        said = capsys.readouterr().out
-        assert ("Webhook secret" in said) is shown
-        assert ("signed with SIGNING_WEBHOOK_SECRET" in said) is not shown
-        assert ("asks for no password" in said) is shown
+    file = tmp_path / "file"
+    file.touch()
+    options = [option.replace("{file}", str(file)) for option in options]
+    assert cli.run(["sandbox", "--port", "0", *options]) == code
+    said = capfd.readouterr().err
+    assert "Error: " in said
+    assert words.replace("{file}", str(file)) in said
+    assert "validation_failed" not in said
 
 
-async def test_settings_of_an_app_replace_those_of_an_access_token(capsys: pytest.CaptureFixture[str]) -> None:
-    async with Sandbox() as server:
-        _announce(server, Output(), "My app=http://127.0.0.1:8765/callback")
-    said = capsys.readouterr().out
-    assert "after `signing-async login`" in said
-    assert "SIGNING_ACCESS_TOKEN" not in said
+def test_folder_in_use_by_another_sandbox_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with running("--port", "0", "--data", str(tmp_path)):
+        assert cli.run(["sandbox", "--port", "0", "--data", str(tmp_path)]) == 1
+    assert capfd.readouterr().err == f"Error: another sandbox is using {tmp_path}\n"
+
+
+def test_help_has_an_example(capfd: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["sandbox", "--help"]) == 0
+    assert "signing-async sandbox --port 8080 --data ./sandbox" in capfd.readouterr().out
 
 
 def test_listening_on_all_addresses_warns_that_there_is_no_password() -> None:
     with running("--port", "0", "--host", "0.0.0.0") as (_, said):
         assert "asks for no password" in said
-
-
-def test_remote_webhook_url_is_refused_and_names_the_option_that_allows_it() -> None:
-    result = CliRunner().invoke(sandbox, ["--port", "0", "--webhook-url", "https://hooks.example.com/"])
-    assert result.exit_code == 2
-    assert "--allow-remote-webhooks" in result.output
-    assert "validation_failed" not in result.output
 
 
 @pytest.mark.parametrize("command", ["demo", "sandbox"])
@@ -233,21 +168,6 @@ def test_export_lines_can_be_pasted_into_a_shell() -> None:
         assert url in said.splitlines()[0]
         assert get(f"{url} {token}", "/api/1.0/me")[0] == 200
         assert f"{secret} (for http://127.0.0.1:1/hook)" in said
-
-
-@pytest.mark.parametrize(
-    ("error", "pattern"),
-    [
-        (BadHttpMessage("s3cret"), r"Error handling request: malformed HTTP"),
-        (KeyError("name"), r"Error handling request\n.*KeyError: 'name'"),
-    ],
-)
-def test_malformed_request_is_logged_without_its_traceback(
-    error: Exception, pattern: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    record = {"msg": "Error handling request", "levelno": logging.ERROR, "exc_info": (type(error), error, None)}
-    _LogHandler(Output(json=True)).emit(logging.makeLogRecord(record))
-    assert re.fullmatch(pattern, json.loads(capfd.readouterr().err)["warning"])
 
 
 def test_requests_are_logged_without_secrets_and_warnings_are_marked() -> None:

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 from pikepdf import settings
 
-from signing_async.sandbox.inspection import Rejection, inspect
 from tests import pdfs
+from tests.sandbox.serving import Caller
 
-MAX = 10 * 2**20
+Judge = Callable[[bytes], Awaitable[str | None]]
 
 
 @pytest.fixture
-def judge(tmp_path: Path) -> Callable[[bytes], str | None]:
-    """Return the code that refuses a file of these bytes, or None."""
+async def judge(call: Caller) -> Judge:
+    """Upload a file of these bytes; return the code that refuses it, or None."""
+    signing_id = await call.draft()
 
-    def verdict(data: bytes) -> str | None:
-        path = tmp_path / "upload.pdf"
-        path.write_bytes(data)
-        rejection = inspect(path, max_bytes=MAX)
-        return rejection.code if rejection else None
+    async def upload(data: bytes) -> str | None:
+        status, body = await call.upload(signing_id, data)
+        assert status in (201, 422)
+        return body["code"] if status == 422 else None
 
-    return verdict
+    return upload
 
 
 ACCEPTED = {
     "one page": pdfs.make_pdf,
     "many pages": lambda: pdfs.make_pdf(200_000, pages=300),
-    "of exactly the limit": lambda: pdfs.make_pdf(MAX),
+    "of exactly the limit": lambda: pdfs.make_pdf(10 * 2**20),
     "a nested page tree": pdfs.nested_pages,
     "a form": pdfs.with_form,
     "reportlab": pdfs.by_reportlab,
@@ -54,32 +55,31 @@ ACCEPTED = {
 
 
 @pytest.mark.parametrize("make", ACCEPTED.values(), ids=ACCEPTED)
-def test_open_unsigned_readable_pdf_is_accepted(
-    make: Callable[[], bytes], judge: Callable[[bytes], str | None]
-) -> None:
-    assert judge(make()) is None
+async def test_open_unsigned_readable_pdf_is_accepted(make: Callable[[], bytes], judge: Judge) -> None:
+    assert await judge(await asyncio.to_thread(make)) is None
 
 
 @pytest.mark.parametrize("name", pdfs.not_pdfs())
-def test_unreadable_file_is_refused_as_not_pdf(name: str, judge: Callable[[bytes], str | None]) -> None:
-    assert judge(pdfs.not_pdfs()[name]) == "not_pdf"
+async def test_unreadable_file_is_refused_as_not_pdf(name: str, judge: Judge) -> None:
+    assert await judge(pdfs.not_pdfs()[name]) == "not_pdf"
 
 
 @pytest.mark.parametrize("method", ["AES-256", "AES-128", "RC4-128", "RC4-40"])
 @pytest.mark.parametrize("user", ["", "secret"])
 @pytest.mark.parametrize("object_streams", [False, True])
-def test_encrypted_pdf_is_refused_even_with_an_empty_password(
-    method: str, user: str, object_streams: bool, judge: Callable[[bytes], str | None]
+async def test_encrypted_pdf_is_refused_even_with_an_empty_password(
+    method: str, user: str, object_streams: bool, judge: Judge
 ) -> None:
-    assert judge(pdfs.encrypted(pdfs.by_reportlab(), method, user=user, object_streams=object_streams)) == "protected"
+    data = pdfs.encrypted(pdfs.by_reportlab(), method, user=user, object_streams=object_streams)
+    assert await judge(data) == "protected"
 
 
-def test_unreadable_pdf_with_an_encrypt_entry_is_refused_as_protected(judge: Callable[[bytes], str | None]) -> None:
+async def test_unreadable_pdf_with_an_encrypt_entry_is_refused_as_protected(judge: Judge) -> None:
     broken = b"%PDF-1.7\n1 0 obj\n<</Type/Catalog>>\nendobj\ntrailer\n<</Root 1 0 R/Encrypt 9"
-    assert judge(broken) == "protected"
-    assert judge(broken.replace(b"/Encrypt", b"/EncryptMetadata")) == "not_pdf"
+    assert await judge(broken) == "protected"
+    assert await judge(broken.replace(b"/Encrypt", b"/EncryptMetadata")) == "not_pdf"
     unknown = pdfs.with_catalog(b"", {6: b"<</Filter/Acme.Lock/V 9>>"}, trailer=b"/Encrypt 6 0 R")
-    assert judge(unknown) == "protected"
+    assert await judge(unknown) == "protected"
 
 
 SIGNED = {
@@ -103,36 +103,25 @@ SIGNED = {
 
 
 @pytest.mark.parametrize("make", SIGNED.values(), ids=SIGNED)
-def test_pdf_with_a_signature_value_is_refused_as_signed(
-    make: Callable[[], bytes], judge: Callable[[bytes], str | None]
-) -> None:
-    assert judge(make()) == "already_signed"
+async def test_pdf_with_a_signature_value_is_refused_as_signed(make: Callable[[], bytes], judge: Judge) -> None:
+    assert await judge(await asyncio.to_thread(make)) == "already_signed"
 
 
 @pytest.mark.skipif(not pdfs.have("pdfsig", "certutil"), reason="needs poppler-utils and libnss3-tools")
-def test_pdf_signed_by_poppler_is_refused(tmp_path: Path, judge: Callable[[bytes], str | None]) -> None:
-    assert judge(pdfs.signed_by_pdfsig(pdfs.by_reportlab(), tmp_path)) == "already_signed"
+async def test_pdf_signed_by_poppler_is_refused(tmp_path: Path, judge: Judge) -> None:
+    assert await judge(pdfs.signed_by_pdfsig(pdfs.by_reportlab(), tmp_path)) == "already_signed"
 
 
 @pytest.mark.skipif(not pdfs.have("mutool"), reason="needs mupdf-tools")
-def test_pdf_signed_by_mupdf_is_refused(tmp_path: Path, judge: Callable[[bytes], str | None]) -> None:
-    assert judge(pdfs.signed_by_mutool(tmp_path)) == "already_signed"
+async def test_pdf_signed_by_mupdf_is_refused(tmp_path: Path, judge: Judge) -> None:
+    assert await judge(pdfs.signed_by_mutool(tmp_path)) == "already_signed"
 
 
 @pytest.mark.parametrize("name", pdfs.hostile())
-def test_hostile_file_gets_a_verdict_and_no_exception(name: str, judge: Callable[[bytes], str | None]) -> None:
-    assert judge(pdfs.hostile()[name]) in (None, "not_pdf", "protected")
-
-
-def test_file_over_the_limit_is_too_large_and_the_message_names_both_sizes(tmp_path: Path) -> None:
-    path = tmp_path / "upload.pdf"
-    path.write_bytes(pdfs.make_pdf(1501))
-    assert inspect(path, max_bytes=1501) is None
-    assert inspect(path, max_bytes=1500) == Rejection(
-        "too_large", "The file is 1501 bytes; at most 1500 bytes are accepted."
-    )
+async def test_hostile_file_gets_a_verdict_and_no_exception(name: str, judge: Judge) -> None:
+    assert await judge(pdfs.hostile()[name]) in (None, "not_pdf", "protected")
 
 
 @pytest.mark.skipif(not hasattr(settings, "set_qpdf_limits"), reason="needs pikepdf 10.14")
-def test_decompression_bomb_is_refused(judge: Callable[[bytes], str | None]) -> None:
-    assert judge(pdfs.hostile()["an object stream bomb"]) == "not_pdf"
+async def test_decompression_bomb_is_refused(judge: Judge) -> None:
+    assert await judge(pdfs.hostile()["an object stream bomb"]) == "not_pdf"

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from signing_async.sandbox import Profile, Refused, Sandbox
-from signing_async.sandbox.records import App
 from tests.sandbox.serving import Caller
 from tests.sandbox.token_requests import CALLBACK, CHALLENGE, TOKEN, VERIFIER, exchange, refresh, works
 
 
-async def granted(call: Caller, app: App) -> Any:
+async def granted(call: Caller, app: Any) -> Any:
     """Return the response to a code exchange."""
     return await call.ok("POST", TOKEN, data=exchange(call.sandbox, app))
 
@@ -24,7 +23,7 @@ async def refused(call: Caller, parameters: Any, error: str = "invalid_grant", s
 
 
 @pytest.mark.parametrize("way", ["data", "json"])
-async def test_code_is_exchanged_for_a_token_response_by_form_or_json(call: Caller, app: App, way: str) -> None:
+async def test_code_is_exchanged_for_a_token_response_by_form_or_json(call: Caller, app: Any, way: str) -> None:
     options: dict[str, Any] = {way: exchange(call.sandbox, app, code_verifier="ignored without a challenge")}
     token = await call.ok("POST", TOKEN, **options)
     assert (token["token_type"], token["expires_in"]) == ("Bearer", 3600)
@@ -36,7 +35,7 @@ async def test_code_is_exchanged_for_a_token_response_by_form_or_json(call: Call
 @pytest.mark.parametrize("name", ["grant_type", "client_id", "client_secret", "redirect_uri", "code"])
 @pytest.mark.parametrize("value", [None, "", 5, []])
 async def test_every_exchange_parameter_is_required_and_must_be_a_string(
-    call: Caller, app: App, name: str, value: Any
+    call: Caller, app: Any, name: str, value: Any
 ) -> None:
     body: dict[str, Any] = {**exchange(call.sandbox, app), name: value}
     status, response = await call("POST", TOKEN, json=body)
@@ -44,33 +43,33 @@ async def test_every_exchange_parameter_is_required_and_must_be_a_string(
     assert name in response["error_description"]
 
 
-async def test_other_grant_types_are_refused(call: Caller, app: App) -> None:
+async def test_other_grant_types_are_refused(call: Caller, app: Any) -> None:
     for kind in ("password", "client_credentials", "AUTHORIZATION_CODE", "ö"):
         await refused(call, exchange(call.sandbox, app, grant_type=kind), "unsupported_grant_type")
 
 
-async def test_wrong_client_is_401_and_does_not_use_the_code(call: Caller, app: App) -> None:
+async def test_wrong_client_is_401_and_does_not_use_the_code(call: Caller, app: Any) -> None:
     right = exchange(call.sandbox, app)
     for name in ("client_id", "client_secret"):
         await refused(call, right | {name: "wrong"}, "invalid_client", 401)
     assert (await call("POST", TOKEN, data=right))[0] == 200
 
 
-async def test_reused_code_is_refused_and_revokes_its_tokens(call: Caller, app: App) -> None:
+async def test_reused_code_is_refused_and_revokes_its_tokens(call: Caller, app: Any) -> None:
     parameters = exchange(call.sandbox, app)
     token = await call.ok("POST", TOKEN, data=parameters)
     await refused(call, parameters)
     assert not await works(call, token["access_token"])
 
 
-async def test_code_needs_its_exact_redirect_uri_and_client(call: Caller, app: App) -> None:
+async def test_code_needs_its_exact_redirect_uri_and_client(call: Caller, app: Any) -> None:
     for uri in (CALLBACK + "/", CALLBACK + "?x=1", "https://evil.example/callback", CALLBACK.upper()):
         await refused(call, exchange(call.sandbox, app, redirect_uri=uri))
     other = call.sandbox.register_app(redirect_uri=CALLBACK, name="Other")
     await refused(call, exchange(call.sandbox, other, code=call.sandbox.authorize(app)))
 
 
-async def test_codes_and_tokens_expire_on_the_sandboxs_clock(call: Caller, app: App) -> None:
+async def test_codes_and_tokens_expire_on_the_sandboxs_clock(call: Caller, app: Any) -> None:
     late, soon = exchange(call.sandbox, app), exchange(call.sandbox, app)
     call.sandbox.clock.advance(seconds=590)
     token = await call.ok("POST", TOKEN, data=soon)
@@ -87,7 +86,7 @@ async def test_codes_and_tokens_expire_on_the_sandboxs_clock(call: Caller, app: 
 
 @pytest.mark.parametrize("verifier", [None, "", VERIFIER + "x", CHALLENGE, 5])
 async def test_code_with_a_challenge_needs_its_verifier_and_survives_a_wrong_one(
-    call: Caller, app: App, verifier: Any
+    call: Caller, app: Any, verifier: Any
 ) -> None:
     """PKCE (RFC 7636, S256)."""
     right = exchange(call.sandbox, app, code=call.sandbox.accounts.authorize(app, challenge=CHALLENGE))
@@ -111,7 +110,7 @@ async def test_malformed_token_request_is_an_oauth_error(call: Caller) -> None:
     assert (await call("GET", TOKEN))[0] == 405
 
 
-async def test_refresh_rotates_and_a_replay_revokes_all_tokens_of_the_consent(call: Caller, app: App) -> None:
+async def test_refresh_rotates_and_a_replay_revokes_all_tokens_of_the_consent(call: Caller, app: Any) -> None:
     first, other = await granted(call, app), await granted(call, app)
     second = await call.ok("POST", TOKEN, data=refresh(app, first["refresh_token"]))
     assert len({first["access_token"], second["access_token"], first["refresh_token"], second["refresh_token"]}) == 4
@@ -124,7 +123,7 @@ async def test_refresh_rotates_and_a_replay_revokes_all_tokens_of_the_consent(ca
 
 
 @pytest.mark.signing_sandbox(profile=Profile(revoke_family_on_replay=False))
-async def test_replayed_refresh_token_revokes_nothing_if_the_profile_says_so(call: Caller, app: App) -> None:
+async def test_replayed_refresh_token_revokes_nothing_if_the_profile_says_so(call: Caller, app: Any) -> None:
     first = await granted(call, app)
     second = await call.ok("POST", TOKEN, data=refresh(app, first["refresh_token"]))
     await refused(call, refresh(app, first["refresh_token"]))
@@ -132,7 +131,7 @@ async def test_replayed_refresh_token_revokes_nothing_if_the_profile_says_so(cal
 
 
 @pytest.mark.signing_sandbox(profile=Profile(replay_grace=10))
-async def test_refresh_token_may_be_replayed_within_the_grace(call: Caller, app: App) -> None:
+async def test_refresh_token_may_be_replayed_within_the_grace(call: Caller, app: Any) -> None:
     first = await granted(call, app)
     for _ in range(3):
         second = await call.ok("POST", TOKEN, data=refresh(app, first["refresh_token"]))
@@ -143,7 +142,7 @@ async def test_refresh_token_may_be_replayed_within_the_grace(call: Caller, app:
 
 
 @pytest.mark.signing_sandbox(profile=Profile(rotate_refresh_tokens=False, refresh_revokes_access_tokens=True))
-async def test_without_rotation_a_refresh_revokes_the_access_token(call: Caller, app: App) -> None:
+async def test_without_rotation_a_refresh_revokes_the_access_token(call: Caller, app: Any) -> None:
     first = await granted(call, app)
     second, third = [await call.ok("POST", TOKEN, data=refresh(app, first["refresh_token"])) for _ in range(2)]
     assert "refresh_token" not in second
@@ -153,13 +152,13 @@ async def test_without_rotation_a_refresh_revokes_the_access_token(call: Caller,
 
 
 @pytest.mark.signing_sandbox(profile=Profile(issue_refresh_tokens=False))
-async def test_profile_without_refresh_tokens_issues_none(call: Caller, app: App) -> None:
+async def test_profile_without_refresh_tokens_issues_none(call: Caller, app: Any) -> None:
     assert "refresh_token" not in await granted(call, app)
 
 
 @pytest.mark.parametrize("name", ["client_id", "client_secret", "refresh_token"])
 async def test_every_refresh_parameter_is_required_and_a_wrong_one_revokes_nothing(
-    call: Caller, app: App, name: str
+    call: Caller, app: Any, name: str
 ) -> None:
     token = await granted(call, app)
     await refused(call, refresh(app, token["refresh_token"], **{name: None}), "invalid_request")
@@ -168,7 +167,7 @@ async def test_every_refresh_parameter_is_required_and_a_wrong_one_revokes_nothi
     assert (await call("POST", TOKEN, data=refresh(app, token["refresh_token"])))[0] == 200
 
 
-async def test_database_holds_no_secret_code_or_token(call: Caller, app: App) -> None:
+async def test_database_holds_no_secret_code_or_token(call: Caller, app: Any) -> None:
     parameters = exchange(call.sandbox, app)
     token = await call.ok("POST", TOKEN, data=parameters)
     dump = call.sandbox.snapshot().database

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from signing_async.sandbox import Profile, Sandbox
+
+# These tests compare the document with the values that the sandbox checks, which no public name has.
 from signing_async.sandbox.control import Control
 from signing_async.sandbox.faults import DELIVERY, DELIVERY_KINDS, KINDS, OPERATIONS, SERVICE
 from signing_async.sandbox.fields import EMAIL, LANGUAGES, MAX_MESSAGE, MAX_ORDER, NOT_BLANK, ORDERS

@@ -15,12 +15,9 @@ import pikepdf
 import pytest
 
 from signing_async.sandbox import Refused
-from signing_async.sandbox.authority import Authority
-from signing_async.sandbox.sealer import LEVELS, Level
-from signing_async.sandbox.sealing import seal
 from tests import pdfs
 from tests.full_disk import full_disk
-from tests.sandbox.seals import NAMES, WHEN, accepts, make_panel
+from tests.sandbox.seals import LEVELS, NAMES, WHEN, Authority, Level, accepts, make_panel, seal
 
 ORIGINALS = {
     "small": pdfs.make_pdf,

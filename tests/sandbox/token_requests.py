@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from signing_async.sandbox import Sandbox
-from signing_async.sandbox.records import App
 from tests.sandbox.serving import API, Caller
 
 CALLBACK = "http://127.0.0.1:1/callback"
@@ -12,7 +13,7 @@ VERIFIER = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk"
 CHALLENGE = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM"  # both are RFC 7636's example
 
 
-def exchange(sandbox: Sandbox, app: App, **changes: str | None) -> dict[str, str]:
+def exchange(sandbox: Sandbox, app: Any, **changes: str | None) -> dict[str, str]:
     """Return the parameters of a valid code exchange with changes (None: omitted)."""
     parameters = {
         "grant_type": "authorization_code",
@@ -24,7 +25,7 @@ def exchange(sandbox: Sandbox, app: App, **changes: str | None) -> dict[str, str
     return {name: value for name, value in parameters.items() if value is not None}
 
 
-def refresh(app: App, token: str, **changes: str | None) -> dict[str, str]:
+def refresh(app: Any, token: str, **changes: str | None) -> dict[str, str]:
     """Return the parameters of a valid refresh with changes (None: omitted)."""
     parameters = {
         "grant_type": "refresh_token",

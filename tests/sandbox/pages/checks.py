@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import urlencode
 
-from signing_async.sandbox.records import App
 from tests.sandbox.browsing import Page, Visitor
 from tests.sandbox.serving import API, Caller
 
 CALLBACK = "http://127.0.0.1:9/callback"
 
 
-def consent(app: App, **changes: str) -> str:
+def consent(app: Any, **changes: str) -> str:
     """Return the URL that an application sends its user to."""
     query = {"client_id": app.client_id, "redirect_uri": app.redirect_uri, "response_type": "code", "state": "s1"}
     return f"/oauth/authorize?{urlencode(query | changes)}"

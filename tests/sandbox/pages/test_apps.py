@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 import pytest
 
 from signing_async.sandbox import Profile
-from signing_async.sandbox.records import App
 from tests.sandbox.browsing import Page, Visitor
 from tests.sandbox.pages.checks import CALLBACK, check_document, check_headers, consent, crawl
 from tests.sandbox.token_requests import CHALLENGE, VERIFIER, exchange
@@ -22,7 +22,7 @@ def query_of(page: Page) -> dict[str, list[str]]:
 
 
 @pytest.fixture
-def app(visitor: Visitor) -> App:
+def app(visitor: Visitor) -> Any:
     """A registered application."""
     return visitor.sandbox.register_app(f"{CALLBACK}?kept=1", "My tool")
 
@@ -54,7 +54,7 @@ async def test_invalid_app_is_refused_with_the_error_of_each_field(visitor: Visi
     assert not visitor.sandbox.apps
 
 
-async def test_app_and_token_belong_to_the_chosen_user(visitor: Visitor, app: App) -> None:
+async def test_app_and_token_belong_to_the_chosen_user(visitor: Visitor, app: Any) -> None:
     sandbox, other = visitor.sandbox, visitor.sandbox.add_user("Other", "other@x.example", "a-tenant")
     page = await visitor.get(MY_APPS)
     await visitor.send(page, MY_APPS, name="Theirs", redirect_uri=CALLBACK, user=other.id)
@@ -72,7 +72,7 @@ async def test_app_and_token_belong_to_the_chosen_user(visitor: Visitor, app: Ap
         assert "There is no such user" in refused.main.find("p", role="alert").text
 
 
-async def test_consent_page_names_the_app_the_user_and_the_redirect_uri(visitor: Visitor, app: App) -> None:
+async def test_consent_page_names_the_app_the_user_and_the_redirect_uri(visitor: Visitor, app: Any) -> None:
     page = await visitor.get(consent(app))
     check_document(page)
     check_headers(page)
@@ -84,7 +84,7 @@ async def test_consent_page_names_the_app_the_user_and_the_redirect_uri(visitor:
 
 
 async def test_allowing_redirects_with_a_code_bound_to_the_challenge_and_the_unchanged_state(
-    visitor: Visitor, app: App
+    visitor: Visitor, app: Any
 ) -> None:
     address = consent(app, state="a b&c=é", **S256)
     done = await visitor.send(await visitor.get(address), address, press="Allow", follow=False)
@@ -98,12 +98,12 @@ async def test_allowing_redirects_with_a_code_bound_to_the_challenge_and_the_unc
     assert user == visitor.sandbox.accounts.default_user()
 
 
-async def test_denying_redirects_with_access_denied_and_the_state(visitor: Visitor, app: App) -> None:
+async def test_denying_redirects_with_access_denied_and_the_state(visitor: Visitor, app: Any) -> None:
     done = await visitor.send(await visitor.get(consent(app)), consent(app), press="Deny", follow=False)
     assert query_of(done) == {"kept": ["1"], "error": ["access_denied"], "state": ["s1"]}
 
 
-async def test_consent_form_without_a_decision_is_shown_again(visitor: Visitor, app: App) -> None:
+async def test_consent_form_without_a_decision_is_shown_again(visitor: Visitor, app: Any) -> None:
     token = (await visitor.get(consent(app))).main.find("input", name="csrf_token").attributes["value"]
     again = await visitor.post(consent(app), {"csrf_token": token})
     assert (again.status, again.main.find("p", role="alert").text) == (400, "Choose Allow or Deny.")
@@ -111,7 +111,7 @@ async def test_consent_form_without_a_decision_is_shown_again(visitor: Visitor, 
 
 @pytest.mark.parametrize("changes", [{"client_id": "app_x"}, {"redirect_uri": "http://127.0.0.1:9/elsewhere"}])
 async def test_unregistered_app_or_redirect_uri_is_never_redirected_to(
-    visitor: Visitor, app: App, changes: dict[str, str]
+    visitor: Visitor, app: Any, changes: dict[str, str]
 ) -> None:
     token = (await visitor.get(consent(app))).main.find("input", name="csrf_token").attributes["value"]
     fields, address = {"csrf_token": token, "decision": "allow"}, consent(app, **changes)
@@ -135,7 +135,7 @@ async def test_unregistered_app_or_redirect_uri_is_never_redirected_to(
     ],
 )
 async def test_invalid_request_is_reported_to_the_app(
-    visitor: Visitor, app: App, method: str, changes: dict[str, str], error: str
+    visitor: Visitor, app: Any, method: str, changes: dict[str, str], error: str
 ) -> None:
     token = (await visitor.get(consent(app))).main.find("input", name="csrf_token").attributes["value"]
     data = {"csrf_token": token, "decision": "allow"} if method == "POST" else None
@@ -144,7 +144,7 @@ async def test_invalid_request_is_reported_to_the_app(
 
 
 @pytest.mark.signing_sandbox(profile=Profile(pkce=False))
-async def test_service_without_pkce_ignores_the_parameters(visitor: Visitor, app: App) -> None:
+async def test_service_without_pkce_ignores_the_parameters(visitor: Visitor, app: Any) -> None:
     page = await visitor.get(consent(app, **S256 | {"code_challenge_method": "plain"}))
     assert page.main.find("h1").text == "Allow My tool?"
     assert urlencode(S256 | {"code_challenge_method": "plain"}).replace("&", "&amp;") in page.html

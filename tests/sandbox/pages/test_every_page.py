@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import sqlite3
 from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
 from signing_async.sandbox import Sandbox
-from signing_async.sandbox.records import App
 from tests.sandbox.browsing import Visitor
 from tests.sandbox.pages.checks import CALLBACK, check_document, check_headers, consent, crawl, full
 from tests.sandbox.serving import API, Caller
@@ -104,7 +104,7 @@ async def test_refused_input_is_shown_as_text_and_never_as_markup(visitor: Visit
         assert page.main.find("input", name="redirect_uri").attributes["value"] == text
         page = await visitor.get(f"/sandbox/inbox?{urlencode({'to': text})}")
         assert text in page.main.find("strong").raw
-        check_document(await visitor.get(consent(App("app_x", "", text, "", 0), state=text)))
+        check_document(await visitor.get(consent(SimpleNamespace(client_id="app_x", redirect_uri=text), state=text)))
 
 
 async def test_unknown_page_is_html_for_browsers_and_json_for_programs(visitor: Visitor, call: Caller) -> None:
