@@ -15,4 +15,7 @@ async function refresh() {
   }
 }
 
+// On a narrow screen the navigation scrolls sideways.
+document.querySelector(".top nav [aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
+
 setInterval(() => refresh().catch(() => {}), 2000); // a sandbox that was stopped is not an error

@@ -174,6 +174,10 @@ async def test_no_page_is_wider_than_the_screen_and_no_input_runs_as_script(
         await page.goto(sandbox.base_url + path)
         assert await page.evaluate("document.documentElement.scrollWidth") <= width, path
         assert "Signing sandbox" in await page.title(), path
+    await page.goto(f"{sandbox.base_url}/developer/my-apps")
+    current = await page.get_by_role("link", name="My apps").bounding_box()
+    assert current
+    assert current["x"] + current["width"] <= width
     assert [problem for problem in problems if "404" not in problem and "400" not in problem] == []
 
 
