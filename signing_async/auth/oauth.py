@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import hashlib
 import hmac
 import re
 import secrets as random_secrets
 from typing import Literal, Self
-from urllib.parse import parse_qs, urlencode, urlsplit
+from urllib.parse import parse_qs, urlencode
 
 import aiohttp
 import attrs
@@ -29,7 +28,7 @@ from .refresh import CurrentToken
 from .token_endpoint import Form, TokenEndpoint
 from .token_stores import MemoryTokenStore, TokenStore
 
-__all__ = ["AuthorizationRequest", "OAuth", "read_callback"]
+__all__ = ["AuthorizationRequest", "OAuth"]
 
 _DEFAULT_RETRY = RetryPolicy()
 _DEFAULT_ASSUMPTIONS = Assumptions()
@@ -88,20 +87,17 @@ class OAuth:
         assumptions: Assumptions = _DEFAULT_ASSUMPTIONS,
     ) -> None:
         client_secret, proxy = hide(client_secret), hide(proxy)
-        self.client_id = client_id
-        self.redirect_uri = redirect_uri
         self.origin = urls.check_origin(base_url)
-        for name in ("client_id", "redirect_uri"):
-            _checks.string(f"OAuth: {name}", getattr(self, name))
+        self.client_id = _checks.string("OAuth: client_id", client_id)
+        self.redirect_uri: str = _checks.string("OAuth: redirect_uri", redirect_uri)
         if not isinstance(client_secret, Secret) or not _checks.is_text(client_secret.reveal()):
             raise ConfigurationError("OAuth: client_secret: must be a non-empty string (its value is not shown)")
         if token_format not in ("form", "json"):
             raise ConfigurationError(f"OAuth: token_format: must be 'form' or 'json', got {token_format!r}")
-        _checks.number("OAuth: timeout", timeout, above=0)
-        if session is not None and not isinstance(session, aiohttp.ClientSession):
-            raise ConfigurationError(f"OAuth: session: must be an aiohttp.ClientSession, got {type(session).__name__}")
         store = MemoryTokenStore() if store is None else store
         kinds = {"store": (store, TokenStore), "retry": (retry, RetryPolicy), "assumptions": (assumptions, Assumptions)}
+        if session is not None:
+            kinds["session"] = session, aiohttp.ClientSession
         for name, (value, kind) in kinds.items():
             if isinstance(value, type) or not isinstance(value, kind):
                 raise ConfigurationError(f"OAuth: {name}: must be of type {kind.__name__}, got {type(value).__name__}")
@@ -110,7 +106,7 @@ class OAuth:
             {"client_id": client_id, "client_secret": client_secret},
             as_json=token_format == "json",
             retry=retry,
-            timeout=timeout,
+            timeout=_checks.number("OAuth: timeout", timeout, above=0),
             assumptions=assumptions,
             sessions=wire.Sessions(session, self.origin, None if proxy is None else parse_proxy("OAuth: proxy", proxy)),
         )
@@ -145,17 +141,16 @@ class OAuth:
         With PKCE (RFC 7636, S256) the code works only with the ``code_verifier``; the default is `Assumptions.pkce`.
         """
         query = {"client_id": self.client_id, "redirect_uri": self.redirect_uri, "response_type": "code"}
-        has_challenge = self.current.endpoint.assumptions.pkce if pkce is None else pkce
-        verifier = random_secrets.token_urlsafe(32) if has_challenge else None
-        if verifier is not None:
+        state, verifier = random_secrets.token_urlsafe(32), None
+        if self.current.endpoint.assumptions.pkce if pkce is None else pkce:
+            verifier = random_secrets.token_urlsafe(32)
             digest = hashlib.sha256(verifier.encode()).digest()
             query["code_challenge"] = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
             query["code_challenge_method"] = "S256"
-        query["state"] = state = random_secrets.token_urlsafe(32)
-        if verifier is not None:
             self._verifiers[state] = Secret(verifier)
             if len(self._verifiers) > _MAX_VERIFIERS:
                 del self._verifiers[next(iter(self._verifiers))]
+        query["state"] = state
         return AuthorizationRequest(f"{self.origin}/oauth/authorize?{urlencode(query)}", state, verifier)
 
     async def exchange(
@@ -172,7 +167,7 @@ class OAuth:
         checking the state. The exchange is completed even if the caller is cancelled, since a code works only once.
         """
         callback_url_or_code, state, code_verifier = hide(callback_url_or_code), hide(state), hide(code_verifier)
-        code = read_callback(callback_url_or_code, state)
+        code = _read_callback(callback_url_or_code, state)
         if code_verifier is None and isinstance(state, Secret):
             code_verifier = self._verifiers.get(state.reveal())
         form: Form = {
@@ -208,7 +203,7 @@ class OAuth:
         await self.current.settle()
 
 
-def read_callback(callback: object, state: object) -> Secret[str]:
+def _read_callback(callback: object, state: object) -> Secret[str]:
     """Return the code of a callback URL, or the bare code; raise an error if the callback is invalid.
 
     The error is not ``client_wide``: other calls still have the current token, and a later callback may be genuine.
@@ -220,35 +215,26 @@ def read_callback(callback: object, state: object) -> Secret[str]:
         raise InvalidRequest("exchange: not a callback URL or code: it contains whitespace or control characters")
     if not _QUERY.search(callback.reveal()):
         return callback
-    fields = _query_fields(callback)
-    if fields is None:
-        raise InvalidRequest("exchange: the callback is not a valid URL")
     if not isinstance(state, Secret) or not state.reveal():
         raise InvalidRequest("exchange: state is missing: pass the state of the authorization request")
+    fields = {
+        name: [Secret(value) for value in values]
+        for name, values in parse_qs(callback.reveal().split("?", 1)[-1].partition("#")[0]).items()
+    }
     returned, codes = fields.get("state", []), fields.get("code", [])
     if len(returned) != 1 or not hmac.compare_digest(*(_to_bytes(each) for each in (returned[0], state))):
         text = "the callback's state does not match the authorization request: it may be forged"
         raise StateMismatch(text, client_wide=False)
     if "error" in fields:
-        known = (state, *codes)
-        code = _redact(fields["error"][:1], known)[:100]
-        description = _redact(fields.get("error_description", []), known)[:500]
+        code, description = (
+            _redact(fields.get(name, []), (state, *codes))[:500] for name in ("error", "error_description")
+        )
         text = f"authorization was refused: {description or code} (code {code})"
         raise AuthError(text, code=code, client_wide=False)
     if len(codes) != 1:
         text = "the callback has more than one code" if codes else "the callback has no code"
         raise AuthError(text, client_wide=False)
     return codes[0]
-
-
-def _query_fields(callback: Secret[str]) -> dict[str, list[Secret[str]]] | None:
-    # Nothing is raised here: the ValueError's frames hold the code.
-    with contextlib.suppress(ValueError):
-        query = parse_qs(
-            urlsplit(callback.reveal()).query if "?" in callback.reveal() else callback.reveal(), max_num_fields=100
-        )
-        return {name: [Secret(value) for value in values] for name, values in query.items()}
-    return None
 
 
 def _redact(texts: list[Secret[str]], secrets: tuple[Secret[str], ...]) -> str:

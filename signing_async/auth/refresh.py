@@ -9,7 +9,6 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Coroutine, Iterable
-from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 import attrs
@@ -18,10 +17,10 @@ from .. import telemetry
 from .._foreign import is_transient, safe_text
 from .._secret import Secret
 from .._tasks import finish
-from ..errors import AuthError, ConfigurationError, RefreshRejected, SigningError, TokenSuperseded, amended
+from ..errors import AuthError, RefreshRejected, SigningError, TokenSuperseded
 from ..models import Token
 from ..telemetry.names import REFRESH_RESULT, REFRESH_SPAN
-from ..transport import urls, wire
+from ..transport import wire
 from ..transport.operation import Observer
 from .token_endpoint import Form, TokenEndpoint
 from .token_stores import TokenStore
@@ -34,6 +33,8 @@ log: logging.Logger = logging.getLogger("signing_async")
 
 _EARLY_REFRESH_TIMEOUT = 5.0
 _MAX_MARGIN_SHARE = 0.1
+_SAVE_INTERVAL = 1.0
+_NO_TOKEN = "no token is stored: send the user to authorization_request().url, then call exchange()"
 
 
 class CurrentToken:
@@ -54,17 +55,16 @@ class CurrentToken:
         """The token that the last refresh replaces, and the task."""
         self._unsaved: tuple[Token | None, Token] | None = None
         """The token in the store to replace (None after a login: any), and the token that is not saved yet."""
+        self._saving: asyncio.Task[None] | None = None
+        """Repeats a failed save."""
         self._rejected: tuple[Token, RefreshRejected] | None = None
         """The token whose refresh token the service rejected last, and the error."""
 
     async def token(self, observer: Observer) -> Token:
         """Return the token to use now, refreshed first if it is about to expire."""
-        if self._unsaved is not None and self._unsaved[0] is None:
-            # This saves the token of the login. The current token may be another user's.
-            return await self.refresh(self._token, observer)
         token = await self._current()
         if token is None:
-            raise AuthError("there is no token yet: send the user to authorization_request().url, then call exchange()")
+            raise AuthError(_NO_TOKEN)
         if time.time() < self._fresh_until:
             return token
         left = _seconds_left(token)
@@ -110,59 +110,62 @@ class CurrentToken:
         """Settle, then close the sessions, even if a save failed or the caller was cancelled."""
         try:
             await self.settle()
-        except (AuthError, asyncio.CancelledError):
+        finally:
             await sessions.close()
-            raise
-        await sessions.close()
 
     # Background tasks
 
     def _start(self, work: Coroutine[Any, Any, Token], name: str) -> asyncio.Task[Token]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        # Otherwise asyncio logs the exception if every caller was cancelled.
-        task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+        task.add_done_callback(self._end)
         return task
+
+    def _end(self, task: asyncio.Task[Token]) -> None:
+        self._tasks.discard(task)
+        if self._unsaved is not None and (self._saving is None or self._saving.done()):
+            self._saving = asyncio.create_task(self._keep_saving(), name="signing_async token save")
+        if not task.cancelled():
+            task.exception()  # otherwise asyncio logs it if every caller was cancelled
+
+    async def _keep_saving(self) -> None:
+        while self._unsaved is not None:
+            await asyncio.sleep(_SAVE_INTERVAL)
+            with contextlib.suppress(Exception):
+                await self._save_again()
+
+    async def _save_again(self) -> None:
+        if self._unsaved is not None:
+            async with self._locked():
+                await self._save_unsaved(await self._load())
 
     async def _settle(self) -> None:
         while pending := [task for task in self._tasks if _is_pending(task)]:
             await asyncio.wait(pending)
-        if self._unsaved is None:
-            return
+        if self._saving is not None and _is_pending(self._saving):
+            self._saving.cancel()
+            await asyncio.wait([self._saving])
         try:
-            async with self._locked():
-                await self._save_unsaved(await self._load())
-            return
-        except SigningError as error:
-            lost = AuthError(
-                "a new token could not be saved and is lost with this process, so the user may have to authorize"
-                f" again: {error}",
-                transient=error.transient,
+            return await self._save_again()
+        except Exception as error:
+            text = (
+                "a new token could not be saved and is lost with this process, so the user may have to authorize again"
             )
-        log.error("%s", lost)
+            lost = AuthError(f"{text}: {safe_text(error)}", transient=is_transient(error))
         raise lost
 
     async def _exchange(self, form: Form, observer: Observer) -> Token:
         # Acquire the lock first: a code works only once, so it is not used unless its token can be saved.
-        token: Token | None = None
         try:
             async with self._locked():
                 token = await self.endpoint.request("oauth.exchange", form, observer)
                 self._unsaved = (None, token)
                 await self._save(token)
-        except SigningError as error:
-            if token is None:
+        except AuthError as error:
+            if self._unsaved is None:
                 raise
-            # Other calls fail only if they cannot save the token either.
-            if isinstance(error, TokenSuperseded):
-                raise amended(error, transient=False, effect="unknown", client_wide=False) from None
-            raise AuthError(
-                f"{error}; the code was used and its token is kept in memory: do not repeat the exchange, because the"
-                " next call, settle() or aclose() saves the token",
-                effect="unknown",
-                client_wide=False,
-            ) from None
+            text = "the code was used, so do not repeat the exchange: its token is saved as soon as the store works"
+            raise AuthError(f"{error}; {text}", effect="unknown", client_wide=False) from None
         log.debug("token obtained")
         return token
 
@@ -179,12 +182,8 @@ class CurrentToken:
             token = await self._save_unsaved(stored)
             if token is None:
                 if stored is None:
-                    was_known, self._token = self._token is not None, None
-                    raise AuthError(
-                        "the token was removed from its store (logout): authorize again"
-                        if was_known
-                        else "there is no token to refresh: authorize first"
-                    )
+                    self._token = None
+                    raise AuthError(_NO_TOKEN)
                 if not _is_same(stored, rejected) and _seconds_left(stored) > 0:
                     # Another process has refreshed the token.
                     self._publish(stored)
@@ -234,23 +233,14 @@ class CurrentToken:
     async def _locked(self) -> AsyncIterator[None]:
         """Hold the store's lock; raise an `AuthError` if its holder keeps it for longer than a refresh can take."""
         timeout = 2 * self.endpoint.timeout
-        try:
-            async with asyncio.timeout(timeout):
-                lock = await _await_store(self._acquire())
-        except TimeoutError:
-            message = f"could not acquire the token store's lock within {timeout:g} s: its holder may hang"
-            raise AuthError(message, transient=True) from None
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(timeout):
+                    await stack.enter_async_context(self._store.lock())
+            except TimeoutError:
+                message = f"could not acquire the token store's lock within {timeout:g} s: its holder may hang"
+                raise AuthError(message, transient=True) from None
             yield
-        except BaseException as error:
-            await _await_store(lock.__aexit__(type(error), error, error.__traceback__))
-            raise
-        await _await_store(lock.__aexit__(None, None, None))
-
-    async def _acquire(self) -> AbstractAsyncContextManager[None]:
-        lock = self._store.lock()
-        await lock.__aenter__()
-        return lock
 
     async def _current(self) -> Token | None:
         if self._token is None:
@@ -262,7 +252,7 @@ class CurrentToken:
 
     async def _load(self) -> Token | None:
         token = await _await_store(self._store.load())
-        if token is not None and not _is_for(token, self.endpoint.origin):
+        if token is not None and token.origin not in (None, self.endpoint.origin):
             raise AuthError(
                 f"the stored token is for {token.origin}, not for {self.endpoint.origin}:"
                 " use another token store, or authorize again"
@@ -300,15 +290,22 @@ class CurrentToken:
 
 
 async def _await_store(operation: Awaitable[T]) -> T:
-    """Await an operation of any token store; raise its unexpected errors as `AuthError`."""
     try:
         return await operation
-    except SigningError:
-        raise
     except Exception as error:
-        failure = AuthError(f"the token store failed: {type(error).__name__}", transient=is_transient(error))
+        failure = _as_own(error)
     # Not in the handler: the text of the store's error may contain secrets.
     raise failure
+
+
+def _as_own(error: Exception) -> SigningError:
+    """Return the error, or an `AuthError` for an error of a token store that is not this package's.
+
+    A copy for each caller: a shared exception would collect the tracebacks of all of them.
+    """
+    if isinstance(error, SigningError):
+        return copy.copy(error)
+    return AuthError(f"the token store failed: {type(error).__name__}", transient=is_transient(error))
 
 
 async def _result(task: asyncio.Task[Token], observer: Observer) -> Token:
@@ -321,35 +318,18 @@ async def _result(task: asyncio.Task[Token], observer: Observer) -> Token:
         observer.span.refresh(result, time.perf_counter() - began)
     if task.cancelled():
         raise AuthError("the token request was cancelled", transient=True)
-    error = task.exception()
-    if isinstance(error, SigningError):
-        # A copy for each caller: a shared exception would collect the tracebacks of all of them.
-        raise copy.copy(error)
+    if isinstance(error := task.exception(), Exception):
+        raise _as_own(error)
     return task.result()
 
 
-def _is_pending(task: asyncio.Task[Token]) -> bool:
-    """Return whether the task is pending; a task that an earlier event loop left undone is not.
-
-    Raise `ConfigurationError` if the task runs in the event loop of another thread: no other loop can wait for it.
-    """
-    loop, own = task.get_loop(), asyncio.get_running_loop()
-    if not task.done() and loop is not own and loop.is_running():
-        raise ConfigurationError(
-            "the OAuth is in use in another thread: make one OAuth for each thread, and share the token store"
-        )
-    return not task.done() and loop is own
+def _is_pending(task: asyncio.Task[Any]) -> bool:
+    """Return whether the task is pending; a task that an earlier event loop left undone is not."""
+    return not task.done() and task.get_loop() is asyncio.get_running_loop()
 
 
 def _is_same(one: Token | None, other: Token | None) -> bool:
     return one is other or (one is not None and other is not None and one.access_token == other.access_token)
-
-
-def _is_for(token: Token, origin: str) -> bool:
-    """Return whether the token may be sent to the origin. `Token.origin` may be written in another form."""
-    with contextlib.suppress(ConfigurationError):
-        return token.origin is None or urls.check_origin(token.origin) == origin
-    return False
 
 
 def _seconds_left(token: Token) -> float:

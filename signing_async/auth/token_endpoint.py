@@ -37,11 +37,9 @@ from ..transport.rate_limit import Pause
 from ..transport.response import Response
 from ..transport.retry import RetryPolicy, Safety
 
-__all__ = ["Form", "TokenEndpoint", "decode_token"]
+__all__ = ["Form", "TokenEndpoint"]
 
-_MAX_RESPONSE_BYTES = 1024 * 1024
 _REMEMBERED_SECRETS = 16
-_MAX_CODE_LENGTH = 100
 
 Form = Mapping[str, str | Secret[str]]
 """The fields of a token request, without the app's credentials."""
@@ -65,7 +63,6 @@ class TokenEndpoint:
         self.timeout: float = timeout
         self.assumptions: Assumptions = attrs.evolve(
             assumptions,
-            max_answer_bytes=min(_MAX_RESPONSE_BYTES, assumptions.max_answer_bytes),
             # OAuth's own member takes precedence over other common places for a code.
             error_paths={"code": "error", **assumptions.error_paths},
         )
@@ -88,8 +85,8 @@ class TokenEndpoint:
         options = attrs.evolve(self._options, on_attempt=observer.on_attempt, telemetry=observer.telemetry)
         try:
             return await Transport(shared, options).call(self._operation(name, form))
-        except (APIError, AuthError, DecodeError, TransportError) as error:
-            failure = self._failure(error, form)
+        except (APIError, DecodeError, TransportError) as error:
+            failure = self._failure(error, is_refresh="refresh_token" in form)
         # Not in the handler: the body and the frames of the original error may hold tokens.
         raise failure
 
@@ -136,25 +133,30 @@ class TokenEndpoint:
             return wire.bytes_body(urlencode(fields).encode(), "application/x-www-form-urlencoded")
 
         def decode(response: Response) -> Token:
-            with contextlib.suppress(Unreadable):
-                return decode_token(parse(response.bytes), sent_at, self.assumptions, self.origin)
-            raise _no_token(response)
+            data = parse(response.bytes)
+            if isinstance(data, dict):
+                expires_at = _expiry(data.get("expires_in"), sent_at, self.assumptions.expires_in_seconds)
+                with contextlib.suppress(ConfigurationError):
+                    return Token(
+                        data.get("access_token", ""), data.get("refresh_token") or None, expires_at, origin=self.origin
+                    )
+            raise Unreadable("no usable token")
 
         return Operation(name, "POST", "/api/oauth/token", Safety.TOKEN, body=body, decode=decode)
 
-    def _failure(self, error: APIError | AuthError | DecodeError | TransportError, form: Form) -> SigningError:
-        """Return the error of a failed request, without the body of its response."""
-        # If an exchange fails, other calls still have the current token.
-        is_refresh = "refresh_token" in form
-        error = _no_token(error) if isinstance(error, DecodeError) else error
-        if not isinstance(error, APIError):
-            # The frames of the original error hold the response.
+    def _failure(self, error: APIError | DecodeError | TransportError, *, is_refresh: bool) -> SigningError:
+        """Return the error without the body of the response. After a failed exchange, calls have the current token."""
+        if isinstance(error, TransportError):
             return amended(error, client_wide=is_refresh).with_traceback(None)
-        code = (error.code or "")[:_MAX_CODE_LENGTH]
-        # A failing or busy endpoint's verdict on the refresh token is not final.
-        is_final = is_refresh and not error.transient
+        if isinstance(error, DecodeError):
+            facts = f"HTTP {error.status}" + (f", request id {error.request_id}" if error.request_id else "")
+            text = f"{error.operation}: the response holds no usable token ({facts})"
+            return AuthError(text, status=error.status, request_id=error.request_id, client_wide=is_refresh)
+        code = error.code or ""
         rejecting = map(str.lower, self.assumptions.refresh_rejected_codes)
-        return (RefreshRejected if is_final and code.lower() in rejecting else AuthError)(
+        # A failing or busy endpoint's verdict on the refresh token is not final.
+        is_final = is_refresh and not error.transient and code.lower() in rejecting
+        return (RefreshRejected if is_final else AuthError)(
             str(error),
             code=code or None,
             status=error.status,
@@ -163,29 +165,6 @@ class TokenEndpoint:
             transient=error.transient,
             client_wide=is_refresh,
         )
-
-
-def _no_token(source: Response | DecodeError) -> AuthError:
-    facts = f"HTTP {source.status}" + (f", request id {source.request_id}" if source.request_id else "")
-    text = f"{source.operation}: the response holds no usable token ({facts})"
-    return AuthError(text, status=source.status, request_id=source.request_id)
-
-
-def decode_token(data: Any, sent_at: float, assumptions: Assumptions, origin: str) -> Token:
-    """Return the token of a parsed token response; raise `Unreadable` if there is no usable one in it."""
-    if isinstance(data, dict):
-        named: Any = data.get("token_type")
-        is_usable = isinstance(named, str) and named.isascii() and named.isalnum() and named.lower() != "bearer"
-        expires_at = _expiry(data.get("expires_in"), sent_at, assumptions.expires_in_seconds)
-        with contextlib.suppress(ConfigurationError):
-            return Token(
-                data.get("access_token", ""),
-                data.get("refresh_token") or None,
-                expires_at,
-                named if is_usable else "Bearer",
-                origin=origin,
-            )
-    raise Unreadable("no usable token")
 
 
 def _expiry(expires_in: Any, sent_at: float, unit: float) -> datetime | None:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import glob
 import json
 import os
 import random
 import tempfile
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
@@ -22,13 +20,12 @@ import attrs
 
 from .._files import check_locks, is_transient, resolve_path, retry_while_open, sync_folder, try_lock, unlock
 from .._secret import Secret
-from ..errors import AuthError, ConfigurationError
+from ..errors import AuthError
 from ..models import Token
 
 __all__ = ["FileTokenStore", "MemoryTokenStore", "TokenStore", "adjust_expiry", "token_from_json", "token_to_json"]
 
 _FIELDS = ("access_token", "refresh_token", "expires_at", "token_type", "origin")
-_LEFTOVER_AGE = 600.0
 # The two clocks are not read at the same moment: a smaller difference is ignored.
 _CLOCK_TOLERANCE = 5.0
 _PAUSE = (0.005, 0.03)
@@ -115,14 +112,9 @@ class FileTokenStore:
         check_locks("FileTokenStore")
         # Without symbolic links: a save would otherwise replace the link.
         self.path: Path = resolve_path("FileTokenStore: path", path)
-        # If this fails, load and save report the reason.
-        with contextlib.suppress(OSError):
-            if self.path.is_dir():
-                raise ConfigurationError(f"FileTokenStore: path: must be a file, got the folder {self.path}")
 
     def __repr__(self) -> str:
-        # Some tracebacks show an object whose constructor raised.
-        return f"FileTokenStore({str(getattr(self, 'path', '?'))!r})"
+        return f"FileTokenStore({str(self.path)!r})"
 
     async def load(self) -> Token | None:
         return await asyncio.to_thread(self._load)
@@ -162,7 +154,6 @@ class FileTokenStore:
     def _save(self, token: Token) -> None:
         with _explaining(f"the token file {self.path} cannot be written"):
             self._make_folder()
-            self._remove_leftovers()
             # mkstemp makes the file with mode 0600.
             handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".new", dir=self.path.parent)
             try:
@@ -181,13 +172,6 @@ class FileTokenStore:
         for folder in reversed(missing):
             folder.mkdir(mode=0o700, exist_ok=True)
             sync_folder(folder.parent)
-
-    def _remove_leftovers(self) -> None:
-        """Remove the temporary files of killed processes, which hold tokens; skip what cannot be removed."""
-        for left in self.path.parent.glob(f".{glob.escape(self.path.name)}.*.new"):
-            with contextlib.suppress(OSError):
-                if time.time() - left.stat().st_mtime > _LEFTOVER_AGE:
-                    left.unlink()
 
 
 @contextlib.contextmanager

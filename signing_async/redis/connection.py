@@ -16,9 +16,7 @@ from .._tasks import run_within
 from ..errors import ConfigurationError
 from ..transport.redaction import redact
 
-__all__ = ["Connection", "RedisClient", "cancel_and_wait", "decoded", "milliseconds"]
-
-_MAX_CONNECTIONS = 64
+__all__ = ["Connection", "RedisClient", "decoded", "milliseconds"]
 
 
 @runtime_checkable
@@ -43,18 +41,18 @@ class Connection:
         self.address: str = "the given client"
         self.is_given: bool = not isinstance(redis, Secret)
         self._failure = failure
-        self._url = redis if isinstance(redis, Secret) else Secret("")
         self._passwords: list[Secret[str]] = []
-        self._client: Any = None if isinstance(redis, Secret) else redis
+        self._client: Any = redis if self.is_given else None
         self._loop: asyncio.AbstractEventLoop | None = None
         if isinstance(redis, Secret):
+            self._url = redis
             if problem := self._check_url():
                 raise ConfigurationError(f"invalid Redis URL: {problem}")
         elif not isinstance(redis, RedisClient):
             raise ConfigurationError(f"redis: must be a URL or a client of redis.asyncio, got {type(redis).__name__}")
 
     def _check_url(self) -> str:
-        """Find the address, which messages show, and the passwords; return what is wrong with the URL, or "".
+        """Find the address and the passwords; return what is wrong with the URL, or "".
 
         redis-py itself checks the URL, and its files, only when it connects.
         """
@@ -93,7 +91,7 @@ class Connection:
             from redis.backoff import NoBackoff
 
             settings: dict[str, Any] = {
-                "max_connections": _MAX_CONNECTIONS,
+                "max_connections": 64,
                 "timeout": self.timeout,
                 "socket_connect_timeout": self.timeout,
                 "socket_timeout": None,  # `script` limits reads and writes
@@ -117,29 +115,20 @@ class Connection:
         if not isinstance(error, Exception):
             return attempt.result()
         message = f"{type(error).__name__}: {str(error).rstrip('.')[:200]}"
-        if type(error).__name__ == "TimeoutError":
+        if type(error).__name__ == "TimeoutError":  # redis-py has one of its own
             message = f"no response within {self.timeout:g} s"
         raise self._failure(self._redact(f"{self.address}: {message}"), is_transient(error))
 
     async def aclose(self) -> None:
         """Close the connections opened here; the next operation opens them again."""
-        if self.is_given:
-            return
-        client, self._client = self._client, None
-        if client is not None and self._loop is asyncio.get_running_loop():
+        if not self.is_given and self._client is not None:
+            client, self._client = self._client, None
             await run_within(client.aclose(), self.timeout)
 
     def warn_if_open(self, owner: object) -> None:
         """Warn that ``owner`` was not closed; for its ``__del__``."""
         if not self.is_given and self._client is not None:
             warnings.warn(f"{owner!r} was not closed", ResourceWarning, stacklevel=3, source=owner)
-
-
-async def cancel_and_wait(task: asyncio.Task[None] | None) -> None:
-    """Cancel the task and wait until it has ended; a task of another event loop ended with that loop."""
-    if task is not None and not task.done() and task.get_loop() is asyncio.get_running_loop():
-        task.cancel()
-        await asyncio.wait([task])
 
 
 def decoded(value: Any) -> str:

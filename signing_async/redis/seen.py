@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from copy import copy
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from urllib.parse import quote
 
 from .. import _checks
@@ -18,8 +18,6 @@ from .connection import Connection, RedisClient, decoded, milliseconds
 
 __all__ = ["RedisSeenEvents"]
 
-T = TypeVar("T")
-
 # KEYS: event. ARGV: claimer, lease in milliseconds.
 _CLAIM = """
 if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
@@ -27,10 +25,10 @@ if redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
 end
 return redis.call('GET', KEYS[1]) == 'confirmed' and 'confirmed' or 'pending'
 """
-# KEYS: event. ARGV: time to live in milliseconds.
-_CONFIRM = "return redis.call('SET', KEYS[1], 'confirmed', 'PX', ARGV[1])"
+# KEYS: event. ARGV: claimer, time to live in milliseconds.
+_CONFIRM = "redis.call('SET', KEYS[1], 'confirmed', 'PX', ARGV[2])"
 # KEYS: event. ARGV: claimer.
-_RELEASE = "return redis.call('GET', KEYS[1]) == ARGV[1] and redis.call('DEL', KEYS[1])"
+_RELEASE = "if redis.call('GET', KEYS[1]) == ARGV[1] then redis.call('DEL', KEYS[1]) end"
 
 
 class RedisSeenEvents:
@@ -39,15 +37,11 @@ class RedisSeenEvents:
         receiver = Receiver(verifier, save_event, seen=RedisSeenEvents("redis://redis.example.com"))
 
     If Redis does not respond within ``timeout`` seconds, a method raises `WebhookError` and the receiver responds with
-    503, so the service delivers the event again: no event is lost, and none is handled twice. An event is forgotten
-    ``ttl`` seconds after it was confirmed, or when Redis loses or evicts its key (set ``maxmemory-policy noeviction``);
-    a later duplicate of a forgotten event is handled again. Only the claimer can release a claim.
+    503, so the service delivers the event again. An event is forgotten ``ttl`` seconds after it was confirmed, or when
+    Redis loses or evicts its key; a later duplicate is handled again. Only the claimer can release a claim.
 
-    Receivers of different tenants need different namespaces: event ids are unique only within a ``namespace``.
-
-    Where no event loop runs, every method is a plain call with a connection of its own; this requires a URL, not a
-    client. The keys are ``<prefix>seen:<event id>``, or ``<prefix>seen@<namespace>:<event id>``. Close it with
-    `aclose`.
+    Event ids are unique only within a ``namespace``: receivers of different tenants need different ones. Where no event
+    loop runs, every method is a plain call with a connection of its own; this requires a URL, not a client.
     """
 
     def __init__(
@@ -90,22 +84,26 @@ class RedisSeenEvents:
         """Do nothing: where no event loop runs, no connection stays open."""
 
     def claim(self, event_id: str) -> Claim | Awaitable[Claim]:
-        return self._run(_CLAIM, event_id, lambda state: Claim(decoded(state)), self._claimer, milliseconds(self.lease))
+        claim: Claim | Awaitable[Claim] = self._run(_CLAIM, event_id, self.lease)
+        return claim
 
     def confirm(self, event_id: str) -> Awaitable[None] | None:
-        return self._run(_CONFIRM, event_id, lambda _: None, milliseconds(self.ttl))
+        confirmed: Awaitable[None] | None = self._run(_CONFIRM, event_id, self.ttl)
+        return confirmed
 
     def release(self, event_id: str) -> Awaitable[None] | None:
-        return self._run(_RELEASE, event_id, lambda _: None, self._claimer)
+        released: Awaitable[None] | None = self._run(_RELEASE, event_id)
+        return released
 
-    def _run(self, script: str, event_id: str, convert: Callable[[Any], T], *arguments: Any) -> T | Awaitable[T]:
+    def _run(self, script: str, event_id: str, seconds: float = 0) -> Any:
         # JSON allows half a surrogate pair in an id.
         key = f"{self._prefix}{event_id}".encode("utf-8", "surrogatepass")
 
-        async def run(connection: Connection) -> T:
-            return convert(await connection.script(script, [key], *arguments))
+        async def run(connection: Connection) -> Claim | None:
+            state = await connection.script(script, [key], self._claimer, milliseconds(seconds))
+            return None if state is None else Claim(decoded(state))
 
-        async def run_alone() -> T:
+        async def run_alone() -> Claim | None:
             async with contextlib.aclosing(copy(self._connection)) as connection:
                 return await run(connection)
 

@@ -15,9 +15,7 @@ from typing import Any, Self
 import pytest
 from aiohttp import web
 
-from signing_async import MemoryTokenStore, OAuth, RetryPolicy, SigningError, Token
-from signing_async._secret import hide
-from signing_async.auth.oauth import read_callback
+from signing_async import MemoryTokenStore, OAuth, RetryPolicy, Token
 from signing_async.sandbox import Sandbox
 
 BASE = "https://tenant.example.com"
@@ -159,14 +157,6 @@ def oauth_for(base_url: str, **settings: Any) -> OAuth:
 def secret_of(oauth: OAuth) -> str:
     """Return the client secret."""
     return next(iter(oauth.current.endpoint.secrets()))
-
-
-def code_of(callback: Any, state: Any) -> str | SigningError:
-    """Return the code of a callback, or the error that is raised for it."""
-    try:
-        return read_callback(hide(callback), hide(state)).reveal()
-    except SigningError as error:
-        return error
 
 
 def in_seconds(seconds: float) -> datetime:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import time
 
 import pytest
-from aiohttp import web
 
 from signing_async import (
     AuthError,
@@ -21,7 +19,6 @@ from signing_async import (
 )
 from signing_async.sandbox import Sandbox
 from tests.auth.oauth_servers import (
-    Received,
     Scripted,
     Slow,
     WatchedStore,
@@ -36,22 +33,14 @@ from tests.auth.oauth_servers import (
 
 
 async def test_cancelled_exchange_still_saves_its_token() -> None:
-    begun, go = asyncio.Event(), asyncio.Event()
-
-    async def slow(request: web.Request, received: Received) -> web.StreamResponse:
-        begun.set()
-        await go.wait()
-        return await grants()(request, received)
-
-    store = MemoryTokenStore()
+    store, slow = MemoryTokenStore(), Slow(grants())
     async with Scripted(slow) as server, oauth_for(server.base_url, store=store) as oauth:
         task = asyncio.create_task(oauth.exchange("code"))
-        await begun.wait()
-        assert "signing_async code exchange" in {running.get_name() for running in asyncio.all_tasks()}
+        await slow.begun.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        go.set()
+        slow.go.set()
         await oauth.settle()
         assert await oauth.access_token() == "access-new"
         assert await store.load() is not None
@@ -59,26 +48,20 @@ async def test_cancelled_exchange_still_saves_its_token() -> None:
 
 async def test_calls_before_authorization_raise_auth_error_without_a_request() -> None:
     async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
-        with pytest.raises(AuthError, match=r"there is no token yet: .*authorization_request\(\)\.url.*exchange\(\)"):
-            await oauth.access_token()
-        with pytest.raises(AuthError, match=r"^there is no token to refresh: authorize first$"):
-            await oauth.refresh()
+        for call in (oauth.access_token, oauth.refresh):
+            with pytest.raises(AuthError, match=r"no token is stored: .*authorization_request\(\)\.url.*exchange\(\)"):
+                await call()
         assert not server.requests
 
 
-@pytest.mark.parametrize("origin", ["https://X.com", "https://x.com/", "https://x.com:443", "https://x.com", None])
-async def test_stored_token_of_the_same_tenant_is_used_however_its_origin_is_written(origin: str | None) -> None:
-    store = MemoryTokenStore(Token("access", origin=origin))
-    async with oauth_for("https://x.com", store=store) as oauth:
-        assert await oauth.access_token() == "access"
-
-
-@pytest.mark.parametrize("origin", ["https://y.com", "https://x.com:8443", "http://x.com", "https://x.com/a", "x.com"])
+@pytest.mark.parametrize("origin", ["https://y.com", "https://x.com:8443", "http://x.com"])
 async def test_stored_token_of_another_tenant_is_refused(origin: str) -> None:
     store = MemoryTokenStore(Token("access", origin=origin))
     async with oauth_for("https://x.com", store=store) as oauth:
         with pytest.raises(AuthError, match=rf"^the stored token is for {origin}, not for https://x\.com: use another"):
             await oauth.access_token()
+        await store.save(Token("access", origin="https://x.com"))
+        assert await oauth.access_token() == "access"
 
 
 @pytest.mark.parametrize(
@@ -153,22 +136,6 @@ async def test_cancelled_caller_stops_neither_the_refresh_nor_other_callers(canc
         assert len(server.requests) == 1
 
 
-async def test_failure_after_all_callers_were_cancelled_is_not_logged_by_asyncio(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    slow = Slow(says({"error": "invalid_grant"}, 400))
-    async with Scripted(slow) as server, oauth_for(server.base_url, store=MemoryTokenStore(expired())) as oauth:
-        task = asyncio.create_task(oauth.token())
-        await slow.begun.wait()
-        task.cancel()
-        slow.go.set()
-        await oauth.settle()
-    del task, oauth
-    gc.collect()
-    await asyncio.sleep(0)
-    assert not [record for record in caplog.records if record.name == "asyncio" and record.levelno >= logging.ERROR]
-
-
 async def test_failed_refresh_raises_a_separate_error_for_each_caller_and_is_not_cached() -> None:
     async with (
         Scripted(says({"error": "invalid_client"}, 401), grants()) as server,
@@ -218,22 +185,6 @@ async def test_refresh_is_keyed_on_the_rejected_token() -> None:
         assert len(server.requests) == 3
 
 
-async def test_caller_that_rejects_the_new_token_gets_a_second_refresh() -> None:
-    slow = Slow(grants("2"))
-    store = MemoryTokenStore(expired("0"))
-    async with Scripted(slow, grants("3")) as server, oauth_for(server.base_url, store=store) as oauth:
-        first = asyncio.create_task(oauth.refresh(rejected="access-0"))
-        await slow.begun.wait()
-        second = asyncio.create_task(oauth.refresh(rejected="access-2"))
-        third = asyncio.create_task(oauth.refresh(rejected="access-0"))
-        await asyncio.sleep(0)
-        slow.go.set()
-        assert (await first).access_token == "access-2"
-        assert (await second).access_token == "access-3"
-        assert (await third).access_token in {"access-2", "access-3"}
-        assert len(server.requests) == 2
-
-
 async def test_token_rejected_again_after_refresh_is_unauthorized(sandbox: Sandbox) -> None:
     oauth, code = sandbox_oauth(sandbox)
     async with oauth, SigningClient(sandbox.base_url, oauth) as client:
@@ -261,25 +212,6 @@ async def test_rejected_token_without_refresh_token_is_unauthorized_unless_the_s
             "Bearer access-old",
             "Bearer access-newer",
         ]
-
-
-async def test_slow_load_does_not_overwrite_a_newer_token() -> None:
-    release = asyncio.Event()
-
-    class Late(MemoryTokenStore):
-        async def load(self) -> Token | None:
-            kept = await super().load()
-            await release.wait()
-            return kept
-
-    old = Token("access-old", "refresh-old", in_seconds(3600))
-    async with Scripted(grants()) as server, oauth_for(server.base_url, store=Late(old)) as oauth:
-        loading = asyncio.create_task(oauth.token())
-        await asyncio.sleep(0)
-        await oauth.exchange("code")
-        release.set()
-        assert (await loading).access_token == "access-new"
-        assert len(server.requests) == 1
 
 
 async def test_failed_early_refresh_returns_the_old_token_and_warns_once(
@@ -319,19 +251,6 @@ async def test_slow_early_refresh_returns_the_old_token_and_completes_later(monk
         await oauth.settle()
         assert await oauth.access_token() == "access-new"
         assert len(server.requests) == 2
-
-
-async def test_store_error_in_early_refresh_returns_the_old_token_and_its_text_is_not_logged(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    store = WatchedStore()
-    async with Scripted(grants("old"), grants("new")) as server, oauth_for(server.base_url, store=store) as oauth:
-        await oauth.exchange("code")
-        store.fail_saves = 1
-        nearly_expired(monkeypatch)
-        assert await oauth.access_token() == "access-old"
-        assert "OSError" in caplog.text
-        assert "no space" not in caplog.text
 
 
 async def test_rejected_refresh_token_is_sent_once_until_the_store_holds_another() -> None:

@@ -115,29 +115,6 @@ async def test_expires_in_is_read_as_number_in_the_assumed_unit_or_ignored(
         assert timedelta(0) <= token.expires_at - before - timedelta(seconds=seconds) <= timedelta(seconds=30)
 
 
-@pytest.mark.parametrize(
-    ("named", "kept"),
-    [
-        ("Bearer", "Bearer"),
-        ("BEARER", "Bearer"),
-        (None, "Bearer"),
-        (5, "Bearer"),
-        ("x\r\nEvil: 1", "Bearer"),
-        ("Bärer", "Bearer"),
-        ("DPoP", "DPoP"),
-    ],
-)
-async def test_token_type_is_sent_in_the_authorization_header(named: Any, kept: str) -> None:
-    async with (
-        Scripted(grants(token_type=named), says({"id": "u"})) as server,
-        oauth_for(server.base_url) as oauth,
-        SigningClient(server.base_url, oauth) as client,
-    ):
-        assert (await oauth.exchange("code")).token_type == kept
-        await client.me()
-        assert server.requests[1].headers["Authorization"] == f"{kept} access-new"
-
-
 async def test_refresh_posts_the_documented_fields_and_keeps_an_unreplaced_refresh_token() -> None:
     store = MemoryTokenStore(expired())
     async with (
@@ -245,11 +222,10 @@ async def test_token_request_without_response_within_timeout_is_request_timeout(
         (says(["odd"], 400), AuthError, None),
         (raw(400, b"\xff\xfe"), AuthError, None),
         (raw(403, b""), AuthError, None),
-        (says({"error": "e" * 500}, 400), AuthError, "e" * 100),
         (raw(302, b"", Location="https://elsewhere.example.com/"), AuthError, None),
         (raw(404, "<html><title>Not here</title>"), AuthError, None),
     ],
-    ids=range(13),
+    ids=range(12),
 )
 async def test_refused_refresh_token_is_refresh_rejected_and_other_refusals_are_auth_errors(
     answer: Any, kind: type[AuthError], code: str | None
@@ -304,15 +280,4 @@ async def test_success_without_token_is_auth_error_and_not_retried(answer: Any) 
         ) as caught:
             await oauth.exchange("code")
         assert caught.value.status in {200, 204}
-        assert len(server.requests) == 1
-
-
-async def test_oversized_response_is_transport_error_with_status_and_request_id() -> None:
-    async with (
-        Scripted(raw(200, b" " * 3_000_000, request_id="req-6")) as server,
-        oauth_for(server.base_url) as oauth,
-    ):
-        with pytest.raises(TransportError, match="larger than 1048576 bytes") as caught:
-            await oauth.exchange("code")
-        assert (caught.value.status, caught.value.request_id) == (200, "req-6")
         assert len(server.requests) == 1

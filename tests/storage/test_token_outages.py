@@ -103,6 +103,7 @@ async def test_token_refreshed_during_an_outage_is_saved_when_the_server_is_back
         assert len(server.requests) == 1
 
 
+@pytest.mark.parametrize("storage", ["postgres"], indirect=True)
 @pytest.mark.parametrize("how", ["stopped", "killed"])
 async def test_lock_of_a_failed_refresh_is_released_as_soon_as_the_server_is_back(how: str, storage: Any) -> None:
     """No other worker waits for the grace."""
@@ -122,6 +123,7 @@ async def test_lock_of_a_failed_refresh_is_released_as_soon_as_the_server_is_bac
             assert await loaded_in_the_lock(store) == OLD
 
 
+@pytest.mark.parametrize("storage", ["postgres"], indirect=True)
 async def test_closing_with_an_unsaved_token_logs_an_error(storage: Any, caplog: pytest.LogCaptureFixture) -> None:
     store = await storage.open(0.5)
     with contextlib.ExitStack() as fault:
