@@ -73,17 +73,6 @@ async def test_stored_token_is_refreshed_only_after_expiry(lifetime: float | Non
         assert await oauth.access_token() == ("access-new" if refreshed else "access-old")
 
 
-@pytest.mark.parametrize(("passed", "refreshed"), [(0, False), (3560, False), (3575, True), (3700, True)])
-async def test_one_hour_token_is_refreshed_in_its_last_30_seconds(
-    passed: float, refreshed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with Scripted(grants("first"), grants("second")) as server, oauth_for(server.base_url) as oauth:
-        await oauth.exchange("code")
-        now = time.time
-        monkeypatch.setattr(time, "time", lambda: now() + passed)
-        assert await oauth.access_token() == ("access-second" if refreshed else "access-first")
-
-
 async def test_token_without_refresh_token_is_used_until_it_expires(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,15 +174,20 @@ async def test_refresh_is_keyed_on_the_rejected_token() -> None:
         assert len(server.requests) == 3
 
 
-async def test_token_rejected_again_after_refresh_is_unauthorized(sandbox: Sandbox) -> None:
-    oauth, code = sandbox_oauth(sandbox)
-    async with oauth, SigningClient(sandbox.base_url, oauth) as client:
-        await oauth.exchange(code())
-        sandbox.faults.add("me", "expired-token", times=None)
-        with pytest.raises(Unauthorized):
-            await client.me()
-        assert len(sandbox.requests_of("oauth.token")) == 2
-        assert len(sandbox.requests_of("me")) == 2
+async def test_caller_that_rejects_the_new_token_gets_a_second_refresh() -> None:
+    slow = Slow(grants("2"))
+    store = MemoryTokenStore(expired("0"))
+    async with Scripted(slow, grants("3")) as server, oauth_for(server.base_url, store=store) as oauth:
+        first = asyncio.create_task(oauth.refresh(rejected="access-0"))
+        await slow.begun.wait()
+        second = asyncio.create_task(oauth.refresh(rejected="access-2"))
+        third = asyncio.create_task(oauth.refresh(rejected="access-0"))
+        await asyncio.sleep(0)
+        slow.go.set()
+        assert (await first).access_token == "access-2"
+        assert (await second).access_token == "access-3"
+        assert (await third).access_token in {"access-2", "access-3"}
+        assert len(server.requests) == 2
 
 
 async def test_rejected_token_without_refresh_token_is_unauthorized_unless_the_store_has_another() -> None:

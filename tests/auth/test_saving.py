@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sqlite3
 import traceback
-from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 from urllib.parse import parse_qs
 
 import pytest
@@ -209,43 +208,22 @@ async def test_unsaved_token_does_not_overwrite_a_changed_store_on_close(stored:
         ("load", ConnectionError("S3CR3T"), True),
         ("save", PermissionError(13, "S3CR3T"), False),
         ("load", sqlite3.DatabaseError("S3CR3T"), False),
-        ("acquire", LookupError("S3CR3T"), True),
-        ("release", ConnectionError("S3CR3T"), True),
+        ("lock", LookupError("S3CR3T"), True),
     ],
 )
 async def test_foreign_error_of_a_token_store_is_an_auth_error_that_hides_it(
     where: str, fault: Exception, transient: bool
 ) -> None:
-    class Foreign(MemoryTokenStore):
-        failing = True
-
-        def fail_in(self, step: str) -> None:
-            if step == where and self.failing:
-                raise fault
-
-        async def load(self) -> Token | None:
-            self.fail_in("load")
-            return await super().load()
-
-        async def save(self, token: Token) -> None:
-            self.fail_in("save")
-            await super().save(token)
-
-        @contextlib.asynccontextmanager
-        async def lock(self) -> AsyncIterator[None]:
-            self.fail_in("acquire")
-            async with super().lock():
-                yield
-            self.fail_in("release")
-
-    store = Foreign(expired())
+    store = MemoryTokenStore(expired())
+    failing = (Mock if where == "lock" else AsyncMock)(side_effect=fault)
     async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
-        with pytest.raises(AuthError, match=rf"^the token store failed: {type(fault).__name__}$") as caught:
-            await oauth.access_token()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store, where, failing)
+            with pytest.raises(AuthError, match=rf"^the token store failed: {type(fault).__name__}$") as caught:
+                await oauth.access_token()
         assert (caught.value.transient, caught.value.client_wide) == (transient, True)
         assert "S3CR3T" not in "".join(traceback.format_exception(caught.value))
         assert caught.value.__cause__ is caught.value.__context__ is None
-        store.failing = False
         assert await oauth.access_token() == "access-new"
         assert len(server.requests) == 1
 

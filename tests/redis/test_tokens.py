@@ -69,22 +69,6 @@ async def test_waiting_for_the_lock_is_logged_once(redis: RedisServer, caplog: p
     assert "'a'): waiting for the lock, which another worker holds; it expires in " in record.message
 
 
-async def test_lock_works_with_a_client_that_has_the_methods_of_redis_client_alone(redis: RedisServer) -> None:
-    from redis.asyncio import Redis
-
-    async with Redis.from_url(redis.url) as client:
-
-        class Wrapped:
-            async def execute_command(self, *args: Any, **options: Any) -> Any:
-                return await client.execute_command(*args, **options)  # type: ignore[no-untyped-call]  # redis-py leaves it so
-
-        async with RedisTokenStore(Wrapped(), "wrapped") as store:
-            for token in (OLD, NEW):
-                async with store.lock():
-                    await store.save(token)
-            assert await store.load() == NEW
-
-
 async def refresh(url: str, base_url: str, lease: str, grace: str, rejected: str) -> None:
     """Replace the token, in a process of its own."""
     async with (
