@@ -53,11 +53,8 @@ class RedisRateLimiter:
 
     A 429 for one worker pauses all workers: none sends a request later than a fifth of a second after it. With a
     ``rate``, all workers together send at most that many requests per second, and up to ``burst`` at once after an idle
-    time. Everything else is decided by ``local``, by default a `LocalRateLimiter`.
-
-    If Redis does not respond within ``timeout`` seconds, each worker continues alone, with its own 429s and the whole
-    ``rate``, and logs this once; they share again when Redis is back. The keys are ``<prefix>gate:<name>`` and
-    ``<prefix>gate-rate:<name>``. Times are by Redis's clock.
+    time. Everything else is decided by ``local``, by default a `LocalRateLimiter`. If Redis does not respond within
+    ``timeout`` seconds, each worker continues alone, with its own 429s and the whole ``rate``, and logs this once.
     """
 
     def __init__(

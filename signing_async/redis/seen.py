@@ -36,12 +36,9 @@ class RedisSeenEvents:
 
         receiver = Receiver(verifier, save_event, seen=RedisSeenEvents("redis://redis.example.com"))
 
-    If Redis does not respond within ``timeout`` seconds, a method raises `WebhookError` and the receiver responds with
-    503, so the service delivers the event again. An event is forgotten ``ttl`` seconds after it was confirmed, or when
-    Redis loses or evicts its key; a later duplicate is handled again. Only the claimer can release a claim.
-
-    Event ids are unique only within a ``namespace``: receivers of different tenants need different ones. Where no event
-    loop runs, every method is a plain call with a connection of its own; this requires a URL, not a client.
+    If Redis does not respond within ``timeout`` seconds, a method raises `WebhookError`. Events are forgotten ``ttl``
+    seconds after they were confirmed; claims expire after the ``lease``. Event ids are unique only within a
+    ``namespace``. Where no event loop runs, every method is a plain call with a connection of its own, to a URL.
     """
 
     def __init__(

@@ -187,43 +187,27 @@ async def test_workers_continue_alone_while_redis_is_unavailable(
 
 
 def test_unclosed_gate_works_in_a_second_event_loop(shared: RedisServer) -> None:
-    """It hears of another worker's 429, reserves slots, and publishes its own 429."""
+    """It publishes its own 429 there."""
     code = f"""
 import asyncio
 from signing_async.redis import RedisRateLimiter
 
-gate = RedisRateLimiter({shared.url!r}, "loops", rate=200)
+gate, other = (RedisRateLimiter({shared.url!r}, "loops", rate=200) for _ in range(2))
 
-def now():
-    return asyncio.get_running_loop().time()
+async def use():
+    async with gate, asyncio.timeout(20):
+        gate.pause(60)
+        while await other.acquire(asyncio.get_running_loop().time() + 1):
+            await asyncio.sleep(0.01)
+        await other.aclose()
+        print("published")
 
-async def passed(gate):
-    return await gate.acquire(now() + 10)
-
-async def hear():
-    async with RedisRateLimiter({shared.url!r}, "loops") as other:
-        print(await passed(gate), await passed(other))
-        other.pause(60)
-        async with asyncio.timeout(20):
-            while gate.next_at <= now() + 20:
-                await gate.acquire(now() + 0.1)
-        print("heard")
-
-async def publish():
-    gate.pause(120)
-    async with asyncio.timeout(20), RedisRateLimiter({shared.url!r}, "loops") as other:
-        while other.next_at <= now() + 90:
-            await other.acquire(now() + 0.1)
-    print("published")
-
-print(asyncio.run(passed(gate)))
-asyncio.run(hear())
-asyncio.run(publish())
-asyncio.run(gate.aclose())
+asyncio.run(gate.acquire(1e9))
+asyncio.run(use())
 """
     # The connections of the first loop are lost with it, which is a warning.
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
-    assert done.stdout.split() == ["True", "True", "True", "heard", "published"], done.stderr
+    assert done.stdout.split() == ["published"], done.stderr
     assert "Traceback" not in done.stderr
 
 
