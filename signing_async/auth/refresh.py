@@ -152,6 +152,7 @@ class CurrentToken:
                 "a new token could not be saved and is lost with this process, so the user may have to authorize again"
             )
             lost = AuthError(f"{text}: {safe_text(error)}", transient=is_transient(error))
+        log.error("%s", lost)
         raise lost
 
     async def _exchange(self, form: Form, observer: Observer) -> Token:
