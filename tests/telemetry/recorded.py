@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from signing_async import telemetry
-from signing_async.telemetry.names import Metric
+from signing_async.telemetry import names
 
 # The SDK of a process is set once; a test replaces it behind the API's back.
 _TRACES, _METRICS = "_TRACER_PROVIDER", "_METER_PROVIDER"
@@ -51,7 +51,7 @@ class Recorded:
     def children(self, parent: ReadableSpan) -> list[ReadableSpan]:
         return [span for span in self.spans if span.parent is not None and span.parent == parent.context]
 
-    def points(self, metric: Metric) -> list[Any]:
+    def points(self, metric: names.Metric) -> list[Any]:
         """The data points of a metric."""
         data = self._reader.get_metrics_data()
         if data is None:
@@ -65,7 +65,7 @@ class Recorded:
         )
         return [point for each in found for point in each.data.data_points]
 
-    def total(self, metric: Metric, **attributes: object) -> float:
+    def total(self, metric: names.Metric, **attributes: object) -> float:
         """The sum of a counter, or the number of values of a histogram, over the points with these attributes.
 
         ``_`` stands for a dot in the names.
@@ -107,13 +107,3 @@ def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
         yield recorded
     recorded.traces.shutdown()
     recorded.meters.shutdown()
-
-
-@contextmanager
-def nothing_configured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The process has the API package, and no SDK."""
-    with monkeypatch.context() as patched:
-        patched.setattr(telemetry, "_loaded", None)
-        patched.setattr(trace, _TRACES, None)
-        patched.setattr(metrics._internal, _METRICS, None)
-        yield

@@ -11,7 +11,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from signing_async import (
     LocalRateLimiter,
-    MemoryTokenStore,
     OutcomeUnknown,
     RateLimited,
     RetryPolicy,
@@ -20,7 +19,7 @@ from signing_async import (
 )
 from signing_async.sandbox import Sandbox
 from signing_async.telemetry import names
-from tests.auth.oauth_servers import Scripted, expired, grants, oauth_for, sandbox_oauth
+from tests.auth.oauth_servers import sandbox_oauth
 from tests.pdfs import make_pdf
 from tests.servers import serving
 from tests.telemetry.recorded import Recorded, attributes, events
@@ -175,21 +174,6 @@ async def test_refresh_shared_by_many_calls_is_one_refresh(sandbox: Sandbox, rec
     assert all(span.end_time <= refresh.end_time for span in rejected)  # type: ignore[operator]
 
 
-async def test_token_that_another_process_refreshed_is_adopted(sandbox: Sandbox, recorded: Recorded) -> None:
-    store = MemoryTokenStore(expired())
-    async with (
-        Scripted(grants()) as server,
-        oauth_for(server.base_url, store=store) as first,
-        oauth_for(server.base_url, store=store) as second,
-    ):
-        rejected = expired()
-        await first.refresh(rejected)
-        recorded.clear()
-        await second.refresh(rejected)
-    assert attributes(recorded.one("token.refresh")) == {"signing_async.refresh.result": "adopted"}
-    assert not recorded.named("oauth.refresh")
-
-
 # How calls end
 
 
@@ -229,20 +213,13 @@ async def test_bytes_of_both_directions_are_counted(
     before = recorded.total(names.TRANSFERRED, network__io__direction="receive")
     sealed = await client.documents.read_signed(signing, document)
     assert recorded.total(names.TRANSFERRED, network__io__direction="receive") - before == len(sealed)
-    before = recorded.total(names.TRANSFERRED, network__io__direction="receive")
-    async with client.documents.stream_signed(signing, document) as chunks:
-        size = sum([len(chunk) async for chunk in chunks])
-    assert recorded.total(names.TRANSFERRED, network__io__direction="receive") - before == size == len(sealed)
 
 
 @pytest.mark.parametrize(
     ("path", "template"),
     [
         ("/api/1.0/signings/5f2c-17", "/api/1.0/signings/{id}"),
-        ("/api/1.0/signings/17/recipients/18/cancel", "/api/1.0/signings/{id}/recipients/{recipient_id}/cancel"),
-        ("/api/1.0/signings/Anna/{what}", "/api/1.0/signings/{id}/{what}"),
-        ("/api/v2/users/1234", "/api/v2/users/REDACTED"),
-        ("/api/1.0/invitations/eyJhbGciOiJIUzI1NiJ9", "/api/1.0/invitations/REDACTED"),
+        ("/api/1.0/signings/Anna/recipients/18/{what}", "/api/1.0/signings/{id}/recipients/{recipient_id}/{what}"),
         ("/api/1.0/people/Anna", "/api/1.0/people/REDACTED"),
         ("/api/1.0/signingTemplates", "/api/1.0/signingTemplates"),
     ],

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.trace import StatusCode
 
 from signing_async import (
+    JournalError,
     NewRecipient,
     RetryPolicy,
     ServerError,
     SigningClient,
     SigningPackage,
+    SqliteJournal,
 )
 from signing_async.sandbox import Sandbox
 from signing_async.telemetry import names
@@ -69,3 +72,16 @@ async def test_failed_package_is_an_error_and_the_next_run_links_to_it(
     assert attributes(failed)["signing_async.outcome"] == "error"
     assert [link.context.span_id for link in sent.links] == [failed.context.span_id]
     assert recorded.total(names.DISPATCH_DURATION, signing_async__outcome="error") == 1
+
+
+async def test_failure_of_a_journal_has_its_type(client: SigningClient, recorded: Recorded, tmp_path: Path) -> None:
+    class Broken(SqliteJournal):
+        async def claim(self, *_: Any, **__: Any) -> Any:
+            raise OSError("Anna Berg")
+
+    (lease,) = _packages(tmp_path, 1)
+    async with Broken(tmp_path / "journal") as journal:
+        with pytest.raises(JournalError):
+            await client.dispatch(lease, journal)
+    assert recorded.total(names.JOURNAL_DURATION, error__type="JournalError") == 1
+    assert "Anna" not in recorded.text()

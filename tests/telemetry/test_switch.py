@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from opentelemetry import metrics, trace
 
 from signing_async import (
     ConfigurationError,
-    MemoryTokenStore,
     NewRecipient,
     SigningClient,
     SigningPackage,
-    SqliteJournal,
 )
 from signing_async.archive import Archive
 from signing_async.sandbox import Sandbox
-from signing_async.settings import Settings
-from signing_async.telemetry import Telemetry, active, names
-from tests.auth.oauth_servers import Scripted, expired, grants, oauth_for
+from signing_async.telemetry import names
 from tests.guides import ROOT
 from tests.pdfs import make_pdf
 from tests.telemetry.recorded import Recorded
@@ -58,21 +51,6 @@ def test_process_that_does_not_use_opentelemetry_does_not_import_it() -> None:
 
 def test_client_works_without_the_api_package() -> None:
     _run(before="sys.modules['opentelemetry'] = None", after="assert 'opentelemetry.trace' not in sys.modules")
-
-
-async def test_metrics_alone_are_recorded(
-    client: SigningClient, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    with monkeypatch.context() as patched:
-        patched.setattr(trace, "_TRACER_PROVIDER", trace.NoOpTracerProvider())
-        await client.me()
-        package = SigningPackage("Lease", "EN", [make_pdf()], [NewRecipient("anna@example.com")], key="1")
-        await client.dispatch(package, tmp_path / "journal")
-    async with SqliteJournal(tmp_path / "journal") as journal:
-        assert [json.loads(record.state)["trace_context"] async for record in journal.records()] == [None]
-    assert not recorded.spans
-    assert recorded.total(names.OPERATION_DURATION, signing_async__operation="me") == 1
-    assert recorded.total(names.DISPATCH_DURATION) == 1
 
 
 async def test_client_without_telemetry_records_nothing(sandbox: Sandbox, recorded: Recorded, tmp_path: Path) -> None:
@@ -121,23 +99,16 @@ async def test_environment_and_settings_file_switch_a_client_off(
     assert len(recorded.named("me")) == is_on + 1
 
 
-async def test_environment_switches_refreshes_off(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIGNING_TELEMETRY", "off")
-    store = MemoryTokenStore(expired())
-    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
-        await oauth.refresh()
-    assert not recorded.spans
-
-
 def test_invalid_switch_is_refused_with_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text("telemetry = 1\n")
+    monkeypatch.setenv("SIGNING_CONFIG", str(path))
     with pytest.raises(ConfigurationError, match=r"telemetry in .*config\.toml: must be on or off, got 1"):
-        Settings.load(path)
+        SigningClient.from_env()
     with pytest.raises(ConfigurationError, match="telemetry: must be True or False, got 'off'"):
         SigningClient("https://tenant.example.com", "token", telemetry="off")  # type: ignore[arg-type]
     monkeypatch.setenv("SIGNING_TELEMETRY", "maybe")
-    for make in (lambda: SigningClient("https://tenant.example.com", "token"), Settings.load):
+    for make in (lambda: SigningClient("https://tenant.example.com", "token"), SigningClient.from_env):
         with pytest.raises(ConfigurationError, match="SIGNING_TELEMETRY: must be on or off, got 'maybe'"):
             make()
 
@@ -146,14 +117,10 @@ def test_invalid_switch_is_refused_with_its_source(monkeypatch: pytest.MonkeyPat
 async def test_too_old_api_package_is_reported_once(
     client: SigningClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    create = metrics.Meter.create_histogram
+    def create_histogram(self: object, name: str, unit: str) -> None: ...
 
-    def create_as_before(self: Any, name: str, unit: str, description: str) -> Any:
-        return create(self, name, unit, description)
-
-    monkeypatch.setattr("opentelemetry.sdk.metrics.Meter.create_histogram", create_as_before)
+    monkeypatch.setattr("opentelemetry.sdk.metrics.Meter.create_histogram", create_histogram)
     await client.me()
     await client.me()
     (report,) = [record.getMessage() for record in caplog.records if "OpenTelemetry" in record.getMessage()]
     assert report.endswith("install signing-async[otel]")
-    assert type(active()) is Telemetry

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import queue
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -13,7 +12,6 @@ from aiohttp.test_utils import TestClient, TestServer
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
-from signing_async import ConfigurationError
 from signing_async.telemetry import names
 from signing_async.webhooks import (
     Event,
@@ -70,45 +68,22 @@ async def test_delivery_is_a_consumer_span_under_that_of_the_server(recorded: Re
 
 REFUSED = [
     ("PUT", {}, BODY, 405, "not_post"),
-    ("POST", {"Content-Encoding": "gzip"}, BODY, 415, "compressed"),
-    ("POST", {"Content-Length": "x"}, BODY, 400, "bad_length"),
-    ("POST", {"Content-Length": "1001"}, BODY, 413, "too_large"),
     ("POST", {}, b"x" * 1001, 413, "too_large"),
     ("POST", {}, BODY, 401, "signature_missing"),
-    ("POST", {"X-Signature": "00" * 32}, BODY, 401, "signature_mismatch"),
     ("POST", signed(b"[]"), b"[]", 400, "malformed"),
 ]
 
 
 @pytest.mark.parametrize(("method", "headers", "body", "status", "verdict"), REFUSED)
-@pytest.mark.parametrize("blocking", [False, True])
 async def test_refusal_is_counted_by_its_verdict_and_is_no_error(
-    recorded: Recorded, method: str, headers: dict[str, str], body: bytes, status: int, verdict: str, blocking: bool
+    recorded: Recorded, method: str, headers: dict[str, str], body: bytes, status: int, verdict: str
 ) -> None:
-    receiver = Receiver(VERIFIER, _accept)
-    if blocking:
-        decision = receiver.handle_blocking(method, headers, [body])
-    else:
-        decision = await receiver.handle(method, headers, _chunks(body))
+    decision = await Receiver(VERIFIER, _accept).handle(method, headers, _chunks(body))
     assert (decision.status, decision.verdict) == (status, verdict)
     span = recorded.one("webhook.delivery")
     assert attributes(span) == {"http.response.status_code": status, "signing_async.webhook.verdict": verdict}
     assert span.status.status_code is StatusCode.UNSET
     assert _verdicts(recorded) == {verdict: 1}
-
-
-async def test_body_that_does_not_arrive_has_a_verdict(recorded: Recorded) -> None:
-    async def stuck() -> AsyncIterator[bytes]:
-        yield b"{"
-        await asyncio.Event().wait()
-
-    async def broken() -> AsyncIterator[bytes]:
-        yield b"{"
-        raise ConnectionResetError
-
-    await Receiver(VERIFIER, _accept, body_timeout=0.01).handle("POST", {}, stuck())
-    await Receiver(VERIFIER, _accept).handle("POST", {}, broken())
-    assert _verdicts(recorded) == {"too_slow": 1, "incomplete": 1}
 
 
 class _Failing(MemorySeenEvents):
@@ -124,15 +99,12 @@ def _raise(_: Event) -> None:
     ("hand_off", "more", "verdict"),
     [
         (_raise, dict, "handler_failed"),
-        (queue.Queue(1), dict, "queue_full"),
         (_accept, lambda: {"seen": _Failing()}, "not_deduplicated"),
     ],
 )
 async def test_delivery_that_must_be_repeated_is_an_error(
     recorded: Recorded, hand_off: Any, more: Callable[[], dict[str, Any]], verdict: str
 ) -> None:
-    if isinstance(hand_off, queue.Queue):
-        hand_off.put(None)
     receiver = Receiver(VERIFIER, hand_off, **more())
     assert (await receiver.receive(signed(BODY), BODY)).status == 503
     span = recorded.one("webhook.delivery")
@@ -140,14 +112,3 @@ async def test_delivery_that_must_be_repeated_is_an_error(
     assert attributes(span)["error.type"] == "503"
     assert _verdicts(recorded) == {verdict: 1}
     assert "Anna" not in recorded.text()
-
-
-async def test_environment_switches_deliveries_off(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIGNING_TELEMETRY", "off")
-    events: list[Event] = []
-    await Receiver(VERIFIER, events.append).receive(signed(BODY), BODY)
-    assert not recorded.spans
-    assert [event.trace_context for event in events] == [None]
-    monkeypatch.setenv("SIGNING_TELEMETRY", "maybe")
-    with pytest.raises(ConfigurationError, match="SIGNING_TELEMETRY"):
-        Receiver(VERIFIER, _accept)
