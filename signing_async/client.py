@@ -143,11 +143,11 @@ class SigningClient(AnyEndpoint):
         rate_limiter: RateLimiter | None = None,
         telemetry: bool | None = None,
     ) -> Self:
-        """Return a client configured by the environment and the settings file; the environment takes precedence.
+        """Return a client configured by the environment and the settings file; arguments override both.
 
         Set ``SIGNING_BASE_URL``, and either ``SIGNING_ACCESS_TOKEN`` or all of ``SIGNING_CLIENT_ID``,
         ``SIGNING_CLIENT_SECRET``, ``SIGNING_REDIRECT_URI`` and ``SIGNING_TOKEN_FILE``. After ``signing-async login``,
-        ``SIGNING_TOKEN_FILE`` is optional. `signing_async.settings` lists the others. Arguments override both.
+        ``SIGNING_TOKEN_FILE`` is optional. `signing_async.settings` lists the others.
         """
         given = {name: value for name, value in locals().items() if name != "cls" and value is not None}
         from .settings import Settings  # most clients are made without it
@@ -192,10 +192,8 @@ class SigningClient(AnyEndpoint):
 
         An `InvalidRequest` lists all problems of the package before the first request. With a journal, which is a path
         or a `Journal`, the call can be repeated whatever ended it, even a crash: the package is sent once, and each
-        call returns its signing. If the call fails, a note of the exception names the draft. If another run is working
-        on the package, the call waits for that run. With a journal, an `OutcomeUnknown` is ``transient`` if the next
-        call may find out what happened. Documents are uploaded one after the other, in the package's order; with
-        ``ordered=False`` concurrently, in any order. ::
+        call returns its signing. If another run is working on the package, the call waits for that run. Documents are
+        uploaded in the package's order; with ``ordered=False`` concurrently, in any order. ::
 
             package = SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com")])
             signing = await client.dispatch(package, journal="leases.journal")
@@ -215,12 +213,11 @@ class SigningClient(AnyEndpoint):
     ) -> Results[DispatchResult]:
         """Send packages, ``concurrency`` at a time; return an async iterator of results in completion order.
 
-        Packages are pulled as workers become free. A package that fails is a result with an error, and the others
-        continue. A fatal error (the client is closed, the token is rejected for good) becomes the result of every
-        remaining package, and nothing more is sent. Repeat the call with the same journal after a crash, or for the
-        packages that failed: each is sent once, with exactly its documents and recipients. If the outcome of a `send`
-        cannot be determined, the error is `OutcomeUnknown`. Any number of runs may share a journal. If the journal
-        fails, the run stops with a `JournalError`. ``ordered`` is as for `dispatch`. ::
+        A package that fails is a result with an error, and the others continue. After a fatal error (the client is
+        closed, the token is rejected for good) every remaining package gets that error, and nothing more is sent.
+        Repeat the call with the same journal after a crash, or for the packages that failed: each is sent once, with
+        exactly its documents and recipients. If the journal fails, the run stops with a `JournalError`. ``ordered`` is
+        as for `dispatch`. ::
 
             async for result in client.dispatch_many(packages, journal="leases.journal"):
                 print(result.package.name, result.signing.id if result.error is None else result.error)
@@ -299,7 +296,7 @@ def _current_token(auth: OAuth, origin: str) -> CurrentToken:
 def _check_session(session: object) -> None:
     if not isinstance(session, aiohttp.ClientSession):
         raise ConfigurationError(f"session: must be an aiohttp.ClientSession, got {type(session).__name__}")
-    if getattr(session, "auth", None) is not None:  # aiohttp 4 has no such parameter
+    if session.auth is not None:
         raise ConfigurationError("session: must have no credentials of its own: make it without auth=")
     if "Expect" in session.headers:
         # Then a request is sent in two steps, and a lost response could not be told from a request that was not sent.
@@ -307,16 +304,12 @@ def _check_session(session: object) -> None:
 
 
 def _check_options(options: Options) -> Options:
-    for name, kind in (("retry", RetryPolicy), ("assumptions", Assumptions)):
+    for name, kind in (("retry", RetryPolicy), ("assumptions", Assumptions), ("telemetry", bool)):
         value = getattr(options, name)
         if not isinstance(value, kind):
             raise ConfigurationError(f"{name}: must be {kind.__name__}, got {value!r}")
     for name in ("on_attempt", "on_response"):
         hook = getattr(options, name)
-        if hook is not None and not callable(hook):
-            raise ConfigurationError(f"{name}: must be callable, got {hook!r}")
-        if inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(type(hook).__call__):
+        if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
             raise ConfigurationError(f"{name}: must be a plain function, because it is not awaited, got {hook!r}")
-    if not isinstance(options.telemetry, bool):
-        raise ConfigurationError(f"telemetry: must be True or False, got {options.telemetry!r}")
     return options

@@ -10,10 +10,10 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import attrs
@@ -32,16 +32,14 @@ from .transport.retry import RetryPolicy
 
 __all__ = ["Settings", "config_folder", "holds_password"]
 
+T = TypeVar("T")
+
 _SECRETS = frozenset({"access_token", "client_secret", "inbox_key", "webhook_secret"})
 _URLS = ("broker", "inbox", "journal", "proxy")
 _PASSWORD = re.compile(r"://[^@]*:[^@]*@|[?&](?:ssl)?password=", re.IGNORECASE)
 _CREDENTIALS = ("access_token", "client_id", "client_secret", "redirect_uri", "token_file")
 _TIMEOUTS = {"timeout": "call", "transfer_timeout": "transfer", "connect_timeout": "connect"}
 _RETRY = ("max_attempts", "base_delay", "max_delay", "max_retry_after", "settle")
-
-
-def _hide_url(place: Path | str | None) -> str:
-    return "'...'" if isinstance(place, str) else repr(place)
 
 
 @attrs.frozen(kw_only=True)
@@ -59,23 +57,17 @@ class Settings:
     redirect_uri: str | None = None
     token_file: Path | None = None
     webhook_secret: str | None = attrs.field(default=None, repr=False)
-    journal: Path | str | None = attrs.field(default=None, repr=_hide_url)
-    """A file, or a database URL, which may contain a password."""
-    inbox: Path | str | None = attrs.field(default=None, repr=_hide_url)
-    """A file, or a database URL, which may contain a password."""
+    # URLs may contain a password.
+    journal: Path | str | None = attrs.field(default=None, repr=False)
+    inbox: Path | str | None = attrs.field(default=None, repr=False)
     inbox_key: str | None = attrs.field(default=None, repr=False)
-    """The key that decrypts the inbox."""
     broker: str | None = attrs.field(default=None, repr=False)
-    """A broker URL, which may contain a password."""
     proxy: str | None = attrs.field(default=None, repr=False)
-    """The URL of an HTTP proxy, which may contain a password; by default the environment's proxies are used."""
     timeouts: Timeouts = attrs.field(factory=Timeouts)
     retry: RetryPolicy = attrs.field(factory=RetryPolicy)
     assumptions: Assumptions = attrs.field(factory=Assumptions)
     telemetry: bool = True
-    """Whether OpenTelemetry spans and metrics are made, if the process uses OpenTelemetry."""
     file: Path | None = None
-    """The settings file, if there is one."""
     note: str = ""
     """Added to errors about missing settings."""
 
@@ -86,17 +78,20 @@ class Settings:
         Raise a `ConfigurationError` for an invalid setting. Its text names the source, and contains no secret.
         """
         path = _config_file(config)
-        layers = [
-            {name: _Given(name, text, f"--{name.replace('_', '-')}") for name, text in (given or {}).items()},
+        layers = (
+            {} if path is None else _read_file(path),
             {
-                name: _Given(name, os.environ[_variable(name)], _variable(name))
+                name: _Given(_variable(name), os.environ[_variable(name)])  # no local variable: tracebacks show them
                 for name in _CONVERTERS
                 if os.environ.get(_variable(name))
             },
-            {} if path is None else _read_file(path),
-        ]
-        note = _drop_foreign_credentials(layers, path)
-        chosen = {name: value for layer in reversed(layers) for name, value in layer.items()}
+            {name: _Given(f"--{name.replace('_', '-')}", text) for name, text in (given or {}).items()},
+        )
+        chosen: dict[str, _Given] = {}
+        note = ""
+        for layer in layers:
+            note += _drop_overridden_credentials(chosen, layer)
+            chosen |= layer
         values = {name: convert(chosen[name]) for name, convert in _CONVERTERS.items() if name in chosen}
         # A plain timeout also limits transfers, as the client's argument does.
         timeouts = {"transfer": values["timeout"]} if "timeout" in values else {}
@@ -115,17 +110,16 @@ class Settings:
         return FileTokenStore(self.token_file or _default_token_file(self.origin))
 
     def auth(self) -> str | OAuth:
-        """Return what `SigningClient` takes as ``auth``; raise a `ConfigurationError` that names a missing setting."""
+        """Return the access token or the `OAuth`; raise a `ConfigurationError` that names a missing setting."""
         origin = self.origin
         if self.access_token is not None:
             return self.access_token
         if self.client_id is None:
             raise ConfigurationError(f"neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set{self.note}")
-        for name in ("client_secret", "redirect_uri"):
-            self._required(name)
-        if self.token_file is None and not _exists(_default_token_file(origin)):
+        oauth = self.oauth()
+        if self.token_file is None and not _exists(self.store.path):
             raise ConfigurationError(f"SIGNING_TOKEN_FILE is not set, and there is no login at {origin}{self.note}")
-        return self.oauth()
+        return oauth
 
     def client_options(self) -> dict[str, Any]:
         """Return the other arguments of `SigningClient`."""
@@ -159,50 +153,43 @@ class Settings:
 
 @attrs.frozen
 class _Given:
-    """One setting as given, and its source; relative paths start from the folder of ``file``."""
+    """One setting as given, and its source; relative paths start from ``folder``."""
 
-    name: str
-    value: Any = attrs.field(repr=False)
     source: str
-    file: Path | None = None
+    value: Any = attrs.field(repr=False)
+    folder: Path = Path()
 
     def text(self) -> str:
-        # Not `_checks.string`: a path may hold bytes that are not UTF-8.
+        # Not `_checks.string`: a path may hold bytes that are not UTF-8. The value may be a secret.
         if not isinstance(self.value, str) or not self.value:
-            raise ConfigurationError(f"{self.source}: must be a non-empty string, got {self._format_value()}")
+            shown = "''" if self.value == "" else type(self.value).__name__
+            raise ConfigurationError(f"{self.source}: must be a non-empty string, got {shown}")
         return self.value
 
     def path(self) -> Path:
-        path = expand_user(self.text())
-        return Path(path) if self.file is None else self.file.parent / path
+        return self.folder / expand_user(self.text())
 
-    def number(self) -> float:
+    def path_or_url(self) -> Path | str:
+        return self.text() if "://" in self.text() else self.path()
+
+    def number_for(self, record: type[Timeouts | RetryPolicy], field: str) -> float:
         number = self.value
-        # Only values in the file have a type.
-        if isinstance(number, str) and self.file is None:
-            with contextlib.suppress(ValueError):
-                number = float(number)
+        with contextlib.suppress(ValueError):
+            number = float(number) if isinstance(number, str) else number
         if not _checks.is_number(number):
-            raise ConfigurationError(f"{self.source}: must be a number, got {self._format_value()}")
-        return int(number) if float(number).is_integer() else float(number)
-
-    def field_of(self, record: type[Timeouts | RetryPolicy], field: str) -> float:
-        number = self.number()
-        options: Any = {field: number}
-        with self._named():
-            record(**options)
+            raise ConfigurationError(f"{self.source}: must be a number, got {self.value!r}")
+        number = int(number) if number == int(number) else number
+        self.checked(lambda: record(**{field: number}))
         return number
 
     def origin(self) -> str:
         text = self.text()
-        with self._named():
-            return urls.check_origin(text)
+        return self.checked(lambda: urls.check_origin(text))
 
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[None]:
-        """Add the source to the text of a `ConfigurationError` of the block."""
+    def checked(self, check: Callable[[], T]) -> T:
+        """Return the result; add the source to the text of a `ConfigurationError`."""
         try:
-            yield
+            return check()
         except ConfigurationError as error:
             raise ConfigurationError(f"{error} ({self.source})") from None
 
@@ -211,13 +198,6 @@ class _Given:
             return Assumptions.from_mapping(self.value, self.source)
         return Assumptions.from_file(self.path())
 
-    def path_or_url(self) -> Path | str:
-        return self.text() if "://" in self.text() else self.path()
-
-    def _format_value(self) -> str:
-        # Even an invalid secret is not shown.
-        return type(self.value).__name__ if self.name in _SECRETS else repr(self.value)
-
 
 def config_folder() -> Path | None:
     """Return this package's folder in the user's configuration; None if the user has no home folder.
@@ -225,19 +205,10 @@ def config_folder() -> Path | None:
     ``$XDG_CONFIG_HOME/signing-async``, by default in ``~/.config``, on macOS in ``~/Library/Application Support``; on
     Windows ``%APPDATA%\\signing-async``.
     """
-    home = Path("~").expanduser
-    try:
-        if sys.platform == "win32":
-            base = Path(os.environ.get("APPDATA") or home() / "AppData/Roaming")
-        elif Path(os.environ.get("XDG_CONFIG_HOME", "")).is_absolute():
-            base = Path(os.environ["XDG_CONFIG_HOME"])
-        elif sys.platform == "darwin":
-            base = home() / "Library/Application Support"
-        else:
-            base = home() / ".config"
-    except RuntimeError:
-        return None
-    return base / "signing-async"
+    configured = os.environ.get("APPDATA" if sys.platform == "win32" else "XDG_CONFIG_HOME", "")
+    default = {"win32": "~/AppData/Roaming", "darwin": "~/Library/Application Support"}.get(sys.platform, "~/.config")
+    base = Path(configured if Path(configured).is_absolute() else expand_user(default))
+    return base / "signing-async" if base.is_absolute() else None
 
 
 def _default_token_file(origin: str) -> Path:
@@ -245,8 +216,7 @@ def _default_token_file(origin: str) -> Path:
     folder = config_folder()
     if folder is None:
         raise ConfigurationError("SIGNING_TOKEN_FILE is not set, and there is no home folder for a token file")
-    parts = urlsplit(urls.check_origin(origin))
-    return folder / "tokens" / f"{parts.netloc.replace(':', '_')}.json"
+    return folder / "tokens" / f"{urlsplit(origin).netloc.replace(':', '_')}.json"
 
 
 def _variable(name: str) -> str:
@@ -258,17 +228,11 @@ def _config_file(config: str | os.PathLike[str] | None) -> Path | None:
     if named is not None:
         return Path.cwd() / expand_user(os.fspath(named))
     folder = config_folder()
-    default = None if folder is None else folder / "config.toml"
-    return default if default is not None and _exists(default) else None
+    return folder / "config.toml" if folder is not None and _exists(folder / "config.toml") else None
 
 
 def _exists(path: Path) -> bool:
     return os.path.exists(path)  # noqa: PTH110  # pathlib's raises if a folder on the way is not accessible
-
-
-def _secrets_in(content: Mapping[str, Any]) -> list[str]:
-    """Return the names of the secrets in the file, including URLs with a password."""
-    return [name for name in content if name in _SECRETS or (name in _URLS and holds_password(str(content[name])))]
 
 
 def holds_password(url: str) -> bool:
@@ -277,46 +241,36 @@ def holds_password(url: str) -> bool:
 
 
 def _read_file(path: Path) -> dict[str, _Given]:
-    given = {
-        name: _Given(name, value, f"{name} in {path}", path)
-        for name, value in read_toml(path, secrets_in=_secrets_in).items()
-    }
-    for name in given:
+    def secrets_in(content: Mapping[str, Any]) -> list[str]:
+        return [name for name in content if name in _SECRETS or (name in _URLS and holds_password(str(content[name])))]
+
+    content = read_toml(path, secrets_in=secrets_in)
+    for name in content:
         if name not in _CONVERTERS:
             raise ConfigurationError(f"{path}: unknown setting {name!r}{did_you_mean(name, _CONVERTERS)}")
-    return given
+    return {name: _Given(f"{name} in {path}", value, path.parent) for name, value in content.items()}
 
 
-def _drop_foreign_credentials(layers: list[dict[str, _Given]], path: Path | None) -> str:
-    """Drop the credentials of other tenants; return a note for errors about missing ones.
+def _drop_overridden_credentials(chosen: dict[str, _Given], layer: Mapping[str, _Given]) -> str:
+    """Drop the credentials that a layer makes useless; return a note for errors about missing ones.
 
-    The credentials of a layer belong to the tenant that the layer names; if it names none, to that of the next layer
-    below, or else above. If another tenant is selected, by ``--base-url`` for example, they must not be sent to it. A
-    client id in a layer above the file means that the file's access token is not wanted.
+    If the layer names another tenant, the credentials below it must not be sent there. If it has an app, an access
+    token below it is not wanted.
     """
-    *above, file = layers
-    chosen = _base_url(layers)
-    notes = []
-    for index, (layer, where) in enumerate(zip(layers, ("the arguments", "the environment", path), strict=True)):
-        own = _base_url((*layers[index:], *reversed(layers[:index])))
-        if chosen is not None and own is not None and own.origin() != chosen.origin():
-            dropped = [given for name in _CREDENTIALS if (given := layer.pop(name, None)) is not None]
-            names = ", ".join(given.name if given.file else given.source for given in dropped)
-            notes += [f"not used: {names} in {where}, which belong to {own.value}"] if dropped else []
-    if any("client_id" in layer for layer in above):
-        file.pop("access_token", None)
-    return f" ({'; '.join(notes)})" if notes else ""
-
-
-def _base_url(layers: Iterable[dict[str, _Given]]) -> _Given | None:
-    return next((layer["base_url"] for layer in layers if "base_url" in layer), None)
+    if "client_id" in layer:
+        chosen.pop("access_token", None)
+    below, above = chosen.get("base_url"), layer.get("base_url")
+    if below is None or above is None or below.origin() == above.origin():
+        return ""
+    dropped = [name for name in _CREDENTIALS if chosen.pop(name, None) is not None]
+    return f" (not used: {', '.join(dropped)}, which belong to {below.origin()})" if dropped else ""
 
 
 # The secrets last: they are in no variable when an error is raised.
 _CONVERTERS: dict[str, Callable[[_Given], Any]] = {
     "base_url": _Given.origin,
-    **{name: partial(_Given.field_of, record=Timeouts, field=field) for name, field in _TIMEOUTS.items()},
-    **{name: partial(_Given.field_of, record=RetryPolicy, field=name) for name in _RETRY},
+    **{name: partial(_Given.number_for, record=Timeouts, field=field) for name, field in _TIMEOUTS.items()},
+    **{name: partial(_Given.number_for, record=RetryPolicy, field=name) for name in _RETRY},
     **dict.fromkeys(("client_id", "redirect_uri"), _Given.text),
     "token_file": _Given.path,
     "assumptions": _Given.assumptions,

@@ -7,7 +7,7 @@ import inspect
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import aiohttp
 import attrs
@@ -23,8 +23,6 @@ from .transport.rate_limit import RateLimiter
 from .transport.retry import RetryPolicy
 
 __all__ = ["TenantApp", "Tenants"]
-
-T = TypeVar("T")
 
 _DEFAULT_RETRY = RetryPolicy()
 _DEFAULT_TIMEOUTS = Timeouts()
@@ -75,12 +73,11 @@ class Tenants:
         assumptions: Assumptions = _DEFAULT_ASSUMPTIONS,
         on_attempt: Callable[[Attempt], None] | None = None,
     ) -> None:
-        self._store_factory = store_factory
-        self._app_factory = app_factory
-        self._rate_limiter_factory = rate_limiter_factory
-        for name in ("store_factory", "app_factory", "rate_limiter_factory"):
-            factory = getattr(self, f"_{name}")
-            if not callable(factory) and (name != "rate_limiter_factory" or factory is not None):
+        factories: dict[str, Any] = {"store_factory": store_factory, "app_factory": app_factory}
+        if rate_limiter_factory is not None:
+            factories["rate_limiter_factory"] = rate_limiter_factory
+        for name, factory in factories.items():
+            if not callable(factory):
                 raise ConfigurationError(f"{name}: must be callable with a tenant's id, got {factory!r}")
         if not isinstance(session, aiohttp.ClientSession):
             raise ConfigurationError(f"session: must be an aiohttp.ClientSession, got {type(session).__name__}")
@@ -88,24 +85,19 @@ class Tenants:
             raise ConfigurationError(
                 "session: tenants would share its cookies: make it with cookie_jar=aiohttp.DummyCookieJar()"
             )
+        self._factories = factories
         self._session = session
         self._max_clients = _checks.integer("max_clients", max_clients)
-        self._options: dict[str, Any] = {
-            "retry": retry,
-            "timeout": timeout,
-            "assumptions": assumptions,
-            "on_attempt": on_attempt,
-        }
+        self._assumptions = assumptions
+        self._options: dict[str, Any] = {"retry": retry, "timeout": timeout, "on_attempt": on_attempt}
         self._tenants: OrderedDict[str, _Tenant] = OrderedDict()
         """The least recently used first."""
-        self._closing: dict[asyncio.Task[None], str] = {}
+        self._closing: dict[str, asyncio.Task[None]] = {}
         self._closed = False
 
     def __repr__(self) -> str:
         # Some tracebacks show an object whose constructor raised.
-        tenants = getattr(self, "_tenants", {}).values()
-        in_use = sum(tenant.users > 0 for tenant in tenants)
-        return f"<Tenants: {in_use} clients in use, {len(tenants) - in_use} kept>"
+        return f"<Tenants: {len(getattr(self, '_tenants', ()))} clients>"
 
     @asynccontextmanager
     async def client(self, tenant_id: str) -> AsyncIterator[SigningClient]:
@@ -126,10 +118,7 @@ class Tenants:
     async def aclose(self) -> None:
         """Close all clients, also those in use, after their token refreshes have ended."""
         self._closed = True
-        while self._tenants:
-            self._retire(*self._tenants.popitem())
-        while self._closing:
-            await asyncio.wait([*self._closing])
+        await asyncio.gather(*(self._close(*item) for item in self._tenants.items()))
 
     async def __aenter__(self) -> Self:
         return self
@@ -140,63 +129,59 @@ class Tenants:
     @asynccontextmanager
     async def _lent(self, tenant_id: str) -> AsyncIterator[tuple[SigningClient, OAuth]]:
         _checks.string("tenant_id", tenant_id, error=InvalidRequest)
-        if self._closed:
-            raise ClientClosed("the tenants' clients are closed")
-        if self._session.closed:
-            raise ClientClosed("the session of the tenants is closed")
         tenant = self._tenants.setdefault(tenant_id, _Tenant())
         tenant.users += 1
-        self._tenants.move_to_end(tenant_id)
-        self._trim()
         try:
             async with tenant.lock:
+                if self._closed or self._session.closed:
+                    raise ClientClosed("the tenants' clients, or their session, are closed")
                 if tenant.made is None or tenant.made[0].closed:
                     tenant.made = await self._create(tenant_id)
                 made = tenant.made
             yield made
         finally:
             tenant.users -= 1
-            if self._tenants.get(tenant_id) is tenant:
-                self._tenants.move_to_end(tenant_id)
-                if not tenant.users and (tenant.made is None or tenant.made[0].closed):
-                    del self._tenants[tenant_id]
+            self._tenants.move_to_end(tenant_id)
+            if tenant.made is None and not tenant.users:
+                del self._tenants[tenant_id]
             self._trim()
 
     def _trim(self) -> None:
         """Close idle clients, the least recently used first, until ``max_clients`` are left."""
-        while len(self._tenants) > self._max_clients:
-            idle = next((tenant_id for tenant_id, tenant in self._tenants.items() if not tenant.users), None)
-            if idle is None:
-                return
-            self._retire(idle, self._tenants.pop(idle))
+        idle = [each for each, tenant in self._tenants.items() if not tenant.users and each not in self._closing]
+        excess = len(self._tenants) - len(self._closing) - self._max_clients
+        for tenant_id in idle[: max(0, excess)]:
+            self._closing[tenant_id] = asyncio.create_task(self._close(tenant_id, self._tenants[tenant_id]))
 
-    def _retire(self, tenant_id: str, tenant: _Tenant) -> None:
-        task = asyncio.create_task(tenant.close(), name="signing_async tenant closing")
-        self._closing[task] = tenant_id
-        task.add_done_callback(self._closing.pop)
+    async def _close(self, tenant_id: str, tenant: _Tenant) -> None:
+        # A caller who needs the client meanwhile waits for the lock, and creates another one.
+        async with tenant.lock:
+            if tenant.made is not None and (self._closed or not tenant.users):
+                with suppress(AuthError):  # the loss of a token is already logged
+                    await tenant.made[0].aclose()
+            self._closing.pop(tenant_id, None)
+            if not tenant.users:
+                self._tenants.pop(tenant_id, None)
 
     async def _create(self, tenant_id: str) -> tuple[SigningClient, OAuth]:
-        if self._closed:  # then the task that closes this tenant waits for its lock
-            raise ClientClosed("the tenants' clients are closed")
-        if closing := [task for task, closed in self._closing.items() if closed == tenant_id]:
-            # Otherwise two `OAuth` objects could refresh the same token.
-            await asyncio.wait(closing)
-        app = await _awaited(self._app_factory(tenant_id))
+        made: dict[str, Any] = {}
+        for name, factory in self._factories.items():
+            value = factory(tenant_id)
+            made[name] = await value if inspect.isawaitable(value) else value
+        app = made["app_factory"]
         if not isinstance(app, TenantApp):
             raise ConfigurationError(f"app_factory: must return a TenantApp, got {type(app).__name__}")
-        store = await _awaited(self._store_factory(tenant_id))
-        limiter = None if self._rate_limiter_factory is None else await _awaited(self._rate_limiter_factory(tenant_id))
+        shared: dict[str, Any] = {"session": self._session, "assumptions": self._assumptions}
         oauth = OAuth(
             app.base_url,
             client_id=app.client_id,
             client_secret=app.client_secret,
             redirect_uri=app.redirect_uri,
-            store=store,
-            session=self._session,
-            assumptions=self._options["assumptions"],
+            store=made["store_factory"],
+            **shared,
         )
-        client = SigningClient(app.base_url, oauth, session=self._session, rate_limiter=limiter, **self._options)
-        return client, oauth
+        limiter = made.get("rate_limiter_factory")
+        return SigningClient(app.base_url, oauth, rate_limiter=limiter, **shared, **self._options), oauth
 
 
 @attrs.define(eq=False)
@@ -207,14 +192,3 @@ class _Tenant:
     lock: asyncio.Lock = attrs.field(factory=asyncio.Lock)
     """Held while the client is created or closed."""
     made: tuple[SigningClient, OAuth] | None = None
-
-    async def close(self) -> None:
-        async with self.lock:
-            if self.made is not None:
-                # The loss of a token is already logged.
-                with suppress(AuthError):
-                    await self.made[0].aclose()
-
-
-async def _awaited(value: T | Awaitable[T]) -> T:
-    return await value if inspect.isawaitable(value) else value

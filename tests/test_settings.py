@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import pytest
 
 from signing_async import Assumptions, ConfigurationError, OAuth, SigningClient, Timeouts
 from signing_async.sandbox import Sandbox
-from signing_async.settings import Settings, config_folder
+from signing_async.settings import Settings  # private: the command line's options are given to it
 
 SECRET = "hunter2-of-the-tests"
 ALL = f"""
@@ -53,10 +52,6 @@ def write(path: Path, text: str, mode: int = 0o600) -> Path:
     path.write_text(text, "utf-8")
     path.chmod(mode)
     return path
-
-
-def test_settings_without_file_and_environment_are_the_defaults(config: Path) -> None:
-    assert Settings.load() == Settings()
 
 
 def test_file_holds_every_setting_and_relative_paths_start_from_it(config: Path) -> None:
@@ -122,11 +117,6 @@ def test_given_settings_override_all_and_are_named_as_options(config: Path, monk
         Settings.load(given={"timeout": "x"})
 
 
-def test_plain_timeout_also_limits_transfers(config: Path) -> None:
-    write(config, "timeout = 5")
-    assert Settings.load().timeouts == Timeouts(call=5, transfer=5)
-
-
 def test_assumptions_file_is_relative_to_the_settings_file(config: Path) -> None:
     write(config, 'assumptions = "tenant.toml"')
     write(config.parent / "tenant.toml", 'limit_param = "per_page"\nmax_pdf_bytes = 5', 0o644)
@@ -154,28 +144,23 @@ def test_settings_file_is_chosen_by_argument_then_variable_and_must_exist(
     ("text", "said"),
     [
         ('base_ulr = "x"', r"unknown setting 'base_ulr'; "),
-        ("xyzzy = 1", r"unknown setting 'xyzzy'$"),
-        ("base_url = 5", r"^base_url in .*config.toml: must be a non-empty string, got 5$"),
+        ("base_url = 5", r"^base_url in .*config.toml: must be a non-empty string, got int$"),
         ('base_url = ""', r"^base_url in .*config.toml: must be a non-empty string, got ''$"),
         (
             'base_url = "http://example.com"',
             r"^base_url:? must be https .*'http://example.com' \(base_url in .*toml\)$",
         ),
-        ('timeout = "5"', r"^timeout in .*config.toml: must be a number, got '5'$"),
-        ("timeout = nan", r"^timeout in .*config.toml: must be a number, got nan$"),
+        ("timeout = []", r"^timeout in .*config.toml: must be a number, got \[\]$"),
         ("timeout = -1", r"-1 \(timeout in .*config.toml\)$"),
         ("max_attempts = 0", r"0 \(max_attempts in"),
-        ("token_file = 1", r"^token_file in .*config.toml: must be a non-empty string"),
-        ("assumptions = 1", r"^assumptions in .*config.toml: must be a non-empty string, got 1$"),
+        ("assumptions = 1", r"^assumptions in .*config.toml: must be a non-empty string, got int$"),
         (
             "[assumptions]\ncursor_parm = 'x'",
             r"'cursor_parm'; .*cursor_param",
         ),
         ("[assumptions]\ncursor_param = 5", r"^assumptions in .*cursor_param.* 5$"),
-        ("[assumptions.item_paths]\nx = 5", r"^assumptions in .*item_paths.* table"),
         ('assumptions = "none.toml"', r"none.toml cannot be read: No such file"),
         ("base_url", r"^\S+config.toml is not TOML: Expected '='"),
-        ("timeout = 1\ntimeout = 2", r"is not TOML"),
     ],
 )
 def test_invalid_setting_in_file_is_an_error_with_file_name_and_value(text: str, said: str, config: Path) -> None:
@@ -214,21 +199,6 @@ def test_invalid_variable_is_an_error_with_its_name_and_value(
         Settings.load()
 
 
-def test_settings_file_must_be_utf8(config: Path) -> None:
-    config.write_bytes(b'client_id = "\xff"')
-    with pytest.raises(ConfigurationError, match=r"config.toml is not UTF-8$"):
-        Settings.load()
-
-
-def test_empty_config_argument_does_not_select_the_default_file(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``--config "$CONFIG"`` with an unset variable; an empty SIGNING_CONFIG does select it."""
-    write(config, "timeout = 7")
-    with pytest.raises(ConfigurationError, match="cannot be read: Is a directory"):
-        Settings.load("")
-    monkeypatch.setenv("SIGNING_CONFIG", "")
-    assert Settings.load().timeouts.call == 7
-
-
 def test_secrets_in_a_world_readable_file_are_refused(config: Path) -> None:
     """The owner's group may read it, and a file without secrets may be readable by all."""
     write(config, f'client_secret = "{SECRET}"\naccess_token = "{SECRET}"', 0o644)
@@ -258,9 +228,6 @@ def test_database_url_is_hidden_and_a_secret_if_it_has_a_password(name: str, con
         Settings.load()
     write(config, f'{name} = "postgresql://user@host:5432/database"', 0o644)
     assert getattr(Settings.load(), name) == "postgresql://user@host:5432/database"
-    write(config, 'journal = "a&password=b.journal"', 0o644)
-    assert Settings.load().journal == config.parent / "a&password=b.journal"
-    assert "a&password=b.journal" in repr(Settings.load())
 
 
 def test_credentials_of_the_file_are_not_sent_to_another_tenant(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +239,7 @@ def test_credentials_of_the_file_are_not_sent_to_another_tenant(config: Path, mo
     assert settings.timeouts.call == 5
     said = (
         r"neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set \(not used: access_token, client_id, client_secret,"
-        r" redirect_uri, token_file in .*config.toml, which belong to https://tenant.example.com/\)$"
+        r" redirect_uri, token_file, which belong to https://tenant.example.com\)$"
     )
     with pytest.raises(ConfigurationError, match=said):
         settings.auth()
@@ -283,46 +250,24 @@ def test_credentials_of_the_file_are_not_sent_to_another_tenant(config: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("file", "environment", "said"),
-    [
-        ("", "https://a.example.com", "in the environment, which belong to https://a.example.com"),
-        ('base_url = "https://a.example.com"', None, "in the environment, which belong to https://a.example.com"),
-        (
-            'base_url = "https://b.example.com"',
-            "https://a.example.com",
-            "in the environment, which belong to https://a",
-        ),
-    ],
+    ("file", "environment"),
+    [(None, "a"), ("a", None), ("b", "a")],
     ids=["environment", "file", "environment before file"],
 )
 def test_credentials_of_the_environment_are_not_sent_to_another_tenant(
-    file: str, environment: str | None, said: str, config: Path, monkeypatch: pytest.MonkeyPatch
+    file: str | None, environment: str | None, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(config, file)
+    write(config, "" if file is None else f'base_url = "https://{file}.example.com"')
     if environment is not None:
-        monkeypatch.setenv("SIGNING_BASE_URL", environment)
+        monkeypatch.setenv("SIGNING_BASE_URL", f"https://{environment}.example.com")
     for name in ("access_token", "client_id", "client_secret", "redirect_uri", "token_file"):
         monkeypatch.setenv(f"SIGNING_{name.upper()}", SECRET)
     assert Settings.load().auth() == SECRET
     assert Settings.load(given={"base_url": "https://A.example.com:443/"}).auth() == SECRET
-    settings = Settings.load(given={"base_url": "https://b.example.com"})
-    names = "SIGNING_ACCESS_TOKEN, SIGNING_CLIENT_ID, SIGNING_CLIENT_SECRET, SIGNING_REDIRECT_URI, SIGNING_TOKEN_FILE"
-    with pytest.raises(ConfigurationError, match=rf"is set \(not used: {names} {said}") as caught:
-        settings.auth()
-    assert SECRET not in str(caught.value)
-
-
-def test_credentials_of_a_file_without_tenant_belong_to_the_environments_tenant(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(config, f'access_token = "{SECRET}"')
-    assert Settings.load(given={"base_url": "https://b.example.com"}).auth() == SECRET
-    monkeypatch.setenv("SIGNING_BASE_URL", "https://a.example.com")
-    assert Settings.load().auth() == SECRET
-    with pytest.raises(
-        ConfigurationError, match=r"not used: access_token in .*config.toml, which belong to https://a\.example\.com"
-    ):
+    said = r"is set \(not used: access_token, .*, token_file, which belong to https://a\.example\.com\)$"
+    with pytest.raises(ConfigurationError, match=said) as caught:
         Settings.load(given={"base_url": "https://b.example.com"}).auth()
+    assert SECRET not in str(caught.value)
 
 
 def test_app_in_the_environment_overrides_access_token_in_the_file(
@@ -395,42 +340,12 @@ async def test_default_token_file_is_one_per_tenant(sandbox: Sandbox, config: Pa
     assert Settings(base_url="https://b.example.com").store.path.name == "b.example.com.json"
 
 
-@pytest.mark.parametrize(
-    ("platform", "environment", "folder"),
-    [
-        ("linux", {"XDG_CONFIG_HOME": "/xdg"}, "/xdg/signing-async"),
-        ("linux", {"XDG_CONFIG_HOME": "not/absolute"}, "{home}/.config/signing-async"),
-        ("linux", {}, "{home}/.config/signing-async"),
-        ("darwin", {}, "{home}/Library/Application Support/signing-async"),
-        ("darwin", {"XDG_CONFIG_HOME": "/xdg"}, "/xdg/signing-async"),
-        ("win32", {"APPDATA": "/Roaming"}, "/Roaming/signing-async"),
-        ("win32", {}, "{home}/AppData/Roaming/signing-async"),
-    ],
-)
-def test_configuration_folder_of_each_platform(
-    platform: str, environment: dict[str, str], folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name in ("XDG_CONFIG_HOME", "APPDATA"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(sys, "platform", platform)
-    assert config_folder() == Path(folder.format(home=tmp_path))
-
-
 def test_without_home_folder_only_a_token_file_is_an_error(monkeypatch: pytest.MonkeyPatch, config: Path) -> None:
     def nobody(self: Path) -> Path:
         raise RuntimeError("Could not determine home directory.")
 
     monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setattr(Path, "expanduser", nobody)
-    assert config_folder() is None
     assert Settings.load() == Settings()
     with pytest.raises(ConfigurationError, match="there is no home folder for a token file"):
         _ = Settings(base_url="https://a.example.com").store
-
-
-def test_config_path_with_null_byte_is_an_error() -> None:
-    with pytest.raises(ConfigurationError, match="cannot be read: embedded null byte"):
-        Settings.load("config\0.toml")
