@@ -6,7 +6,7 @@ import asyncio
 import json as json_module
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from contextlib import ExitStack, aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from typing import Any, TypedDict, TypeVar, Unpack, overload
 from urllib.parse import unquote, urlencode
 
@@ -64,11 +64,10 @@ class _RequestOptions(_Address, total=False):
 
 @attrs.define(eq=False, repr=False, field_transformer=hide_fields)
 class ResponseStream:
-    """A response whose body is read chunk by chunk: iterate over it once."""
+    """A response whose body is read chunk by chunk: iterate over it once. Names of headers are case-insensitive."""
 
     status: int
     headers: Mapping[str, str]
-    """The headers. Their names are case-insensitive."""
     request_id: str | None
     _chunks: AsyncGenerator[bytes, None]
 
@@ -91,17 +90,10 @@ class Reader:
     ) -> Response:
         """Return the response to a GET. Don't catch its errors, except `NotFound`: they leave the outcome unknown."""
         address = _build_address(template, path, params)
-        operation: Operation[Response] = Operation(
-            f"GET {template}", "GET", address, Safety.READ, decode=lambda response: response
+        response: Response = await self._read(
+            Operation(f"GET {template}", "GET", address, Safety.READ, decode=lambda response: response)
         )
-        response: Response = await self._read(operation)
         return response
-
-    @overload
-    def paginate(self, template: str, /, *, into: type[T], **address: Unpack[_Address]) -> Pager[T]: ...
-
-    @overload
-    def paginate(self, template: str, /, **address: Unpack[_Address]) -> Pager[dict[str, Any]]: ...
 
     def paginate(
         self,
@@ -182,14 +174,11 @@ class AnyEndpoint:
         bytes, or a multipart form of strings and `PdfSource`. A `PdfSource` alone is sent as the field
         ``selected_file``. ``params`` and ``headers`` are added to the request; ``timeout`` replaces the client's.
 
-        Errors, deadline, token and rate limiter are as for every call. A GET or HEAD is retried like any read. Any
-        other request is repeated only if nothing was sent, or after a 429: if it may have taken effect,
-        `OutcomeUnknown` is raised. ``repeat=True`` says that a repeat is harmless.
-
+        A GET or HEAD is retried like any read. Any other request is repeated only if nothing was sent, or after a 429:
+        if it may have taken effect, `OutcomeUnknown` is raised. ``repeat=True`` says that a repeat is harmless.
         ``reconcile`` makes the request as safe as `signings.send`: an async function that reads the service with the
-        `Reader` it gets, and returns the effect of this request, or None if the service shows none. After an ambiguous
-        attempt the function is called until the effect appears, and the call returns the function's result: a record
-        of the class ``into`` or, without ``into``, the `Response` of ``read``.
+        `Reader` it gets, and returns the effect of this request (a record of the class ``into`` or, without ``into``,
+        the `Response` of ``read``), or None if the service shows none.
         """
         method = _check_method(method)
         operation: Operation[Any] = Operation(
@@ -202,7 +191,11 @@ class AnyEndpoint:
         )
         form: Form | None = None
         if json is None and method not in wire.READING and isinstance(body, PdfSource | Mapping):
-            form = _check_form({"selected_file": body} if isinstance(body, PdfSource) else body, operation.headers)
+            _require("Content-Type" not in operation.headers, "headers: Content-Type: the client sets that of a form")
+            form = {"selected_file": body} if isinstance(body, PdfSource) else body
+            for field, value in form.items():
+                is_valid = isinstance(value, PdfSource | str)
+                _require(is_valid, f"body: {field}: must be a string or a PdfSource, got {type(value).__name__}")
             operation.transfer = True
         else:
             operation.body = _make_body(method, json, body)
@@ -315,10 +308,8 @@ def as_timeouts(timeout: float | Timeouts) -> Timeouts:
 def _identify(value: Any) -> str | None:
     """Return the id of an effect: a record, parsed JSON, or the record in a response."""
     if isinstance(value, Response):
-        try:
+        with suppress(DecodeError):
             value = value.decode(dict)
-        except DecodeError:
-            return None
     found = value.get("id") if isinstance(value, Mapping) else getattr(value, "id", None)
     return None if found is None else str(found)
 
@@ -329,6 +320,10 @@ def _identify(value: Any) -> str | None:
 def _require(is_valid: object, problem: str) -> None:
     if not is_valid:
         raise InvalidRequest(problem)
+
+
+def _check_mapping(name: str, value: object) -> None:
+    _require(isinstance(value, Mapping), f"{name}: must be a mapping, got {type(value).__name__}")
 
 
 def _check_safety(method: str, repeat: object, reconcile: object) -> Safety:
@@ -346,16 +341,14 @@ def _check_method(method: object, allowed: Iterable[str] = _METHODS) -> str:
     return str(method).upper()
 
 
-def _build_address(template: Any, path: Any, params: Any) -> str:
+def _build_address(template: Any, path: Mapping[str, Any], params: Mapping[str, Any]) -> str:
     """Return the path with its placeholders filled, and the query."""
     is_template = isinstance(template, str) and re.fullmatch(_TEMPLATE, template, re.ASCII)
     rule = "begin with one slash and be percent-encoded, without query or fragment (use params=)"
     _require(is_template, f"the path must {rule}, and its placeholders must be names: got {template!r}")
-    _require(isinstance(path, Mapping), f"path: must be a mapping of the placeholders' values, got {path!r}")
+    _check_mapping("path", path)
     names = re.findall(r"\{(\w+)\}", template)
-    for name in {*names} ^ {*path}:
-        reason = f"no value for {{{name}}} of {template!r}" if name in names else f"{template!r} has no {{{name}}}"
-        raise InvalidRequest(f"path: {reason}")
+    _require({*names} == {*path}, f"path: must have a value for each of {names} of {template!r}, got {[*path]}")
     values = {name: str(value) if _checks.is_integer(value) else value for name, value in path.items()}
     address = template.format_map({name: urls.segment(f"path: {name}", value) for name, value in values.items()})
     has_dots = any(unquote(segment) in (".", "..") for segment in address.split("/"))
@@ -364,59 +357,41 @@ def _build_address(template: Any, path: Any, params: Any) -> str:
     return f"{address}?{query}" if query else address
 
 
-def _query(params: Any) -> Iterable[tuple[str, str]]:
-    _require(isinstance(params, Mapping), f"params: must be a mapping, got {type(params).__name__}")
+def _query(params: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    _check_mapping("params", params)
     for name, given in params.items():
-        _require(_checks.is_text(name), f"params: names must be non-empty strings, got {name!r}")
         for value in given if isinstance(given, list | tuple) else [] if given is None else [given]:
-            is_valid = isinstance(value, bool) or _checks.is_number(value) or _checks.is_text(value) or value == ""
             rule = "must be a string, a number, true, false, None or a list"
-            _require(is_valid, f"params: {name}: {rule}, got {value!r}")
+            _require(isinstance(value, str | int | float), f"params: {name}: {rule}, got {value!r}")
             yield name, str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _check_headers(headers: Any) -> Mapping[str, str]:
+def _check_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Return the headers. No error shows a value: it may be a secret."""
-    _require(isinstance(headers, Mapping), f"headers: must be a mapping, got {type(headers).__name__}")
+    _check_mapping("headers", headers)
     for name, value in headers.items():
-        is_name = isinstance(name, str) and re.fullmatch(_HEADER_NAME, name, re.ASCII)
-        _require(is_name, f"headers: invalid name {name!r}")
+        _require(re.fullmatch(_HEADER_NAME, str(name), re.ASCII), f"headers: invalid name {name!r}")
         _require(name.title() not in _OWN_HEADERS, f"headers: {name} is set by the client")
         is_valid = isinstance(value, str) and value.isascii() and value.isprintable()
         _require(is_valid, f"headers: {name}: must be a string of printable ASCII characters")
     return CIMultiDict(headers)
 
 
-def _check_form(body: Mapping[Any, Any], headers: Mapping[str, str]) -> Form:
-    _require("Content-Type" not in headers, "headers: Content-Type: the client sets that of a form")
-    _require(body, "body: a form must have a field")
-    for name, value in body.items():
-        _require(_checks.is_text(name), f"body: names of fields must be non-empty strings, got {name!r}")
-        is_valid = isinstance(value, PdfSource) or _checks.is_text(value) or value == ""
-        _require(is_valid, f"body: {name}: must be a string or a PdfSource, got {type(value).__name__}")
-    return body
-
-
 def _make_body(method: str, json: Any, body: Any) -> Callable[[], wire.Body] | None:
     """Return a function that makes the body for each attempt; None for GET and HEAD."""
     _require(json is None or body is None, "json, body: pass only one of them")
     if method in wire.READING:
-        _require(json is None and body is None, f"{'body' if json is None else 'json'}: a {method} has no body")
+        _require(json is None and body is None, f"json, body: a {method} has no body")
         return None
-    content, content_type = b"", "application/octet-stream"
     if json is not None:
-        content_type = wire.JSON
         try:
             content = json_module.dumps(json, allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(f"json: cannot encode as JSON: {error}") from None
-    elif body is not None:
-        is_bytes = isinstance(body, bytes | bytearray | memoryview)
-        kind = f"{type(body).__name__}, which cannot be sent a second time: read it, or wrap it in a PdfSource"
-        kind = "str: encode it, or use json=" if isinstance(body, str) else kind
-        _require(is_bytes, f"body: must be bytes, a PdfSource or a form, got {kind}")
-        content = bytes(body)
-    return lambda: wire.bytes_body(content, content_type if content else None)
+        return lambda: wire.bytes_body(content, wire.JSON)
+    kind = f"{type(body).__name__}: encode a string, or use json=; wrap a file in a PdfSource"
+    _require(isinstance(body, bytes | None), f"body: must be bytes, a PdfSource or a form, got {kind}")
+    return lambda: wire.bytes_body(body or b"", "application/octet-stream" if body else None)
 
 
 async def _open_files(form: Form, stack: ExitStack, deadline: float, name: str) -> dict[str, str | OpenPdf]:

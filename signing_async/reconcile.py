@@ -29,25 +29,6 @@ from .assumptions import Assumptions
 from .errors import CannotBeSent, NotFound, RequestTimeout, SigningError
 from .models import Document, Recipient, Signing, SigningState
 
-__all__ = [
-    "Creation",
-    "DocumentMatch",
-    "Effect",
-    "Found",
-    "Ledger",
-    "Listed",
-    "Match",
-    "Read",
-    "RecipientMatch",
-    "Recognized",
-    "Reconciliation",
-    "Sent",
-    "SigningLedger",
-    "Undecidable",
-    "normalized",
-    "was_sent",
-]
-
 T = TypeVar("T")
 Record = TypeVar("Record", bound=Document | Recipient)
 
@@ -59,6 +40,7 @@ Listed = tuple[Document, ...] | None
 _FIRST_PAUSE = 0.2
 _NEVER = -math.inf
 _MAX_NAME = 1000
+_MAX_SIGNINGS = 10_000
 _SIMILAR = "a similar record differs in its size, content or other fields"
 _SHA256 = re.compile(r"[0-9a-fA-F]{64}")
 
@@ -85,23 +67,22 @@ class Undecidable(Exception):  # stays inside the package: callers see OutcomeUn
 # The ledger
 
 
-@attrs.define(eq=False, repr=False, slots=False)
 class Collection:
     """What this client knows of the documents, or the recipients, of one signing."""
 
-    known: set[str] | None
-    """Ids that are not the effect of a pending call; None before the first reading."""
-    pending: Counter[str] = attrs.field(factory=Counter, init=False)
-    """Calls that are under way, by their match key."""
-    unresolved: Counter[str] = attrs.field(factory=Counter, init=False)
-    """Calls whose outcome is unknown; their records may still appear."""
-    started: int = attrs.field(default=0, init=False)
-    locks: defaultdict[str, asyncio.Lock] = attrs.field(factory=lambda: defaultdict(asyncio.Lock), init=False)
-    first_reading: asyncio.Lock = attrs.field(factory=asyncio.Lock, init=False)
+    def __init__(self, known: set[str] | None) -> None:
+        self.known = known
+        """Ids that are not the effect of a pending call; None before the first reading."""
+        self.pending: Counter[str] = Counter()
+        """Calls that are under way, by their match key."""
+        self.unresolved: Counter[str] = Counter()
+        """Calls whose outcome is unknown; their records may still appear."""
+        self.started = 0
+        self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self.first_reading = asyncio.Lock()
 
     @property
     def ids(self) -> set[str]:
-        """The known ids. Those of documents exist only after the first reading."""
         assert self.known is not None
         return self.known
 
@@ -129,10 +110,6 @@ class SigningLedger:
         """Whether an ambiguous request may still add to this signing."""
         return self.additions[True] > 0
 
-    @property
-    def is_busy(self) -> bool:
-        return bool(self.documents.pending or self.recipients.pending)
-
 
 class Ledger:
     """Records the documents and recipients this client has created, so that an ambiguous request can be reconciled.
@@ -140,29 +117,21 @@ class Ledger:
     Signings are known by their paths; the least recently used ones are forgotten first.
     """
 
-    def __init__(self, max_signings: int = 10_000) -> None:
+    def __init__(self) -> None:
         self._signings: OrderedDict[str, SigningLedger] = OrderedDict()
-        self._max_signings = max_signings
 
     def signing(self, path: str, documents: set[str] | None = None) -> SigningLedger:
         """Return the signing's entry. ``documents`` are those of a new entry; None if they are not known."""
         entry = self._signings.setdefault(path, SigningLedger(documents))
         self._signings.move_to_end(path)
-        if len(self._signings) > self._max_signings:
-            idle = next((key for key, other in self._signings.items() if not other.is_busy), path)
-            if idle != path:
-                del self._signings[idle]
+        if len(self._signings) > _MAX_SIGNINGS:
+            self._signings.popitem(last=False)
         return entry
 
-    def note_created(self, path: str) -> None:
-        """Note that a signing was just created, and has no documents."""
-        self.signing(path, set())
-
     def observe(self, path: str) -> Callable[[Iterable[Document]], None]:
-        """Return a function that marks documents as known. Call it with the documents of a reading that begins now.
+        """Return a function that marks the documents of a reading that begins now as known.
 
-        If an upload is pending at any time during the reading, the function does nothing: the document of a pending
-        upload must not count as known.
+        It does nothing if an upload is pending during the reading: the upload's document must not count as known.
         """
         entry = self._signings.get(path)
         if entry is None or entry.documents.pending:
@@ -314,7 +283,7 @@ class Effect(Protocol[T]):
         return False
 
     def note_unresolved(self) -> None:
-        """Note that the call ended while its effect may still show. By default nothing: no other call needs to know."""
+        """Note that the call ended while its effect may still show."""
         return
 
 
@@ -330,9 +299,8 @@ def was_sent(signing: Signing) -> bool:
 class Sent(Effect[Signing | None]):
     """The effect of `send`: the signing is no longer a draft.
 
-    ``is_own``: no other client sends this signing. If the service then refuses to send it because it is no longer a
-    draft, an earlier attempt has sent it, or a copy of the request made in transit. The owner reads the service before
-    it sends the signing again, so its error says if the effect may show even after the settle time.
+    ``is_own``: no other client sends this signing. If the service refuses because it is no longer a draft, an earlier
+    attempt has sent it.
     """
 
     adds_up: bool = False  # the service sends only drafts
@@ -367,7 +335,8 @@ class Sent(Effect[Signing | None]):
 class Creation(Effect[Record]):
     """The effect of `upload` or `add`: a record that this client did not know, and that matches what was sent.
 
-    A context manager around the call: calls with the same match key are made one after the other.
+    A context manager around the call: calls with the same match key are made one after the other. It raises
+    `RequestTimeout` if the deadline passes before it is the call's turn.
     """
 
     _operation: str
@@ -379,14 +348,14 @@ class Creation(Effect[Record]):
     _read_first: Callable[[], Awaitable[tuple[Record, ...] | None]] | None = None
 
     async def __aenter__(self) -> None:
-        """Wait for earlier calls with the same match key; raise `RequestTimeout` if the deadline passes first."""
         collection, key = self._collection, self._match.key
         collection.pending[key] += 1
         collection.started += 1
         try:
             async with asyncio.timeout_at(self._deadline) as waiting:
-                if collection.known is None:
-                    await self._read_known()
+                async with collection.first_reading:
+                    if collection.known is None and self._read_first is not None:
+                        collection.known = {record.id for record in await self._read_first() or ()}
                 await collection.locks[key].acquire()
                 return
         except BaseException as error:
@@ -395,13 +364,6 @@ class Creation(Effect[Record]):
                 raise
         text = f"{self._operation}: the deadline passed before anything was sent"
         raise RequestTimeout(text, operation=self._operation, attempts=0)
-
-    async def _read_known(self) -> None:
-        async with self._collection.first_reading:
-            if self._collection.known is not None:
-                return  # another call has read it
-            assert self._read_first is not None
-            self._collection.known = {record.id for record in await self._read_first() or ()}
 
     async def __aexit__(self, *_: object) -> None:
         self._collection.locks[self._match.key].release()
@@ -454,9 +416,8 @@ class Creation(Effect[Record]):
 class Recognized(Effect[T]):
     """The effect of a request to any endpoint, as the caller's own function ``recognize`` finds it.
 
-    The function is called with a `Read`, and returns the effect or None. None counts only if the function read the
-    service and no reading failed: the service must have shown that there is no effect. ``identify`` returns the id of
-    an effect, if it has one.
+    The function returns the effect or None. None counts only if the function read the service and no reading failed.
+    ``identify`` returns the id of an effect, if it has one.
     """
 
     def __init__(self, recognize: Callable[[Read], Awaitable[T | None]], identify: Callable[[T], object]) -> None:
@@ -465,18 +426,15 @@ class Recognized(Effect[T]):
         self._identify = identify
 
     async def find(self, read: Read) -> Found[T] | None:
-        has_read = False
-        failure: SigningError | None = None
+        failures: list[SigningError | None] = []
 
         async def watched(operation: Any) -> Any:
-            nonlocal has_read, failure
             try:
                 result = await read(operation)
-                has_read = True
+                failures.append(None)
                 return result
             except SigningError as error:
-                has_read |= isinstance(error, NotFound)
-                failure = failure if isinstance(error, NotFound) else error
+                failures.append(None if isinstance(error, NotFound) else error)
                 raise
 
         try:
@@ -487,9 +445,9 @@ class Recognized(Effect[T]):
             raise Undecidable(f"reconcile raised {type(error).__name__}") from error
         if value is not None:
             return Found(value)
-        if failure is not None:
+        if failure := next(filter(None, failures), None):
             raise failure
-        if not has_read:
+        if not failures:
             raise Undecidable("reconcile returned None without reading the service")
         return None
 
@@ -521,11 +479,10 @@ class Reconciliation(Generic[T]):
         self._unexplained: list[bool] = []
         """For each ambiguous attempt whose effect was not found: whether it may still show after the settle time."""
         self.is_ambiguous: bool = False
-        self.was_ambiguous: bool = False
 
     def note(self, settle: float, *, may_be_late: bool) -> None:
         """Record an ambiguous attempt, whose effect may take ``settle`` seconds to show, or even longer."""
-        self.is_ambiguous = self.was_ambiguous = True
+        self.is_ambiguous = True
         self.wait(settle)
         self._unexplained.append(may_be_late)
         self._effect.unexplained[may_be_late] += 1

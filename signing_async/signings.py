@@ -106,7 +106,7 @@ class Signings:
             "signings.create", "POST", _PATH, Safety.CREATE, decode=self._decode, body=body
         )
         signing = await self._transport.call(operation)
-        self._ledger.note_created(signing_path(signing))
+        self._ledger.signing(signing_path(signing), documents=set())
         return signing
 
     async def get(self, signing_id: str | Signing) -> Signing:
