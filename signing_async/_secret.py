@@ -28,17 +28,8 @@ class Secret(Generic[T]):
     def __repr__(self) -> str:
         return "Secret(...)"
 
-    def __format__(self, spec: str) -> str:
-        return repr(self)
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Secret cannot be pickled")
-
-    def __copy__(self) -> Secret[T]:
-        return self
-
-    def __deepcopy__(self, memo: object) -> Secret[T]:
-        return self
 
 
 def hide(value: str | T) -> Secret[str] | T:

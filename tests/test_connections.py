@@ -9,7 +9,7 @@ import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,9 @@ from taskiq import InMemoryBroker
 from signing_async import ConfigurationError, MemoryTokenStore, OAuth, RetryPolicy, SigningClient, SigningError, Token
 from signing_async import taskiq as taskiq_module
 from signing_async.archive import S3Store
-from signing_async.cli.doctor import Examination
 from signing_async.postgres import PostgresJournal
 from signing_async.redis import RedisSeenEvents, RedisTokenStore
 from signing_async.taskiq import enqueuing, redis_streams
-from signing_async.webhooks.check import check_receiver
 from tests.archive.s3_server import CREDENTIALS
 from tests.servers import talking
 
@@ -48,18 +46,6 @@ async def _refresh(place: str) -> None:
     settings = {"client_id": "app", "client_secret": "secret", "redirect_uri": "https://app.example.com/"}
     async with OAuth(f"https://{place}", store=store, retry=RetryPolicy.none(), **settings) as oauth:
         await oauth.refresh()
-
-
-async def _diagnose(place: str) -> None:
-    async with (
-        SigningClient(f"https://{place}", "token") as client,
-        aclosing(Examination(client).findings()) as findings,
-    ):
-        await anext(findings)
-
-
-async def _check_endpoint(place: str) -> None:
-    await anext(check_receiver(f"https://{place}/hooks", "secret"))
 
 
 async def _claim(place: str) -> None:
@@ -107,7 +93,7 @@ async def _append(place: str) -> None:
 
 
 CONNECTIONS = [
-    *(_call, _refresh, _diagnose, _check_endpoint, _claim),
+    *(_call, _refresh, _claim),
     *(_load_token, _look_up_event, _enqueue, _enqueue_elsewhere, _append),
 ]
 each_connection = pytest.mark.parametrize("connect", CONNECTIONS, ids=lambda connect: connect.__name__.strip("_"))

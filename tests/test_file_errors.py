@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from signing_async import (
+    ArchiveError,
+    Assumptions,
     AuthError,
     ConfigurationError,
     FileTokenStore,
@@ -16,12 +18,8 @@ from signing_async import (
     JournalError,
     SqliteJournal,
 )
-from signing_async._files import is_transient
 from signing_async.archive import FolderStore
-from signing_async.documents.download import check_target
-from signing_async.errors import ArchiveError
 from signing_async.sealed import inspect_sealed
-from signing_async.settings import Settings
 
 
 def unusable(folder: Path, kind: str) -> Path:
@@ -51,21 +49,11 @@ async def test_path_that_no_file_can_have_is_a_permanent_failure(tmp_path: Path,
     assert not of_archive.value.transient
 
 
-@pytest.mark.parametrize("code", ["ENOSPC", "EDQUOT", "EIO", "EMFILE", "ENFILE", "ENOLCK", "ESTALE", "ETIMEDOUT"])
-def test_full_or_failing_disk_is_transient(code: str) -> None:
-    assert is_transient(OSError(getattr(errno, code), code))
-
-
-@pytest.mark.parametrize("code", ["EACCES", "EROFS", "EILSEQ", "EINVAL", "ENOTSUP", "EBADF", "ENXIO"])
-def test_refusal_of_the_file_system_is_permanent(code: str) -> None:
-    assert not is_transient(OSError(getattr(errno, code), code))
-
-
 @pytest.mark.parametrize(("code", "transient"), [(errno.EMFILE, True), (errno.ESTALE, True), (errno.EACCES, False)])
 async def test_file_that_the_system_cannot_open_for_now_is_a_transient_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, transient: bool
 ) -> None:
-    """Of the settings, of the file to inspect, of the trusted roots, and of the target of a download."""
+    """Of assumptions, of the file to inspect, and of the trusted roots."""
     path = tmp_path / "a.pdf"
     path.touch()
 
@@ -75,7 +63,7 @@ async def test_file_that_the_system_cannot_open_for_now_is_a_transient_failure(
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", fail)
         with pytest.raises(ConfigurationError, match=r" cannot be read: ") as of_settings:
-            Settings.load(path)
+            Assumptions.from_file(path)
     with monkeypatch.context() as patched:
         patched.setattr(os, "open", fail)
         with pytest.raises(InvalidRequest, match=r"^source: cannot open ") as of_source:
@@ -84,9 +72,5 @@ async def test_file_that_the_system_cannot_open_for_now_is_a_transient_failure(
         patched.setattr(Path, "read_bytes", fail)
         with pytest.raises(InvalidRequest, match=r"^trust: cannot read ") as of_trust:
             await inspect_sealed(path, trust=path)
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "stat", fail)
-        with pytest.raises(InvalidRequest, match=r"^path: cannot write ") as of_target:
-            check_target(path)
-    errors = (of_settings.value, of_source.value, of_trust.value, of_target.value)
-    assert [error.transient for error in errors] == [transient] * 4
+    errors = (of_settings.value, of_source.value, of_trust.value)
+    assert [error.transient for error in errors] == [transient] * 3

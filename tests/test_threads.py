@@ -22,8 +22,7 @@ from signing_async import (
     SqliteJournal,
     TokenStore,
 )
-from signing_async.webhooks import MemorySeenEvents, SQLiteSeenEvents
-from signing_async.webhooks.seen import Claim
+from signing_async.webhooks import Claim, MemorySeenEvents, SQLiteSeenEvents
 from tests.cli.service import Service, running
 from tests.pdfs import make_pdf
 
