@@ -91,7 +91,12 @@ class Pager(Generic[T]):
         page = await self._fetch(self._cursor)
         while page.next_cursor is not None:
             if hash(page.next_cursor) in seen:
-                raise self._cursor_repeated(page.next_cursor)
+                text = (
+                    f"{self._name}: the service returned the cursor"
+                    f" {self._transport.redacted(page.next_cursor)[:80]!r} a second time;"
+                    f" check Assumptions.cursor_param, now {self._transport.options.assumptions.cursor_param!r}"
+                )
+                raise DecodeError(text, operation=self._name)
             seen.add(hash(page.next_cursor))
             if not self._prefetch:
                 yield page
@@ -105,13 +110,6 @@ class Pager(Generic[T]):
             finally:
                 await _cancel(following)
         yield page
-
-    def _cursor_repeated(self, cursor: str) -> DecodeError:
-        text = (
-            f"{self._name}: the service returned the cursor {self._transport.redacted(cursor)[:80]!r} a second time;"
-            f" check Assumptions.cursor_param, now {self._transport.options.assumptions.cursor_param!r}"
-        )
-        return DecodeError(text, operation=self._name)
 
     async def _fetch(self, cursor: str | None) -> Page[T]:
         assumptions, path = self._transport.options.assumptions, self._path
@@ -143,9 +141,7 @@ class Pager(Generic[T]):
         return Page(decoded if self._finish is None else tuple(map(self._finish, decoded)), cursor)
 
     def _check_cursor(self, cursor: str) -> None:
-        if not _checks.is_text(cursor):
-            raise Unreadable("the next cursor is empty or has a lone surrogate: no request can carry it")
-        if len(cursor) > _MAX_CURSOR:
+        if not _checks.is_text(cursor) or len(cursor) > _MAX_CURSOR:
             raise Unreadable(f"the next cursor has {len(cursor)} characters: no request can carry it")
         if self._is_url(cursor) and self._resolve(cursor) is None:
             raise Unreadable("the URL of the next page is not on the tenant's origin, and is not followed")

@@ -86,7 +86,9 @@ class Recipients:
         if recipient is None:
             recipient = NewRecipient(*fields)
         elif not isinstance(recipient, NewRecipient):
-            raise InvalidRequest(f"recipient: must be a NewRecipient, got {_describe_kind(recipient)}")
+            raise InvalidRequest(
+                f"recipient: must be a NewRecipient, got {type(recipient).__name__}; pass an address as email="
+            )
         elif email is not None or NewRecipient("", *fields[1:]) != NewRecipient(""):
             raise InvalidRequest("recipient: pass a NewRecipient or its fields, not both")
         named = {name: getattr(recipient, name) for name in _FIELDS}
@@ -172,12 +174,6 @@ class Recipients:
 
 def _folder(signing_id: str | Signing) -> str:
     return f"{signing_path(signing_id)}/recipients"
-
-
-def _describe_kind(value: object) -> str:
-    """Return the type of an argument, and for an e-mail address where it belongs."""
-    hint = f"; did you mean email={value!r}?" if isinstance(value, str) and "@" in value else ""
-    return f"{type(value).__name__}{hint}"
 
 
 def _encode(fields: Mapping[str, Any]) -> bytes:

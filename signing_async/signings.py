@@ -117,23 +117,9 @@ class Signings:
         note(signing.documents)
         return signing
 
-    def list(
-        self,
-        cursor: str | None = None,
-        limit: int | None = None,
-        *,
-        prefetch: bool = True,
-    ) -> Pager[Signing]:
+    def list(self, cursor: str | None = None, limit: int | None = None, *, prefetch: bool = True) -> Pager[Signing]:
         """List the signings, from ``cursor`` on; see `Pager`. ``limit`` is the size of a page."""
-        return Pager(
-            self._transport,
-            "signings.list",
-            _PATH,
-            Signing,
-            cursor=cursor,
-            limit=limit,
-            prefetch=prefetch,
-        )
+        return Pager(self._transport, "signings.list", _PATH, Signing, cursor=cursor, limit=limit, prefetch=prefetch)
 
     async def send(self, signing_id: str | Signing) -> None:
         """Send a draft to its recipients, once: before the request is repeated, the signing is read.

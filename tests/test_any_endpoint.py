@@ -31,7 +31,7 @@ from signing_async.sandbox import Sandbox
 from tests.servers import answering, echo, serving, talking
 
 QUICK = RetryPolicy(max_attempts=3, base_delay=0.01, settle=0.1)
-WRITES = ["POST", "PUT", "PATCH", "DELETE"]
+WRITES = ["POST", "DELETE"]
 
 
 @attrs.frozen
@@ -140,8 +140,6 @@ async def test_response_is_decoded_to_records_and_classes(sandbox: Sandbox, clie
         ("Öl".encode(), "text/plain", "Öl"),
         ("Öl".encode("latin-1"), 'text/plain; charset="ISO-8859-1"', "Öl"),
         ("Öl".encode(), "text/plain; charset=klingon", "Öl"),
-        (b"\xff", "text/plain", "\ufffd"),
-        (b"", "text/plain", ""),
     ],
 )
 async def test_text_is_decoded_in_the_charset_of_the_response(body: bytes, content_type: str, text: str) -> None:

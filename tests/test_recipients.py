@@ -41,7 +41,7 @@ async def test_add_refuses_a_new_recipient_with_fields_beside_it(
 
 async def test_add_refuses_a_positional_address(sandbox: Sandbox, client: SigningClient) -> None:
     add: Any = client.recipients.add
-    hint = r"did you mean email='anna@example\.com'\?"
+    hint = "pass an address as email="
     with pytest.raises(InvalidRequest, match=rf"^recipient: must be a NewRecipient, got str; {hint}$"):
         await add("s1", "anna@example.com")
     assert sandbox.requests == []
