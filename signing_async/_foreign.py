@@ -38,6 +38,10 @@ def is_transient(error: Exception) -> bool:
         is_permanent = bool(names & _PERMANENT) or is_untrusted(error.__context__)
         code = str(error).rpartition(": -")[2].partition(" ")[0]
         return not is_permanent and (bool(names & _TRANSIENT) or code in _TRANSIENT_CODES)
+    if any(base.__module__ == "sqlite3" for base in type(error).__mro__):
+        from .storage import sqlite  # sqlite3 is not imported for every client
+
+        return sqlite.is_transient(error)
     return True
 
 
