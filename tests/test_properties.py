@@ -5,9 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
+from hypothesis import example, given
+from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
 from signing_async import APIError, Assumptions, DecodeError, NotFound, Signing, SigningClient
@@ -16,6 +19,8 @@ from signing_async.transport.decode import Unreadable, decode_record, parse, tim
 from signing_async.transport.problems import error_from
 from signing_async.transport.redaction import redact
 from signing_async.transport.retry import read_retry_after
+from signing_async.transport.urls import resolve
+from signing_async.transport.wire import Request
 from tests.fuzz.__main__ import NAMES, load
 from tests.fuzz.promises import check_error
 from tests.fuzz.running import by_mutation
@@ -158,3 +163,23 @@ def test_time_grows_linearly_with_the_input(name: str) -> None:
             reader(part * (amount // len(part)))
 
         assert grows_linearly(work, size // 4), part
+
+
+ODD = st.sampled_from(
+    ["/", "//", "\\", "@", ":", "?", "#", "%", "..", "tenant.example", "http:", "https://", "\t", "\u3002"]
+)
+
+
+@given(st.lists(ODD | st.text(max_size=8), max_size=8).map("".join))
+@example("https://tenant.example:443//evil.example/x")
+@example("//tenant.example\\@evil.example/x")
+def test_resolved_reference_is_on_the_tenants_origin(reference: str) -> None:
+    """Of a redirect or a next page."""
+    path = resolve("https://tenant.example", "/api/1.0/signings", reference)
+    if path is None:
+        return
+    url = Request("GET", "https://tenant.example", path).url
+    assert path.startswith("/")
+    assert str(url).isascii()
+    assert (url.scheme, url.host, url.port, url.user) == ("https", "tenant.example", 443, None)
+    assert urlsplit("https://tenant.example" + path).netloc == "tenant.example"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
 import json
 import os
 import random
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
@@ -28,6 +30,7 @@ __all__ = ["FileTokenStore", "MemoryTokenStore", "TokenStore", "adjust_expiry", 
 _FIELDS = ("access_token", "refresh_token", "expires_at", "token_type", "origin")
 # The two clocks are not read at the same moment: a smaller difference is ignored.
 _CLOCK_TOLERANCE = 5.0
+_LEFTOVER_AGE = 600.0
 _PAUSE = (0.005, 0.03)
 """Seconds between two attempts to acquire a lock."""
 
@@ -126,6 +129,7 @@ class FileTokenStore:
     async def lock(self) -> AsyncIterator[None]:
         with _explaining(f"the lock beside {self.path} cannot be opened"):
             self._make_folder()
+            self._remove_leftovers()
             # A file of its own: a lock on the token file would be lost with each save, which replaces it.
             handle = os.open(self.path.with_name(self.path.name + ".lock"), os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -154,6 +158,7 @@ class FileTokenStore:
     def _save(self, token: Token) -> None:
         with _explaining(f"the token file {self.path} cannot be written"):
             self._make_folder()
+            self._remove_leftovers()
             # mkstemp makes the file with mode 0600.
             handle, name = tempfile.mkstemp(prefix=f".{self.path.name}.", suffix=".new", dir=self.path.parent)
             try:
@@ -172,6 +177,13 @@ class FileTokenStore:
         for folder in reversed(missing):
             folder.mkdir(mode=0o700, exist_ok=True)
             sync_folder(folder.parent)
+
+    def _remove_leftovers(self) -> None:
+        """Remove the temporary files of killed processes, which hold tokens."""
+        for left in self.path.parent.glob(f".{glob.escape(self.path.name)}.*.new"):
+            with contextlib.suppress(OSError):
+                if time.time() - left.stat().st_mtime > _LEFTOVER_AGE:
+                    left.unlink()
 
 
 @contextlib.contextmanager

@@ -281,3 +281,44 @@ async def test_invalid_grant_with_429_or_5xx_is_not_final(status: int) -> None:
             await oauth.access_token()
         assert type(caught.value) is AuthError
         assert await oauth.access_token() == "access-new"
+
+
+@pytest.mark.parametrize(("passed", "refreshed"), [(0, False), (3560, False), (3575, True), (3700, True)])
+async def test_one_hour_token_is_refreshed_in_its_last_30_seconds(
+    passed: float, refreshed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Scripted(grants("first"), grants("second")) as server, oauth_for(server.base_url) as oauth:
+        await oauth.exchange("code")
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + passed)
+        assert await oauth.access_token() == ("access-second" if refreshed else "access-first")
+
+
+async def test_token_rejected_again_after_refresh_is_unauthorized(sandbox: Sandbox) -> None:
+    oauth, code = sandbox_oauth(sandbox)
+    async with oauth, SigningClient(sandbox.base_url, oauth) as client:
+        await oauth.exchange(code())
+        sandbox.faults.add("me", "expired-token", times=None)
+        with pytest.raises(Unauthorized):
+            await client.me()
+        assert len(sandbox.requests_of("oauth.token")) == 2
+        assert len(sandbox.requests_of("me")) == 2
+
+
+async def test_slow_load_does_not_overwrite_a_newer_token() -> None:
+    release = asyncio.Event()
+
+    class Late(MemoryTokenStore):
+        async def load(self) -> Token | None:
+            kept = await super().load()
+            await release.wait()
+            return kept
+
+    old = Token("access-old", "refresh-old", in_seconds(3600))
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=Late(old)) as oauth:
+        loading = asyncio.create_task(oauth.token())
+        await asyncio.sleep(0)
+        await oauth.exchange("code")
+        release.set()
+        assert (await loading).access_token == "access-new"
+        assert len(server.requests) == 1

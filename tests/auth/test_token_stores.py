@@ -8,13 +8,14 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from signing_async import AuthError, ConfigurationError, FileTokenStore, Token
+from signing_async import AuthError, ConfigurationError, FileTokenStore, MemoryTokenStore, Token, TokenStore
 
 ROOT = Path(__file__).parents[2]
 FULL = Token("access-1", "refresh-1", datetime(2031, 5, 6, 7, 8, 9, 250000, UTC), "DPoP")
@@ -212,3 +213,80 @@ async def test_process_killed_at_any_step_of_a_save_leaves_a_whole_token(
     assert await asyncio.to_thread(finish, process) == -9
     kept = await FileTokenStore(path).load()
     assert kept == Token(survives, f"refresh-{survives}")
+
+
+@pytest.mark.parametrize("token", [FULL, BARE], ids=["full", "bare"])
+@pytest.mark.parametrize("kind", ["memory", "file"])
+async def test_saved_token_is_loaded_whole_and_replaces_the_earlier_one(
+    kind: str, token: Token, tmp_path: Path
+) -> None:
+    store: TokenStore = MemoryTokenStore() if kind == "memory" else FileTokenStore(tmp_path / "token.json")
+    assert await store.load() is None
+    await store.save(Token("earlier", "r"))
+    await store.save(token)
+    assert await store.load() == token
+
+
+async def test_old_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    """Young ones may be in use, and those of other stores stay."""
+    path = tmp_path / "token[1].json"
+    old, young, foreign = (tmp_path / n for n in (".token[1].json.a.new", ".token[1].json.b.new", ".token1.json.c.new"))
+    for file in (old, young, foreign):
+        file.write_text("{}")
+    for file in (old, foreign):
+        os.utime(file, (time.time() - 3600,) * 2)
+    await FileTokenStore(path).save(FULL)
+    assert not old.exists()
+    assert young.exists()
+    assert foreign.exists()
+
+
+async def test_lock_excludes_two_stores_in_one_process(tmp_path: Path) -> None:
+    inside, entered = 0, 0
+
+    async def enter() -> None:
+        nonlocal inside, entered
+        async with FileTokenStore(tmp_path / "token.json").lock():
+            inside += 1
+            assert inside == 1
+            await asyncio.sleep(0.001)
+            inside -= 1
+            entered += 1
+
+    await asyncio.gather(*(enter() for _ in range(20)))
+    assert entered == 20
+
+
+async def test_cancelled_waiter_and_holder_leave_no_file_open(tmp_path: Path) -> None:
+    store = FileTokenStore(tmp_path / "token.json")
+    before = len(names(Path("/proc/self/fd")))
+
+    async def hold() -> None:
+        async with store.lock():
+            await asyncio.sleep(3600)
+
+    tasks = [asyncio.create_task(hold()) for _ in range(5)]
+    await asyncio.sleep(0.05)
+    for task in reversed(tasks):
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert len(names(Path("/proc/self/fd"))) == before
+    async with asyncio.timeout(5), store.lock():
+        pass
+
+
+async def test_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
+    """It may have inherited the lock's file."""
+    store = FileTokenStore(tmp_path / "token.json")
+    async with store.lock():
+        held = next(
+            int(handle.name)
+            for handle in Path("/proc/self/fd").iterdir()
+            if handle.is_symlink() and str(handle.readlink()) == f"{store.path}.lock"
+        )
+        inherited = os.dup(held)
+    try:
+        async with asyncio.timeout(5), store.lock():
+            pass
+    finally:
+        os.close(inherited)

@@ -6,16 +6,21 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from aiohttp import web
 
 from signing_async import (
+    MemoryTokenStore,
     NotFound,
+    OAuth,
     OutcomeUnknown,
+    RequestTimeout,
     RetryPolicy,
     SigningClient,
+    Token,
     TransportError,
 )
 from signing_async.sandbox import Sandbox
@@ -254,3 +259,19 @@ async def test_success_beside_a_late_record_in_another_form_is_undecidable() -> 
         with pytest.raises(OutcomeUnknown, match="a similar record differs"):
             await client.recipients.add("s1", email="a@example.com", last_name="Åberg")
         assert _writes(server) == 2
+
+
+async def test_timeout_of_a_token_request_is_not_taken_for_the_deadline() -> None:
+    async def hang(request: web.Request) -> web.Response:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    store = MemoryTokenStore(Token("access", "refresh", datetime(2000, 1, 1, tzinfo=UTC)))
+    settings: Any = {"client_id": "x", "client_secret": "y", "redirect_uri": "z", "store": store, "timeout": 0.3}
+    async with (
+        serving(hang) as server,
+        OAuth(server.origin, **settings) as oauth,
+        SigningClient(server.origin, oauth) as client,
+    ):
+        with pytest.raises(RequestTimeout, match=r"^oauth\.refresh: no response within its timeout of 0\.3 s"):
+            await client.me()
