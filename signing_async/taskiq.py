@@ -29,6 +29,7 @@ from .dispatch.run import NewRecipient, SigningPackage
 from .documents.source import PdfSource
 from .errors import (
     ConfigurationError,
+    InboxError,
     InvalidRequest,
     SigningError,
     TransportError,
@@ -62,7 +63,6 @@ H = TypeVar("H", bound=EventHandler)
 log: logging.Logger = logging.getLogger("signing_async")
 
 _TASK = "signing_async:dispatch"
-_VERSION = 1
 _CONTEXT: Any = TaskiqDepends()
 _DAY = 86_400
 _BLOCK = 1.0
@@ -73,7 +73,7 @@ _ENTRY_LABEL = "signing_async:entry"
 
 @attrs.frozen
 class Outcome:
-    """The outcome of a package, as reported by its worker."""
+    """The outcome of a package, as reported by its worker. The last three attributes are those of the error."""
 
     key: str
     signing: str | None
@@ -82,11 +82,8 @@ class Outcome:
     kind: str | None
     """The name of the error's class."""
     effect: str = "none"
-    """The error's ``effect``: ``"unknown"`` if the package may have been sent nevertheless."""
     transient: bool = False
-    """The error's ``transient``."""
     exit_code: int = 1
-    """The error's ``exit_code``."""
 
 
 class Enqueued:
@@ -174,7 +171,6 @@ def _encode_package(prepared: Prepared) -> dict[str, Any]:
             raise InvalidRequest(text)
         documents.append({"path": str(Path(path).absolute()), "filename": source.filename, "sha256": source.sha256})
     return {
-        "version": _VERSION,
         "key": prepared.key,
         **{name: None if value is None else str(value) for name, value in prepared.fields.items()},
         "documents": documents,
@@ -183,10 +179,6 @@ def _encode_package(prepared: Prepared) -> dict[str, Any]:
 
 
 def _decode_package(message: dict[str, Any]) -> SigningPackage:
-    if message.get("version") != _VERSION:
-        raise InvalidRequest(
-            f"message version {message.get('version')!r} is not supported; this worker supports version {_VERSION}"
-        )
     return SigningPackage(
         **{name: message[name] for name in ("key", "name", "language", "signing_order", "message")},
         documents=[PdfSource(one["path"], one["filename"], sha256=one["sha256"]) for one in message["documents"]],
@@ -244,7 +236,7 @@ def broker() -> Any:
 async def _dispatch(message: dict[str, Any], context: Context = _CONTEXT) -> dict[str, Any]:
     """Send one package: the task of a worker."""
     key, state = str(message.get("key")), context.state
-    async with _held(context) as report:
+    async with _renewed(context):
         try:
             signing = await state.signing_client.dispatch(_decode_package(message), state.signing_journal)
             outcome = Outcome(key, signing.id, None, None)
@@ -256,7 +248,7 @@ async def _dispatch(message: dict[str, Any], context: Context = _CONTEXT) -> dic
             log.error("package %r failed: %s", key, error)  # noqa: TRY400  # the outcome says why
             names = ("effect", "transient", "exit_code") if isinstance(error, SigningError) else ()
             outcome = Outcome(key, None, str(error), type(error).__name__, **{n: getattr(error, n) for n in names})
-        return await report(attrs.asdict(outcome))
+        return await _report(context, attrs.asdict(outcome))
 
 
 def _may_succeed_elsewhere(error: Exception) -> bool:
@@ -264,30 +256,26 @@ def _may_succeed_elsewhere(error: Exception) -> bool:
     return isinstance(error, SigningError) and (error.transient or error.client_wide)
 
 
-@contextlib.asynccontextmanager
-async def _held(context: Context) -> AsyncIterator[Callable[[dict[str, Any]], Awaitable[dict[str, Any]]]]:
-    """Keep the task's message from other workers during the block; yield a function that reports the task's result.
+def _renewed(context: Context) -> contextlib.AbstractAsyncContextManager[None]:
+    """Keep the task's message from other workers during the block."""
+    broker = context.broker
+    if isinstance(broker, _StreamBroker):
+        return broker.renewed(context.message.labels[_ENTRY_LABEL])
+    return contextlib.nullcontext()
 
-    Taskiq saves the result after it acknowledges: if the worker died in between, the result would be lost.
-    """
 
-    async def report(value: dict[str, Any]) -> dict[str, Any]:
-        if not context.is_ackable:
-            return value
+async def _report(context: Context, value: dict[str, Any]) -> dict[str, Any]:
+    """Save the task's result, then acknowledge its message: Taskiq does it in the other order."""
+    if context.is_ackable:
         labels = context.message.labels
         result: TaskiqResult[Any] = TaskiqResult(is_err=False, return_value=value, execution_time=0.0, labels=labels)
-        with contextlib.suppress(Exception):
+        try:
             await context.broker.result_backend.set_result(context.message.task_id, result)
             await context.ack()
-            return value
-        log.warning("a result could not be reported: the message is handled again later")
-        raise NoResultError
-
-    if isinstance(context.broker, _StreamBroker):
-        async with context.broker.renewed(context.message.labels[_ENTRY_LABEL]):
-            yield report
-    else:
-        yield report
+        except Exception:
+            log.warning("a result could not be reported: the message is handled again later")
+            raise NoResultError from None
+    return value
 
 
 # Events
@@ -318,8 +306,8 @@ def event_task(broker: Any, inbox: Inbox, pattern: str) -> Callable[[H], H]:
 
     def register(handler: H) -> H:
         async def work(event_id: str, fence: int | None, context: Context = _CONTEXT) -> dict[str, Any]:
-            async with _held(context) as report:
-                return await report(await _run_handler(inbox, handler, event_id, fence))
+            async with _renewed(context):
+                return await _report(context, await _run_handler(inbox, handler, event_id, fence))
 
         async def enqueue_and_wait(event: Event) -> None:
             stored = await inbox.get(event.key)
@@ -354,14 +342,9 @@ async def _run_handler(inbox: Inbox, handler: EventHandler, event_id: str, fence
     """Call the handler for the attempt with this fencing token, and return how it ended."""
     try:
         stored = await inbox.get(event_id)
-    except SigningError as error:
-        log.warning("event %s cannot be read: %s", event_id, error)
-        # The inbox does not count an attempt that may succeed later or in another worker.
-        return _failed(error, client_wide=_may_succeed_elsewhere(error))
-    if stored is None or stored.status is not EventStatus.PENDING or stored.fence != fence:
-        log.info("an attempt of event %s is over: its message is dropped", event_id)
-        return {"end": "stale"}
-    try:
+        if stored is None or stored.status is not EventStatus.PENDING or stored.fence != fence:
+            log.info("an attempt of event %s is over: its message is dropped", event_id)
+            return {"end": "stale"}
         async with asyncio.timeout(inbox.handler_timeout):
             if iscoroutinefunction(handler):
                 await handler(stored.event)
@@ -372,13 +355,11 @@ async def _run_handler(inbox: Inbox, handler: EventHandler, event_id: str, fence
     except RetryLater as later:
         return {"end": "later", "seconds": later.seconds, "text": later.reason}
     except Exception as error:
-        log.warning("the handler of event %s failed", stored.id, exc_info=error)
-        return _failed(error, client_wide=bool(getattr(error, "client_wide", False)))
+        log.warning("an attempt of event %s failed", event_id, exc_info=error)
+        # The inbox does not count an attempt that failed with the worker's token or store.
+        is_of_worker = getattr(error, "client_wide", False) or (isinstance(error, InboxError) and error.transient)
+        return {"end": "failed", "text": f"{type(error).__name__}: {error}", "client_wide": bool(is_of_worker)}
     return {"end": "handled"}
-
-
-def _failed(error: Exception, *, client_wide: bool) -> dict[str, Any]:
-    return {"end": "failed", "text": f"{type(error).__name__}: {error}", "client_wide": client_wide}
 
 
 # The broker

@@ -23,7 +23,6 @@ from signing_async import (
     ConfigurationError,
     InvalidRequest,
     NewRecipient,
-    PdfSource,
     RetryPolicy,
     SigningClient,
     SigningPackage,
@@ -143,49 +142,29 @@ def sendings(sandbox: Sandbox) -> list[str]:
 async def test_each_package_is_sent_once_despite_killed_and_paused_workers(
     environment: dict[str, str], postgres: PostgresServer, sandbox: Sandbox, tmp_path: Path
 ) -> None:
-    """One of two workers is killed, one is paused and resumed, and the service fails and loses responses.
-
-    A third starts after that: beside two that are stopped for each look, it would send most packages.
-    """
+    """One of two workers is killed, one is paused and resumed, and the service fails and loses responses."""
     (tmp_path / "other").mkdir()
     made = packages(tmp_path, 30)
     for kind, often in (("500-after-commit", 0.05), ("drop-after-commit", 0.05), ("503", 0.05)):
         sandbox.faults.add("*", kind, times=None, probability=often)
     sandbox.faults.add("signings.send", "slow", times=None, seconds=0.4)
     table = f"{environment['SIGNING_JOURNAL'].rpartition('=')[2]}.signing_packages"
-
-    async def held(condition: str = "leased_until > now()") -> dict[str, str]:
-        """Return the owner of each claimed package, except those that were enqueued twice."""
-        rows = await postgres.execute(f"SELECT key, owner FROM {table} WHERE {condition} AND key !~ '-[0-4]$'")
-        return {row["key"]: row["owner"] for row in rows}
-
     async with (
-        workers(2, environment, tmp_path) as (killed, stopped),
+        workers(2, environment, tmp_path) as (killed, paused),
         enqueuing(redis_streams(environment["SIGNING_BROKER"])) as enqueue,
     ):
         enqueued = [await enqueue(package) for package in made]
         # Enqueue some twice: they are still sent once.
         enqueued += [await enqueue(package) for package in made[:5]]
-        async with PostgresJournal(environment["SIGNING_JOURNAL"]) as journal:
-            await journal.create_table()
-        theirs: list[set[str]] = [set()]
-        while min(map(len, theirs)) < 2:
+        while len(sendings(sandbox)) < 4:
             await asyncio.sleep(0.05)
-            for each in (killed, stopped):
-                each.signal(signal.SIGSTOP)
-            rows = await held()
-            theirs = [{key for key, owner in rows.items() if each.is_at_work(owner)} for each in (killed, stopped)]
-            if min(map(len, theirs)) < 2:
-                for each in (killed, stopped):
-                    each.signal(signal.SIGCONT)
         killed.signal(signal.SIGKILL)
+        paused.signal(signal.SIGSTOP)
         async with workers(1, environment, tmp_path / "other"):
-            # Another takes over packages of both before the paused worker resumes.
-            over: set[str] = set()
-            while not all(over & keys for keys in theirs):
+            # Another takes over packages before the paused worker resumes.
+            while len(await postgres.execute(f"SELECT FROM {table} WHERE fence > 1")) < 3:
                 await asyncio.sleep(0.1)
-                over = {*await held("fence > 1")}
-            stopped.signal(signal.SIGCONT)
+            paused.signal(signal.SIGCONT)
             outcomes = await asyncio.wait_for(asyncio.gather(*(each.wait(0.1) for each in enqueued)), 90)
     assert [(outcome.error, outcome.kind) for outcome in outcomes] == [(None, None)] * 35
     assert sendings(sandbox) == sorted(package.name for package in made)
@@ -345,25 +324,11 @@ async def test_package_is_retried_after_a_transient_failure_and_after_a_rejected
 
 @pytest.mark.parametrize("how", ["killed", "emptied"])
 async def test_workers_survive_an_outage_of_redis(
-    how: str,
-    redis: RedisServer,
-    place: Workplace,
-    sandbox: Sandbox,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
+    how: str, redis: RedisServer, place: Workplace, sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With or without its data; they log the outage once."""
     caplog.set_level("INFO", "signing_async")
     first, second = packages(tmp_path, 2)
-
-    async def until(condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(60):
-            while not condition():
-                await asyncio.sleep(0.02)
-
-    def is_noticed() -> bool:
-        return "the broker is unavailable, retrying: " in caplog.text
-
     async with working(place.worker()):
         async with enqueuing(place.streams()) as enqueue:
             assert (await enqueue(first)).key == "lease-0"
@@ -371,10 +336,12 @@ async def test_workers_survive_an_outage_of_redis(
         if how == "emptied":
             async with Redis.from_url(place.url) as direct:
                 await direct.flushall()
-            await until(is_noticed)
-        if how == "killed":
+        else:
             redis.kill()
-            await until(is_noticed)
+        async with asyncio.timeout(60):
+            while "the broker is unavailable, retrying: " not in caplog.text:
+                await asyncio.sleep(0.02)
+        if how == "killed":
             redis.start()
         async with enqueuing(place.streams()) as enqueue:
             assert (await (await enqueue(second)).wait(0.02, timeout=60)).error is None
@@ -411,31 +378,28 @@ async def test_wait_without_workers_times_out_and_keeps_the_message(place: Workp
         assert await place.left() == (1, 0)
 
 
-@pytest.mark.parametrize("how", ["stopped", "stopped before the outcome is read", "gone"])
 async def test_enqueuing_fails_in_time_while_redis_is_unavailable(
-    how: str, redis: RedisServer, place: Workplace, tmp_path: Path
+    redis: RedisServer, place: Workplace, tmp_path: Path
 ) -> None:
     """The error does not show the URL, which may hold a password."""
     (package,) = packages(tmp_path, 1)
-    url = place.url.replace("//", "//:geheim@")
-    with contextlib.ExitStack() as fault:
-        async with enqueuing(place.streams()) as enqueue:
-            enqueued = await enqueue(package)
-            redis.kill() if how == "gone" else redis.stop()
-            fault.callback(redis.start if how == "gone" else redis.wake)
-            steps: dict[str, Callable[[], Awaitable[Any]]] = {
-                "stopped": lambda: enqueue(package),
-                "stopped before the outcome is read": enqueued.outcome,
-                "gone": enqueuing(redis_streams(url)).__aenter__,
-            }
-            async with asyncio.timeout(10):
-                with pytest.raises(TransportError, match=r"^the broker is unavailable \(\w+\)$") as caught:
-                    await steps[how]()
-            assert "geheim" not in "".join(traceback.format_exception(caught.value))
-            assert caught.value.transient
-            if how == "stopped":  # Redis reads the request when it resumes.
-                assert (caught.value.effect, caught.value.exit_code) == ("unknown", 3)
-            fault.close()
+    secret = redis_streams(place.url.replace("//", "//:geheim@"))
+    async with enqueuing(place.streams()) as enqueue:
+        enqueued = await enqueue(package)
+        redis.stop()
+        try:
+            steps: list[Callable[[], Awaitable[Any]]]
+            steps = [lambda: enqueue(package), enqueued.outcome, enqueuing(secret).__aenter__]
+            for step in steps:
+                async with asyncio.timeout(10):
+                    with pytest.raises(TransportError, match=r"^the broker is unavailable \(\w+\)$") as caught:
+                        await step()
+                assert caught.value.transient
+                # Redis reads the request when it resumes.
+                assert (caught.value.effect == "unknown") is (step != steps[-1])
+        finally:
+            redis.wake()
+        assert "geheim" not in "".join(traceback.format_exception(caught.value))
 
 
 async def test_any_taskiq_broker_can_dispatch(place: Workplace, sandbox: Sandbox, tmp_path: Path) -> None:
@@ -447,16 +411,6 @@ async def test_any_taskiq_broker_can_dispatch(place: Workplace, sandbox: Sandbox
     assert outcomes[0] == outcomes[1]
     assert outcomes[0].signing == sandbox.signings[0].id
     assert sendings(sandbox) == ["Lease 0"]
-
-
-async def test_message_of_another_version_is_rejected(place: Workplace) -> None:
-    broker = add_dispatch(InMemoryBroker(), client=place.client, journal=place.journal)
-    async with enqueuing(broker):
-        task = await broker.find_task("signing_async:dispatch").kiq({"version": 2, "key": "k"})
-        outcome = await Enqueued("k", task).wait(0.02)
-    assert outcome == Outcome(
-        "k", None, "message version 2 is not supported; this worker supports version 1", "InvalidRequest", exit_code=2
-    )
 
 
 async def test_task_that_broke_off_is_an_unknown_outcome_with_its_error(place: Workplace) -> None:
@@ -473,9 +427,7 @@ async def test_task_that_broke_off_is_an_unknown_outcome_with_its_error(place: W
     ("documents", "words"),
     [
         ([make_pdf()], r"^documents\[0\]: must be a path that the workers can read, got bytes$"),
-        ([PdfSource(os.fsencode(__file__))], "documents"),
         (["/no/such/file.pdf"], r"documents\[0\]"),
-        ([], "documents: must not be empty"),
     ],
 )
 async def test_invalid_package_is_not_enqueued(documents: Any, words: str, place: Workplace) -> None:
@@ -493,13 +445,8 @@ async def test_invalid_package_is_not_enqueued(documents: Any, words: str, place
     ("settings", "words"),
     [
         ({"url": "amqp://guest:geheim@localhost"}, "invalid Redis URL: must begin with redis://"),
-        (
-            {"url": "redis://:gehe/im@localhost"},
-            "invalid Redis URL: invalid host or port",
-        ),
-        ({"url": "redis://:geheim@localhost?socket_timeout=x"}, "invalid Redis URL: Invalid value"),
+        ({"url": "redis://:gehe/im@localhost"}, "invalid Redis URL: invalid host or port"),
         ({"url": None}, "url: must be a non-empty string, got None"),
-        ({"queue": ""}, "queue: must be a non-empty string, got ''"),
         ({"redeliver_after": 0}, "redeliver_after: must be a number above 0, got 0"),
     ],
 )
@@ -510,32 +457,24 @@ def test_invalid_settings_are_rejected_without_showing_the_password(settings: di
     assert "gehe" not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize("name", ["SIGNING_BROKER", "SIGNING_JOURNAL"])
-def test_missing_environment_variable_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {
-        "SIGNING_BASE_URL": "https://tenant.example.com",
-        "SIGNING_ACCESS_TOKEN": "t",
-        "SIGNING_BROKER": "redis://r",
-    }
-    for each, value in {**known, "SIGNING_JOURNAL": "postgresql://p/app"}.items():
-        monkeypatch.setenv(each, value) if each != name else monkeypatch.delenv(each, raising=False)
-    with pytest.raises(ConfigurationError, match=f"^{name} is not set$"):
+@pytest.mark.parametrize("missing", ["SIGNING_BROKER", "SIGNING_JOURNAL"])
+def test_missing_environment_variable_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SIGNING_BASE_URL", "SIGNING_ACCESS_TOKEN", "SIGNING_BROKER", "SIGNING_JOURNAL"):
+        monkeypatch.setenv(name, "https://tenant.example.com")
+    monkeypatch.delenv(missing)
+    with pytest.raises(ConfigurationError, match=f"^{missing} is not set$"):
         broker_by_environment()
 
 
 @pytest.mark.parametrize("kind", ["file", "PostgreSQL"])
 async def test_settings_select_the_journal(
-    kind: str, place: Workplace, sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, environment: dict[str, str], sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = {
-        "SIGNING_BASE_URL": sandbox.base_url,
-        "SIGNING_ACCESS_TOKEN": sandbox.access_token(),
-        "SIGNING_BROKER": place.url,
-        "SIGNING_JOURNAL": str(tmp_path / "leases.journal") if kind == "file" else place.dsn,
-    }
-    for name, value in known.items():
+    if kind == "file":
+        environment["SIGNING_JOURNAL"] = str(tmp_path / "leases.journal")
+    for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    async with working(broker_by_environment()), enqueuing(redis_streams(place.url)) as enqueue:
+    async with working(broker_by_environment()), enqueuing(redis_streams(environment["SIGNING_BROKER"])) as enqueue:
         enqueued = await enqueue(packages(tmp_path, 1)[0])
         assert repr(enqueued) == "Enqueued('lease-0')"
         outcome = await enqueued.wait(0.02, timeout=60)
