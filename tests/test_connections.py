@@ -253,13 +253,6 @@ def test_client_certificate_of_redis_is_loaded_with_its_key_and_password(tmp_pat
         RedisTokenStore(url, "app")
 
 
-@pytest.mark.parametrize("content", ["missing", "text"])
-def test_revocation_list_of_postgresql_that_cannot_be_loaded_is_a_wrong_setting(content: str, tmp_path: Path) -> None:
-    path = _write_pair(tmp_path)[content]
-    with pytest.raises(ConfigurationError, match=f"cannot load the revocation list of '{path}'"):
-        PostgresJournal(f"postgresql://127.0.0.1/db?sslmode=require&sslcrl={path}")
-
-
 def test_client_certificate_of_postgresql_may_be_valid_or_unused(tmp_path: Path) -> None:
     paths = _write_pair(tmp_path)
     PostgresJournal(f"postgresql://127.0.0.1/db?sslcert={paths['certificate']}&sslkey={paths['key']}")

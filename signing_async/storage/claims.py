@@ -27,6 +27,8 @@ log: logging.Logger = logging.getLogger("signing_async")
 
 T = TypeVar("T")
 
+_ENDLESS = 1e9
+
 
 async def claim_or_undo(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaitable[None]]) -> T:
     """Return the result of ``work``. If the caller is cancelled, wait for the result and undo it."""
@@ -46,8 +48,7 @@ async def claim_or_undo(work: Coroutine[Any, Any, T], undo: Callable[[T], Awaita
 class OwnerLock:
     """A locked file beside ``path``, which shows that its owner is alive.
 
-    The system releases the lock when the process ends, even by SIGKILL. ``required_by`` is the class that needs the
-    lock, for the error on systems without such locks.
+    The system releases the lock when the process ends, even by SIGKILL. ``required_by`` is the class that needs it.
     """
 
     def __init__(self, path: Path, required_by: str) -> None:
@@ -124,38 +125,51 @@ _register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Leases:
-    """The claims that a store holds: ``renew`` is called with their keys three times in each ``lease`` seconds.
+    """The claims that a store holds, and the renewal of their leases.
 
-    ``timeout`` is that of the store's operations.
+    ``renew`` is called with the keys of all claims and the lease, three times in each ``lease`` seconds. Without a
+    ``lease`` the claims end with their process. ``timeout`` is that of the store's operations.
     """
 
     def __init__(
-        self, renew: Callable[[list[str]], Awaitable[object]], lease: float, *, timeout: float, store: str
+        self,
+        renew: Callable[[list[str], float], Awaitable[object]],
+        lease: float | None = None,
+        *,
+        timeout: float = 0.0,
+        store: str,
     ) -> None:
-        self.seconds: float = _checks.number("lease", lease, above=0)
-        if lease < 3 * timeout:
+        self.seconds: float = _ENDLESS if lease is None else _checks.number("lease", lease, above=0)
+        if self.seconds < 3 * timeout:
             raise ConfigurationError(f"lease: must be at least three times the timeout of {timeout:g} s, got {lease!r}")
         self.held: dict[str, int] = {}
-        """The fence of each claimed key; 0 while the claim is pending."""
+        """The fence of each claimed key."""
         self._renew = renew
         self._store = store
         self._renewing: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Renew the leases as long as any are held."""
-        if self._renewing is None or self._renewing.done():
+        if self.seconds < _ENDLESS and (self._renewing is None or self._renewing.done()):
             self._renewing = asyncio.create_task(self._renew_all(), name="signing_async leases")
 
-    async def stop(self) -> None:
-        """Stop renewing."""
+    async def end(self, release: Callable[[], Awaitable[object]]) -> None:
+        """Stop renewing, and release what is held."""
         if self._renewing is not None:
             self._renewing.cancel()
             await asyncio.wait([self._renewing])
+        try:
+            if self.held:
+                await release()
+        except SigningError as error:
+            log.warning("%s: the remaining claims end when their lease expires: %s", self._store, error)
+        finally:
+            self.held.clear()
 
     async def _renew_all(self) -> None:
         while self.held:
             await asyncio.sleep(self.seconds / 3)
             try:
-                await self._renew(list(self.held))
+                await self._renew(list(self.held), self.seconds)
             except SigningError as error:
                 log.warning("%s: %d leases could not be renewed: %s", self._store, len(self.held), error)

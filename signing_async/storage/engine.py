@@ -9,7 +9,16 @@ __all__ = ["Engine"]
 
 
 class Engine(Protocol):
-    """Runs statements on one database. Parameters are ``$1``, ``$2``, and so on, for SQLite and PostgreSQL alike."""
+    """Runs statements on the database of one table.
+
+    A statement is written once: parameters are ``$1``, ``$2``, and so on, and what differs between SQLite and
+    PostgreSQL is a ``{name}`` of the engine's ``DIALECT``. ``{table}`` is the table, ``{name}`` its name without the
+    schema, and ``{owner}`` names the store object that claims rows. ``{dead}`` is whether the owner of the row ``held``
+    is dead.
+    """
+
+    address: str
+    """Where the database is, for messages."""
 
     async def run(self, statement: str, *parameters: object, durable: bool = True) -> Sequence[Any]:
         """Run a statement in a transaction of its own, and return its rows once they are durable.

@@ -1,14 +1,11 @@
-"""The events of an inbox, in SQLite or PostgreSQL: each statement is written once, and the dialects are two dicts."""
+"""The events of an inbox, in SQLite or PostgreSQL."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import logging
-import math
 import os
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,45 +17,7 @@ from .claims import Leases, claim_or_undo
 from .engine import Engine
 from .sqlite import FileFormat, SqliteEngine
 
-__all__ = ["TABLES", "SqlEventStore", "SqliteEventStore", "for_postgres"]
-
-log: logging.Logger = logging.getLogger("signing_async")
-
-SQLITE = {
-    "table": "events",
-    "name": "events",
-    "serial": "INTEGER PRIMARY KEY",
-    "time": "REAL",
-    "moment": "0",
-    "bytes": "BLOB",
-    "now": "now()",
-    "at": "",
-    "seconds": "",
-    "each": "json_each",
-    "json": "",
-    "skip_locked": "",
-    "owner": "owner()",
-    "dead": "CASE owner WHEN owner() THEN 0 ELSE NOT owner_is_alive(owner) END",
-}
-# An owner is dead when the last of its leases has expired. Its own expired claims are those whose end or whose claiming
-# failed. The planner takes a range of times for rare, and reads an index.
-POSTGRES = {
-    "table": "{table}",
-    "name": "{name}",
-    "serial": "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
-    "time": "timestamptz",
-    "moment": "now()",
-    "bytes": "bytea",
-    "now": "statement_timestamp()",
-    "at": "to_timestamp",
-    "seconds": "* interval '1 second'",
-    "each": "jsonb_array_elements_text",
-    "json": "::text::jsonb",  # a pool of the application may have a codec of its own for parameters of type jsonb
-    "skip_locked": "FOR UPDATE SKIP LOCKED",
-    "owner": "{owner}",
-    "dead": "leased_until BETWEEN '-infinity' AND statement_timestamp() AND (owner = {owner} OR owner <> ALL(ARRAY("
-    "SELECT owner FROM {table} WHERE owner IS NOT NULL AND leased_until > statement_timestamp())))",
-}
+__all__ = ["TABLES", "SqlEventStore", "SqliteEventStore"]
 
 # The planners take `status = 'pending'` for rare, and would sort all pending events: `pending` makes them read an index
 # in order. The unique index lets one event of a signing be claimed at a time, whatever concurrent workers see.
@@ -78,46 +37,35 @@ CREATE TABLE IF NOT EXISTS {table} (
     owner text,
     fence bigint NOT NULL DEFAULT 0,
     leased_until {time},
-    crashes integer NOT NULL DEFAULT 0,
     trace_context text,
     pending boolean NOT NULL GENERATED ALWAYS AS (status = 'pending') STORED,
     body {bytes}
 )""",
     "CREATE UNIQUE INDEX IF NOT EXISTS {name}_claimed ON {table} (signing_id) WHERE owner IS NOT NULL",
-    "CREATE INDEX IF NOT EXISTS {name}_leased ON {table} (owner, leased_until) WHERE owner IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS {name}_leased ON {table} (leased_until) WHERE owner IS NOT NULL",
     "CREATE INDEX IF NOT EXISTS {name}_due ON {table} (due_at, seq) WHERE pending",
     "CREATE INDEX IF NOT EXISTS {name}_pending ON {table} (signing_id, seq) WHERE pending",
-    "CREATE INDEX IF NOT EXISTS {name}_crashed ON {table} (due_at) WHERE crashes >= 2",
     "CREATE INDEX IF NOT EXISTS {name}_status ON {table} (status, seq, received_at)",
     "CREATE INDEX IF NOT EXISTS {name}_settled ON {table} (settled_at) WHERE settled_at IS NOT NULL"
     " AND body IS NOT NULL",
 )
-COLUMNS = (
-    "seq, id, type, signing_id, body, received_at, status, attempts, due_at, error, settled_at, owner, fence,"
-    " trace_context, crashes"
-)
 ADD = """\
 INSERT INTO {table} (id, type, signing_id, received_at, due_at, trace_context, body)
 VALUES ($1, $2, $3, {at}($4), {now}, $5, $6) ON CONFLICT (id) DO NOTHING RETURNING id"""
-# One of the events that were being handled may have killed its process. Only an attempt that ran alone counts.
+# After its second attempt the event may be the one that kills the process: each waits for a time of its own, so that it
+# runs without the others.
 FREE = """\
-WITH crashed AS (
-    SELECT seq, count(*) OVER (PARTITION BY owner) AS together FROM (
-        SELECT seq, owner FROM {table}
-        WHERE owner IS NOT NULL AND {dead} AND id NOT IN (SELECT value FROM {each}($1{json})) {skip_locked}
-    ) AS claimed
-)
-UPDATE {table} AS event
-SET owner = NULL, leased_until = NULL, due_at = {now}, error = 'the process ended during the attempt',
-    crashes = crashes + 1, attempts = attempts - CASE WHEN crashes < 2 AND together > 1 THEN 1 ELSE 0 END
-FROM crashed WHERE event.seq = crashed.seq"""
+UPDATE {table} AS held
+SET owner = NULL, leased_until = NULL, error = 'the process ended during the attempt',
+    due_at = {now} + (attempts - 1) * (1 + seq % 8) * 0.5 {seconds}
+WHERE owner IS NOT NULL AND {dead} AND id NOT IN (SELECT value FROM {each}($1{json}))"""
 # Inside an OR, a subquery is executed for each event that is read, and the planner does not join whole tables. No fence
 # is negative: without that condition the planner takes free events for rare, and prepares for a long search. Without
 # the OFFSET it would read the whole table once, to hash the claimed events.
 CLAIM = """\
 WITH due AS MATERIALIZED (
     SELECT seq FROM {table} AS event
-    WHERE pending AND (owner IS NULL OR fence < 0) AND {kind} AND (signing_id IS NULL OR (
+    WHERE pending AND (owner IS NULL OR fence < 0) AND due_at <= {now} AND (signing_id IS NULL OR (
         NOT EXISTS (
             SELECT 1 FROM {table} AS other
             WHERE other.signing_id = event.signing_id AND other.pending AND other.seq < event.seq
@@ -128,24 +76,18 @@ WITH due AS MATERIALIZED (
     ))
     ORDER BY due_at, seq LIMIT $1 {skip_locked}
 )
-UPDATE {table} SET owner = {owner}, fence = fence + 1, attempts = attempts + 1, leased_until = {now} + $2 {seconds}
-WHERE seq IN (SELECT seq FROM due) RETURNING {columns}"""
-# After two crashes of its process an event is claimed alone. The events that are due after it wait for it.
-TOGETHER = """\
-crashes < 2 AND due_at <= coalesce((
-    SELECT min(alone.due_at) FROM {table} AS alone
-    WHERE alone.crashes >= 2 AND alone.pending AND alone.owner IS NULL AND alone.due_at <= {now}
-), {now})"""
-ALONE = "crashes >= 2 AND due_at <= {now}"
+UPDATE {table} SET owner = {owner}, fence = fence + 1, attempts = attempts + 1,
+    leased_until = {now} + $2 {seconds}
+WHERE seq IN (SELECT seq FROM due) RETURNING *"""
 RENEW = """\
 UPDATE {table} SET leased_until = {now} + $2 {seconds}
 WHERE owner = {owner} AND id IN (SELECT value FROM {each}($1{json}))"""
 SETTLE = """\
-UPDATE {table} SET status = $3, error = $4, settled_at = {now}, owner = NULL, leased_until = NULL, crashes = 0
+UPDATE {table} SET status = $3, error = $4, settled_at = {now}, owner = NULL, leased_until = NULL
 WHERE id = $1 AND fence = $2 AND owner = {owner} RETURNING id"""
 POSTPONE = """\
 UPDATE {table} SET due_at = {now} + $3 {seconds}, error = $4, attempts = attempts - $5, owner = NULL,
-    leased_until = NULL, crashes = 0
+    leased_until = NULL
 WHERE id = $1 AND fence = $2 AND owner = {owner} RETURNING id"""
 RELEASE = """\
 UPDATE {table} SET attempts = attempts - 1, owner = NULL, leased_until = NULL
@@ -157,15 +99,13 @@ UPDATE {table} SET due_at = {now} + $2 {seconds}
 WHERE signing_id = $1 AND pending AND owner IS NULL AND attempts = 0 AND due_at < {now} + $2 {seconds}
     AND seq > (SELECT seq FROM {table} WHERE id = $3 AND fence = $4 AND owner = {owner})"""
 HURRY = "UPDATE {table} SET due_at = {now} WHERE signing_id = $1 AND pending AND attempts = 0 AND due_at > {now}"
-# A first attempt is due when its event arrives: a later time was set before the clock was set back.
-MAKE_DUE = "UPDATE {table} SET due_at = {now} WHERE pending AND fence = 0 AND due_at > {now} + 1 {seconds}"
-SELECT = "SELECT {columns} FROM {table} WHERE {selected} ORDER BY seq LIMIT 100"
+SELECT = "SELECT * FROM {table} WHERE {selected} ORDER BY seq LIMIT 100"
 REQUEUE = """\
 WITH chosen AS MATERIALIZED (
     SELECT seq FROM {table} WHERE owner IS NULL AND body IS NOT NULL AND {selected}
     ORDER BY seq LIMIT 500 {skip_locked}
 )
-UPDATE {table} SET status = 'pending', attempts = 0, crashes = 0, due_at = {now}, error = NULL, settled_at = NULL
+UPDATE {table} SET status = 'pending', attempts = 0, due_at = {now}, error = NULL, settled_at = NULL
 WHERE seq IN (SELECT seq FROM chosen) RETURNING seq"""
 PURGE = """\
 UPDATE {table} SET body = NULL WHERE seq IN (
@@ -174,41 +114,25 @@ UPDATE {table} SET body = NULL WHERE seq IN (
 ) RETURNING seq"""
 STATS = "SELECT status, count(*), min(received_at) FROM {table} GROUP BY status"
 
-_PAUSE = 0.01
-"""Seconds between two pages of changes, in which other processes can write."""
-_ENDLESS = 1e9
-"""The lease of claims that end with their process."""
-
 
 class SqlEventStore:
-    """An `EventStore` in a table, which any number of receivers and workers share. ``address`` names it in messages.
+    """An `EventStore` in a table, which any number of receivers and workers share.
 
-    ``render`` translates a statement into the engine's dialect. Workers look for events every ``poll`` seconds. With a
-    ``lease`` a claim ends after so many seconds, by the server's clock, unless it is renewed; all held claims are.
-    Without a lease the claims of an owner end with its process.
+    Workers look for events every ``poll`` seconds. With a ``lease`` a claim ends after so many seconds, by the server's
+    clock, unless it is renewed; all held claims are. Without a lease the claims of an owner end with its process.
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        render: Callable[[str], str],
-        address: str,
-        *,
-        poll: float,
-        lease: float = _ENDLESS,
-        timeout: float = 0.0,
-    ) -> None:
+    def __init__(self, engine: Engine, *, poll: float, lease: float | None = None, timeout: float = 0.0) -> None:
+        self.address: str = engine.address
         self._engine = engine
-        self._render = render
-        self.address: str = address
         self._poll = poll
         self._leases = Leases(
-            lambda keys: engine.run(render(RENEW), json.dumps(keys), lease), lease, timeout=timeout, store=repr(self)
+            lambda keys, seconds: engine.run(RENEW, json.dumps(keys), seconds, durable=False),
+            lease,
+            timeout=timeout,
+            store=repr(self),
         )
-        self._alone: set[str] = set()
-        """The claimed events that must be handled alone."""
         self._waiting: set[Subscription] = set()
-        self._clock_ahead = math.inf
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"
@@ -220,7 +144,7 @@ class SqlEventStore:
     async def add(self, event: Event, body: bytes) -> bool:
         received = event.received_at.timestamp()
         values = event.key, event.type, event.signing_key, received, event.trace_context, body
-        added = await self._run(ADD, *values, durable=True)
+        added = await self._engine.run(ADD, *values)
         self._wake()
         return bool(added)
 
@@ -228,24 +152,13 @@ class SqlEventStore:
         return await claim_or_undo(self._claim(limit), self._release_all)
 
     async def _claim(self, limit: int) -> list[EventClaim]:
-        clock_ahead = time.time() - time.monotonic()
-        if clock_ahead < self._clock_ahead - 1:
-            await self._run(MAKE_DUE)
-        self._clock_ahead = clock_ahead
         held = self._leases.held
         await self._run(FREE, json.dumps(list(held)))
-        self._alone &= held.keys()
-        if self._alone:
-            return []
-        lease = self._leases.seconds
-        rows = await self._run(CLAIM.replace("{kind}", TOGETHER), limit, lease)
-        if not rows and not held:
-            rows = await self._run(CLAIM.replace("{kind}", ALONE), min(limit, 1), lease)
-            self._alone = {row[1] for row in rows}
-        held.update((row[1], row[12]) for row in rows)
-        if held and lease < _ENDLESS:
+        rows = sorted(await self._run(CLAIM, limit, self._leases.seconds), key=lambda row: (row["due_at"], row["seq"]))
+        held.update((row["id"], row["fence"]) for row in rows)
+        if held:
             self._leases.start()
-        return [EventClaim(_decode(row), row[12]) for row in sorted(rows, key=lambda row: (row[8], row[0]))]
+        return [EventClaim(_decode(row), row["fence"]) for row in rows]
 
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
         hurry = [(HURRY, claim.stored.signing_id)] if claim.fence > 1 else []
@@ -292,21 +205,19 @@ class SqlEventStore:
         while rows := await self._run(*_selecting(SELECT, seq, selection)):
             for row in rows:
                 yield _decode(row)
-            seq = rows[-1][0]
+            seq = rows[-1]["seq"]
 
     async def requeue(self, selection: EventFilter) -> int:
         seq = count = 0
-        while rows := await self._run(*_selecting(REQUEUE, seq, selection), durable=True):
-            seq, count = max(row[0] for row in rows), count + len(rows)
-            await asyncio.sleep(_PAUSE)
+        while rows := await self._engine.run(*_selecting(REQUEUE, seq, selection)):
+            seq, count = max(row["seq"] for row in rows), count + len(rows)
         self._wake()
         return count
 
     async def purge(self, settled_before: datetime) -> int:
         count = 0
-        while rows := await self._run(PURGE, settled_before.timestamp(), durable=True):
+        while rows := await self._engine.run(PURGE, settled_before.timestamp()):
             count += len(rows)
-            await asyncio.sleep(_PAUSE)
         return count
 
     async def stats(self) -> InboxStats:
@@ -316,18 +227,18 @@ class SqlEventStore:
         return InboxStats(counts, _moment(oldest))
 
     async def aclose(self) -> None:
-        await self._leases.stop()
         try:
-            for event_id, fence in list(self._leases.held.items()):
-                await self._run(RELEASE, event_id, fence)
-        except InboxError as error:
-            log.warning("%r: the remaining claims end when their lease expires: %s", self, error)
+            await self._leases.end(self._release_held)
         finally:
-            self._leases.held.clear()
             await self._engine.aclose()
 
-    async def _run(self, statement: str, *parameters: object, durable: bool = False) -> Sequence[Any]:
-        return await self._engine.run(self._render(statement), *parameters, durable=durable)
+    async def _release_held(self) -> None:
+        for event_id, fence in list(self._leases.held.items()):
+            await self._run(RELEASE, event_id, fence)
+
+    async def _run(self, statement: str, *parameters: object) -> Sequence[Any]:
+        """Run a statement of which a power cut may undo the effect: then a handler runs again."""
+        return await self._engine.run(statement, *parameters, durable=False)
 
 
 class SqliteEventStore(SqlEventStore):
@@ -339,18 +250,8 @@ class SqliteEventStore(SqlEventStore):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 5.0) -> None:
-        tables = tuple(map(_for_sqlite, TABLES))
-        engine = SqliteEngine(path, FileFormat("inbox", "Inbox", 0x5369676F, 3, tables, InboxError), timeout=timeout)
-        super().__init__(engine, _for_sqlite, str(engine.path), poll=0.05)
-
-
-def _for_sqlite(statement: str) -> str:
-    return statement.format(**SQLITE, columns=COLUMNS)
-
-
-def for_postgres(statement: str) -> str:
-    """Return a statement in the dialect of PostgreSQL, for `PostgresEngine.render`."""
-    return statement.format(**POSTGRES, columns=COLUMNS)
+        file_format = FileFormat("inbox", "Inbox", 0x5369676F, 3, "events", TABLES, InboxError)
+        super().__init__(SqliteEngine(path, file_format, timeout=timeout), poll=0.05)
 
 
 def _selecting(statement: str, after: int, selection: EventFilter) -> tuple[Any, ...]:
@@ -360,35 +261,34 @@ def _selecting(statement: str, after: int, selection: EventFilter) -> tuple[Any,
     ids = None if selection.ids is None else json.dumps(list(selection.ids))
     kind, since, until = selection.type or "*", selection.since, selection.until
     for condition, value in (
-        ("id IN (SELECT value FROM {{each}}({}{{json}}))", ids),
-        ("status = {}", selection.status),
-        ("substr(type, 1, length({0})) = {0}", kind[:-1] if kind.endswith("*") else None),
-        ("type = {}", None if kind.endswith("*") else kind),
-        ("received_at >= {{at}}({})", since and since.timestamp()),
-        ("received_at < {{at}}({})", until and until.timestamp()),
+        ("id IN (SELECT value FROM {each}($n{json}))", ids),
+        ("status = $n", selection.status),
+        ("substr(type, 1, length($n)) = $n", kind[:-1] if kind.endswith("*") else None),
+        ("type = $n", None if kind.endswith("*") else kind),
+        ("received_at >= {at}($n)", since and since.timestamp()),
+        ("received_at < {at}($n)", until and until.timestamp()),
     ):
         if value is not None:
             values.append(value)
-            conditions.append(condition.format(f"${len(values)}"))
+            conditions.append(condition.replace("$n", f"${len(values)}"))
     return statement.replace("{selected}", " AND ".join(conditions)), *values
 
 
 def _decode(row: Any) -> StoredEvent:
-    _, key, kind, signing_id, body, received, status, attempts, due, error, settled, owner, fence, context, _ = row
-    waits = status == EventStatus.PENDING and owner is None and attempts > 0
+    is_waiting = row["status"] == EventStatus.PENDING and row["owner"] is None and row["attempts"] > 0
     return StoredEvent(
-        id=key,
-        type=kind,
-        signing_id=signing_id,
-        body=body or b"",
-        received_at=_moment(received),
-        status=EventStatus(status),
-        attempts=attempts,
-        due_at=_moment(due) if waits else None,
-        error=error,
-        settled_at=_moment(settled),
-        fence=None if owner is None else fence,
-        trace_context=context,
+        id=row["id"],
+        type=row["type"],
+        signing_id=row["signing_id"],
+        body=row["body"] or b"",
+        received_at=_moment(row["received_at"]),
+        status=EventStatus(row["status"]),
+        attempts=row["attempts"],
+        due_at=_moment(row["due_at"]) if is_waiting else None,
+        error=row["error"],
+        settled_at=_moment(row["settled_at"]),
+        fence=None if row["owner"] is None else row["fence"],
+        trace_context=row["trace_context"],
     )
 
 

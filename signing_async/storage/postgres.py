@@ -6,8 +6,10 @@ import asyncio
 import contextlib
 import os
 import re
+import secrets
+import socket
 import warnings
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -29,9 +31,25 @@ __all__ = ["FAILURES", "Pool", "PostgresEngine", "terminate"]
 
 T = TypeVar("T")
 
+# The planner takes a range of times for rare, and reads an index.
+DIALECT = {
+    "serial": "bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
+    "time": "timestamptz",
+    "moment": "now()",
+    "bytes": "bytea",
+    "now": "statement_timestamp()",
+    "at": "to_timestamp",
+    "seconds": "* interval '1 second'",
+    "each": "jsonb_array_elements_text",
+    "json": "::text::jsonb",  # a pool of the application may have a codec of its own for parameters of type jsonb
+    "skip_locked": "FOR UPDATE SKIP LOCKED",
+    "clustered": "",
+    "dead": "held.leased_until BETWEEN '-infinity' AND statement_timestamp()",
+}
 _MAX_CONNECTIONS = 8
 _RETRY_AFTER = 0.05
 _TABLE_NAME = re.compile(r"([a-z_][a-z0-9_]{0,62}\.)?[a-z_][a-z0-9_]{0,62}")
+_HOST = re.sub(r"[^\w.-]", "", socket.gethostname(), flags=re.ASCII)
 # Two concurrent CREATE TABLE IF NOT EXISTS may conflict.
 _LOCK_CREATION = "SELECT pg_advisory_xact_lock(7310557141)"
 FAILURES = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, ValueError)
@@ -40,9 +58,6 @@ FAILURES = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Inte
 # space, is starting or stopping, could not read a file, is read-only during a failover, or one of its timeouts expired.
 # 23505: two workers have claimed events of one signing at once; the next snapshot shows it.
 _TRANSIENT = ("08", "40", "53", "57", "58", "25006", "25P03", "25P04", "55P03", "23505")
-# Texts in an InterfaceError that is permanent: asyncpg lacks the authentication method, or the pool was never opened.
-# Any other InterfaceError, such as a lost connection, is transient.
-_PERMANENT_INTERFACE_ERRORS = ("unsupported", "not initialized")
 
 
 class Pool(Protocol):
@@ -57,8 +72,6 @@ class Pool(Protocol):
     def get_idle_size(self) -> int: ...
 
     def get_max_size(self) -> int: ...
-
-    def is_closing(self) -> bool: ...
 
 
 class PostgresEngine:
@@ -93,6 +106,7 @@ class PostgresEngine:
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._process = 0
+        self._token = secrets.token_hex(8)
         if not isinstance(table, str) or not _TABLE_NAME.fullmatch(table):
             raise ConfigurationError(f"table: must be a lower-case identifier, name or schema.name, got {table!r}")
         self.table: str = ".".join(f'"{part}"' for part in table.split("."))
@@ -119,55 +133,55 @@ class PostgresEngine:
         self.address = hosts + parts.path
         return _find_unusable_file(dict(parameters), "prefer" if hosts else "disable")
 
-    def render(self, statement: str, **parts: object) -> str:
-        """Return the statement with the table's name and the given parts filled in."""
-        return statement.format(table=self.table, name=self.name, **parts)
+    @property
+    def owner(self) -> str:
+        """The name of this object in claims. The process id tells a forked child from its parent."""
+        return f"{_HOST}:{os.getpid()}:{self._token}"
+
+    def render(self, statement: str) -> str:
+        """Return the statement in PostgreSQL's dialect."""
+        return statement.format(table=self.table, name=self.name, owner=f"'{self.owner}'", **DIALECT)
 
     async def run(self, statement: str, *parameters: object, durable: bool = True) -> Sequence[Any]:
         """Run a statement, which must be repeatable: it is run again if its response is lost."""
-        return await self.perform(lambda connection: connection.fetch(statement, *parameters))
+        return await self.perform(lambda connection: connection.fetch(self.render(statement), *parameters))
 
     async def perform(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None = None) -> T:
         """Return the result of ``work`` on any connection, which ``kept`` releases when it is closed.
 
         Without ``kept`` the work is done in the event loop that has opened the connections, while that runs.
         """
-        loop = self._loop if self._process == os.getpid() else None
-        if kept is None and loop is not None and loop is not asyncio.get_running_loop() and loop.is_running():
+        if kept is None and (loop := self._other_loop()) is not None:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.perform(work), loop))
-        problem, is_table_missing, final = "no response", False, None
+        problem, is_table_missing, is_final, client_wide = "no response", False, False, True
         pool = await self._open()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self.timeout):
-                while final is None:
+                while not is_final:
                     try:
-                        if is_table_missing:
-                            await self._attempt(pool, self._create_table, None)
-                        return await self._attempt(pool, work, kept)
+                        async with AsyncExitStack() as used:
+                            connection = await used.enter_async_context(_acquired(pool))
+                            if is_table_missing:
+                                await self._create_table(connection)
+                            result = await work(connection)
+                            if kept is not None:
+                                kept.push_async_exit(used.pop_all())
+                            return result
                     except asyncpg.UndefinedTableError:
                         is_table_missing = True
                         problem = f"the table {self.table} does not exist"
                     except FAILURES as error:
-                        problem = self.describe(error)
-                        final = None if _is_transient(error, pool) else type(error)
-                    if final is None:
+                        problem, is_final = self.describe(error), not _is_transient(error)
+                        # Data may be refused, such as a key in another encoding. A token concerns the whole client.
+                        client_wide = self._failure is AuthError or not isinstance(error, asyncpg.DataError)
+                    if not is_final:
                         await asyncio.sleep(_RETRY_AFTER)
-        if final is None:
-            problem = "all connections of the pool are in use" if self.is_exhausted else problem
-            raise self._make_error(f"{problem}, for {self.timeout:g} s", transient=True)
-        if is_table_missing:
-            problem += f"; create the table with:\n{self.sql}"
-        if issubclass(final, asyncpg.UndefinedColumnError):
-            problem += f"; an earlier version made {self.table}: finish its work there, then rename it"
-        # Data may be refused, such as a key in another encoding. A token concerns the whole client.
-        client_wide = self._failure is AuthError or not issubclass(final, asyncpg.DataError)
-        raise self._make_error(problem, client_wide=client_wide)
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether all connections of the pool are in use."""
-        pool = self._pool
-        return pool is not None and pool.get_size() >= pool.get_max_size() and not pool.get_idle_size()
+        if is_final:
+            advice = f"; create the table with:\n{self.sql}" if is_table_missing else ""
+            raise self._make_error(problem + advice, client_wide=client_wide)
+        if pool.get_size() >= pool.get_max_size() and not pool.get_idle_size():
+            problem = "all connections of the pool are in use"
+        raise self._make_error(f"{problem}, for {self.timeout:g} s", transient=True)
 
     def _make_error(
         self, problem: str, *, transient: bool = False, client_wide: bool = True
@@ -177,29 +191,12 @@ class PostgresEngine:
     async def create_table(self) -> None:
         """Create the table unless it exists."""
         # `perform` creates a missing table.
-        await self.run(f"SELECT FROM {self.table} LIMIT 0")
+        await self.run("SELECT FROM {table} LIMIT 0")
 
     async def _create_table(self, connection: Any) -> None:
         async with connection.transaction():
             await connection.execute(_LOCK_CREATION)
             await connection.execute(self.sql)
-
-    async def _attempt(self, pool: Any, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None) -> T:
-        async with AsyncExitStack() as used:
-            connection = await pool.acquire()
-            used.push_async_callback(_release, pool, connection)
-            try:
-                result = await work(connection)
-            except BaseException as error:
-                # A statement may still be running, a transaction be open, or a lock be held.
-                with contextlib.suppress(asyncpg.InterfaceError):
-                    is_unharmed = isinstance(error, asyncpg.PostgresError) and not connection.is_in_transaction()
-                    if kept is not None or not is_unharmed:
-                        connection.terminate()
-                raise
-            if kept is not None:
-                await kept.enter_async_context(used.pop_all())
-            return result
 
     async def _open(self) -> Any:
         if self._closed:
@@ -225,20 +222,25 @@ class PostgresEngine:
 
     async def aclose(self) -> None:
         """Close the connections opened here."""
-        is_own = self._process == os.getpid()
-        loop = self._loop if is_own else None
-        if loop is not None and loop is not asyncio.get_running_loop() and loop.is_running():
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.aclose(), loop))
-            return
+        if (loop := self._other_loop()) is not None:
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.aclose(), loop))
         self._closed = True
-        if self._dsn is None or self._pool is None or not is_own:  # a parent process closes what it opened
-            return
+        if self._dsn is None or self._pool is None or self._process != os.getpid():
+            return None  # a parent process closes what it opened
         pool, self._pool = self._pool, None
         try:
             async with asyncio.timeout(self.timeout):
                 await pool.close()
         except TimeoutError:
             pool.terminate()
+        return None
+
+    def _other_loop(self) -> asyncio.AbstractEventLoop | None:
+        """Return the event loop that has opened the connections, if it is another one that runs in this process."""
+        loop = self._loop
+        if loop is None or self._process != os.getpid() or loop is asyncio.get_running_loop():
+            return None
+        return loop if loop.is_running() else None
 
     def warn_if_open(self, owner: object) -> None:
         """Warn that ``owner`` was not closed; for its ``__del__``."""
@@ -248,14 +250,24 @@ class PostgresEngine:
             )
 
 
+@contextlib.asynccontextmanager
+async def _acquired(pool: Any) -> AsyncIterator[Any]:
+    connection = await pool.acquire()
+    try:
+        yield connection
+    except BaseException as error:
+        # A statement may still be running, a transaction be open, or a lock be held.
+        if not isinstance(error, asyncpg.PostgresError):
+            terminate(connection)
+        raise
+    finally:
+        # A connection that breaks now does not undo the work.
+        with contextlib.suppress(*FAILURES):
+            await pool.release(connection, timeout=0.5)
+
+
 async def _skip_reset(connection: Any) -> None:
     """Save the round trip of a reset: the settings made here are harmless to the next user of the connection."""
-
-
-async def _release(pool: Any, connection: Any) -> None:
-    # A connection that breaks now does not undo the work.
-    with contextlib.suppress(*FAILURES):
-        await pool.release(connection, timeout=0.5)
 
 
 def terminate(connection: Any) -> None:
@@ -267,10 +279,8 @@ def terminate(connection: Any) -> None:
 def _find_unusable_file(parameters: Mapping[str, str], default_mode: str) -> str:
     """Return what is wrong with the files that a DSN names: asyncpg loads them only when it connects."""
     mode = parameters.get("sslmode") or os.environ.get("PGSSLMODE") or default_mode
-    problem = ""
-    if mode in ("require", "verify-ca", "verify-full"):
-        problem = roots_problem(parameters.get("sslrootcert"))
-        problem = problem or roots_problem(parameters.get("sslcrl"), "revocation list")
+    checks_server = mode in ("require", "verify-ca", "verify-full")
+    problem = roots_problem(parameters.get("sslrootcert")) if checks_server else ""
     certificate, key = parameters.get("sslcert"), parameters.get("sslkey")
     if problem or mode == "disable" or not certificate:
         return problem
@@ -280,10 +290,7 @@ def _find_unusable_file(parameters: Mapping[str, str], default_mode: str) -> str
     return roots_problem(certificate, "client certificate")
 
 
-def _is_transient(error: BaseException, pool: Any) -> bool:
+def _is_transient(error: BaseException) -> bool:
     if isinstance(error, asyncpg.PostgresError):
         return str(error.sqlstate).startswith(_TRANSIENT)
-    if isinstance(error, asyncpg.InterfaceError):
-        is_permanent = isinstance(error, ValueError) or any(text in str(error) for text in _PERMANENT_INTERFACE_ERRORS)
-        return not is_permanent and not pool.is_closing()
     return not isinstance(error, ValueError)  # so is an untrusted certificate

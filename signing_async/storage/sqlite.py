@@ -23,19 +23,35 @@ from weakref import WeakSet
 
 from .. import _checks, _files
 from .._files import resolve_path, sync_folder
-from ..errors import InboxError, JournalError
+from ..errors import ConfigurationError, InboxError, JournalError
 from .claims import OwnerLock
 
 __all__ = ["FileFormat", "SharedDatabase", "SqliteEngine", "is_transient"]
 
 _PAUSE = 0.02
-_TRANSIENT = frozenset(
-    {
-        *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT),
-        # A file cannot be opened for lack of descriptors, too.
-        *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_CANTOPEN),
-    }
+_TRANSIENT = (
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_INTERRUPT),
+    # A file cannot be opened for lack of descriptors, too.
+    *(sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_CANTOPEN),
 )
+_INSPECT = """\
+SELECT application_id, user_version, (SELECT count(*) FROM sqlite_master)
+FROM pragma_application_id, pragma_user_version"""
+DIALECT = {
+    "serial": "INTEGER PRIMARY KEY",
+    "time": "REAL",
+    "moment": "0",
+    "bytes": "BLOB",
+    "now": "now()",
+    "at": "",
+    "seconds": "",
+    "each": "json_each",
+    "json": "",
+    "skip_locked": "",
+    "clustered": "WITHOUT ROWID",
+    "owner": "owner()",
+    "dead": "NOT owner_is_alive(held.owner)",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +65,14 @@ class FileFormat:
     application: int
     """SQLite's ``application_id`` of the files: the database of another program is not changed."""
     version: int
-    tables: tuple[str, ...]
+    table: str
+    setup: tuple[str, ...]
     """The statements that set up a new file."""
     failure: type[JournalError] | type[InboxError]
+
+    def render(self, statement: str) -> str:
+        """Return the statement in SQLite's dialect."""
+        return statement.format(table=self.table, name=self.table, **DIALECT)
 
 
 @dataclass(eq=False, slots=True)
@@ -59,7 +80,7 @@ class _Operation:
     """A statement, and the future of the caller that waits for its rows."""
 
     statement: str
-    parameters: tuple[object, ...]
+    parameters: dict[str, object]
     durable: bool
     waiter: asyncio.Future[list[Any]]
     outcome: Any = None
@@ -74,13 +95,17 @@ class SqliteEngine:
     """
 
     def __init__(self, path: object, file_format: FileFormat, *, timeout: float) -> None:
+        if sqlite3.sqlite_version_info < (3, 35):
+            found = sqlite3.sqlite_version
+            raise ConfigurationError(f"{file_format.user} needs SQLite 3.35 (RETURNING), found {found}")
         timeout = _checks.number("timeout", timeout, above=0, at_most=3600)
         self.path: Path = resolve_path(file_format.name, path)
+        self.address: str = str(self.path)
+        self._format = file_format
         self._title = f"the {file_format.name} {self.path}"
-        self._failure = file_format.failure
         # Held from the first statement until the file is closed.
         self._lock = OwnerLock(self.path, file_format.user)
-        prepare = partial(_prepare, path=self.path, file_format=file_format, lock=self._lock)
+        prepare = partial(_prepare, title=self._title, file_format=file_format, lock=self._lock)
         self._database = SharedDatabase(self.path, prepare, timeout=timeout, mode=0o600)
         self._file: tuple[int, int] | None = None
         """The device and the inode of the file since the first commit."""
@@ -93,24 +118,24 @@ class SqliteEngine:
         self._closing: Future[None] | None = None
 
     async def run(self, statement: str, *parameters: object, durable: bool = True) -> list[Any]:
-        """Run a statement in a transaction, and return its rows once they are durable.
-
-        It may call ``now()``, ``owner()`` and ``owner_is_alive(owner)``. Statements run in order, even if the caller is
-        cancelled.
-        """
+        """Run a statement in a transaction, and return its rows. Statements run in order, cancelled or not."""
         self._process = self._process or os.getpid()
         if self._process != os.getpid():
-            message = f"{self._title} was opened before a fork; open it again in the child process"
-            raise self._failure(message, transient=False)
-        operation = _Operation(statement, parameters, durable, asyncio.get_running_loop().create_future())
+            raise self._permanent("was opened before a fork; open it again in the child process")
+        # To SQLite, `$1` is the parameter named "1".
+        named = {f"{number}": value for number, value in enumerate(parameters, 1)}
+        waiter: asyncio.Future[list[Any]] = asyncio.get_running_loop().create_future()
         with self._queue:
             if self._closing is not None:
-                raise self._failure(f"{self._title} is closed", transient=False)
-            self._waiting.append(operation)
+                raise self._permanent("is closed")
+            self._waiting.append(_Operation(self._format.render(statement), named, durable, waiter))
             if not self._writing:
                 self._writing = True
                 self._writer.submit(self._write_all)
-        return await operation.waiter
+        return await waiter
+
+    def _permanent(self, problem: str) -> Exception:
+        return self._format.failure(f"{self._title} {problem}", transient=False)
 
     def warn_if_open(self, owner: object) -> None:
         """Warn that ``owner`` was not closed; for its ``__del__``."""
@@ -153,25 +178,21 @@ class SqliteEngine:
 
     def _commit(self, operations: list[_Operation]) -> None:
         try:
-            if self._file is not None:
-                self._check_file()
             with self._database.connected() as connection:
                 is_durable = any(operation.durable for operation in operations)
                 connection.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
                 connection.execute("BEGIN IMMEDIATE")
                 self._lock.acquire()  # inside the transaction: only one process at a time has one
                 for each in operations:
-                    # To SQLite, `$1` is the parameter named "1".
-                    parameters = dict(zip("123456789", each.parameters, strict=False))
-                    each.outcome = connection.execute(each.statement, parameters).fetchall()
+                    each.outcome = connection.execute(each.statement, each.parameters).fetchall()
                 connection.execute("COMMIT")
             self._check_file()
             return
-        except self._failure as error:
+        except self._format.failure as error:
             failure = error
         except Exception as error:  # waiting callers must get an error
             text = getattr(error, "strerror", None) or str(error)
-            failure = self._failure(f"{self._title}: {text}", transient=is_transient(error))
+            failure = self._format.failure(f"{self._title}: {text}", transient=is_transient(error))
         if not failure.transient and len(operations) > 1:
             # One operation may have failed all of them: commit each on its own.
             for each in operations:
@@ -182,16 +203,13 @@ class SqliteEngine:
 
     def _check_file(self) -> None:
         """Raise if the file was removed or replaced: what is written to it is lost, and a new one knows nothing."""
-        change = "removed"
-        with contextlib.suppress(FileNotFoundError):
+        try:
             status = self.path.stat()
-            found = status.st_dev, status.st_ino
-            self._file = self._file or found
-            if found == self._file:
-                return
-            change = "replaced"
-        message = f"{self._title} was {change} while it was open: restore it, then restart"
-        raise self._failure(message, transient=False)
+        except FileNotFoundError:
+            raise self._permanent("was removed while it was open: restore it, then restart") from None
+        self._file = self._file or (status.st_dev, status.st_ino)
+        if self._file != (status.st_dev, status.st_ino):
+            raise self._permanent("was replaced while it was open: restore it, then restart")
 
 
 def _wake(operations: list[_Operation]) -> None:
@@ -205,26 +223,15 @@ def _wake(operations: list[_Operation]) -> None:
             each.waiter.set_result(each.outcome)
 
 
-def _owner_is_alive(lock: OwnerLock, owner: str) -> bool:
-    try:
-        return lock.is_alive(owner)
-    except OSError:
-        return True  # an error in a function of SQL would lose its cause; the claim can be tried again
+def _prepare(connection: sqlite3.Connection, title: str, file_format: FileFormat, lock: OwnerLock) -> None:
+    def owner_is_alive(owner: str) -> bool:
+        try:
+            return owner == lock.owner or lock.is_alive(owner)
+        except OSError:
+            return True  # an error in a function of SQL would lose its cause; the claim can be tried again
 
-
-def _prepare(connection: sqlite3.Connection, path: Path, file_format: FileFormat, lock: OwnerLock) -> None:
-    title = f"the {file_format.name} {path}"
-
-    def value(statement: str) -> int:
-        found: int = connection.execute(statement).fetchone()[0]
-        return found
-
-    with connection:
-        # One transaction: another process may be creating the tables.
-        connection.execute("BEGIN")
-        is_ours = value("PRAGMA application_id") == file_format.application
-        version = value("PRAGMA user_version")
-        tables = value("SELECT count(*) FROM sqlite_master")
+    application, version, tables = connection.execute(_INSPECT).fetchone()
+    is_ours = application == file_format.application
     if not is_ours and tables:
         raise file_format.failure(f"{title} is the database of another program; it was not changed", transient=False)
     if is_ours and version != file_format.version:
@@ -232,20 +239,20 @@ def _prepare(connection: sqlite3.Connection, path: Path, file_format: FileFormat
         if version < file_format.version:
             advice = "an earlier version of signing-async; finish its work with that version, then move it away"
         raise file_format.failure(f"{title} was written by {advice}", transient=False)
+    connection.row_factory = sqlite3.Row
     connection.create_function("now", 0, lambda: time.time())
     connection.create_function("owner", 0, lambda: lock.owner)
-    connection.create_function("owner_is_alive", 1, partial(_owner_is_alive, lock))
+    connection.create_function("owner_is_alive", 1, owner_is_alive)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     if not is_ours:
         with connection:
             connection.execute("BEGIN IMMEDIATE")
-            if not value("SELECT count(*) FROM sqlite_master"):
-                for statement in file_format.tables:
-                    connection.execute(statement)
+            for statement in file_format.setup:
+                connection.execute(file_format.render(statement))
             connection.execute(f"PRAGMA application_id = {file_format.application}")
             connection.execute(f"PRAGMA user_version = {file_format.version}")
-        sync_folder(path.parent)
+        sync_folder(lock.path.parent)
 
 
 # Files that processes share

@@ -5,9 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import secrets
-import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -51,29 +48,25 @@ _UNLOCK = "SELECT pg_advisory_unlock(hashtextextended($1, '{table}'::regclass::o
 # The advisory lock ends with its connection, the refresher's name stays: it may have used the refresh token, and may
 # reconnect to save the new one.
 _ANNOUNCE = """\
-INSERT INTO {table} AS held (name, refresher) VALUES ($1, $2)
-ON CONFLICT (name) DO UPDATE SET
-    refresher = CASE WHEN {free} THEN $2 ELSE held.refresher END,
-    lost_since = CASE WHEN {free} THEN NULL ELSE coalesce(held.lost_since, clock_timestamp()) END
-RETURNING refresher = $2 AS is_mine, version"""
-_FREE = """\
-held.refresher IS NULL OR held.refresher = $2
-    OR (held.lost_since < clock_timestamp() - $3::interval
-        AND pg_postmaster_start_time() < clock_timestamp() - $3::interval)"""
-_WITHDRAW = "UPDATE {table} SET refresher = NULL WHERE name = $1 AND refresher = $2"
+INSERT INTO {table} AS held (name, refresher) VALUES ($1, {owner})
+ON CONFLICT (name) DO UPDATE SET refresher = {owner}, lost_since = NULL
+WHERE held.refresher IS NULL OR held.refresher = {owner} OR held.lost_since < {now} - $2::interval
+RETURNING version"""
+_NOTE_LOSS = "UPDATE {table} SET lost_since = coalesce(lost_since, {now}) WHERE name = $1"
+_WITHDRAW = "UPDATE {table} SET refresher = NULL WHERE name = $1 AND refresher = {owner}"
 _READ = """\
 SELECT token, version, saver_clock - extract(epoch FROM saved_at)::float8 AS saver_ahead,
-    extract(epoch FROM clock_timestamp())::float8 AS now, coalesce(refresher = $2, true) AS is_mine
+    extract(epoch FROM {now})::float8 AS now, coalesce(refresher = {owner}, true) AS is_mine
 FROM {table} WHERE name = $1"""
 _SAVE = """\
-INSERT INTO {table} (name, token, version, saved_at, saver_clock) VALUES ($1, $2, 1, clock_timestamp(), $3)
+INSERT INTO {table} (name, token, version, saved_at, saver_clock) VALUES ($1, $2, 1, {now}, $3)
 ON CONFLICT (name) DO UPDATE SET token = excluded.token, version = {table}.version + 1,
     saved_at = excluded.saved_at, saver_clock = excluded.saver_clock"""
+# An earlier attempt may have succeeded, and only its response was lost.
 _REPLACE = """\
-UPDATE {table} SET token = $2, version = version + 1, saved_at = clock_timestamp(), saver_clock = $3,
-    refresher = nullif(refresher, $5)
-WHERE name = $1 AND version = $4 RETURNING true"""
-_IS_SAVED = "SELECT version = $3 + 1 AND token = $2 FROM {table} WHERE name = $1"
+UPDATE {table} SET token = $2, version = $4::bigint + 1, saved_at = {now}, saver_clock = $3,
+    refresher = nullif(refresher, {owner})
+WHERE name = $1 AND (version = $4 OR version = $4 + 1 AND token = $2) RETURNING true"""
 
 
 @attrs.define(eq=False)
@@ -81,7 +74,6 @@ class _Hold:
     """The lock as held by one worker: an advisory lock, for as long as the connection lasts."""
 
     store: PostgresTokenStore
-    owner: str
     connection: Any = None
     """None if the connection is lost."""
     kept: AsyncExitStack = attrs.field(factory=AsyncExitStack)
@@ -89,7 +81,7 @@ class _Hold:
     version: int = 0
     """The version of the token to replace."""
     announced: bool = False
-    """Whether the row may name this owner as the refresher."""
+    """Whether the row may name this store as the refresher."""
     unsaved: Secret[bytes] | None = None
     """A token whose save failed."""
     ended: bool = False
@@ -107,7 +99,7 @@ class PostgresTokenStore:
 
     ``name`` identifies the token. With a ``key`` (32 random bytes or their base64, or several) the token is encrypted:
     the first key encrypts, all keys decrypt. Give the stores of many tenants one pool: each refresh keeps one of its
-    connections until it ends, and further refreshes wait for theirs.
+    connections until it ends.
 
     A refresh holds a lock from the load to the save. A paused holder keeps the lock while its connection lasts. If the
     connection is lost, the new token is saved through another one as soon as PostgreSQL is back, and never overwrites
@@ -157,7 +149,7 @@ class PostgresTokenStore:
 
     async def load(self) -> Token | None:
         hold = self._current_hold()
-        row = await self._run(hold, partial(self._fetch, _READ, "" if hold is None else hold.owner))
+        row = await self._run(hold, partial(self._fetch, _READ))
         if hold is not None and row is not None:
             if not row["is_mine"]:
                 raise AuthError(f"{self!r}: the lock was lost before the token was loaded", transient=True)
@@ -186,7 +178,7 @@ class PostgresTokenStore:
         before = _holds.get()
         async with self._local_lock:
             await self._unfinished.wait(repr(self))
-            hold = _Hold(self, f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}")
+            hold = _Hold(self)
             try:
                 await self._acquire(hold)
                 _holds.set((*before, hold))
@@ -215,36 +207,33 @@ class PostgresTokenStore:
 
     def _current_hold(self) -> _Hold | None:
         """Return the hold of this task, or of the task that started it."""
-        return next((hold for hold in reversed(_holds.get()) if hold.store is self and not hold.ended), None)
+        return next((hold for hold in _holds.get() if hold.store is self and not hold.ended), None)
 
     async def _acquire(self, hold: _Hold) -> None:
         while True:
-            kept, is_locked = AsyncExitStack(), False
-            try:
-                is_locked = await self._database.perform(partial(self._try_lock, hold), kept)
-            except AuthError as error:
-                # A refresh waits for a connection of the pool as long as for the lock.
-                if not (error.transient and self._database.is_exhausted):
-                    raise
-            if is_locked:
-                hold.kept = kept
+            await self._database.perform(partial(self._try_lock, hold), hold.kept)
+            if hold.connection is not None:
                 return
-            await kept.aclose()
+            await hold.kept.aclose()
             await asyncio.sleep(_POLL)
 
-    async def _try_lock(self, hold: _Hold, connection: Any) -> bool:
-        """Acquire the lock; return False if another worker holds it, or may reconnect to save."""
+    async def _try_lock(self, hold: _Hold, connection: Any) -> None:
+        """Acquire the lock, unless another worker holds it, or may reconnect to save."""
         if not (await self._fetch(_LOCK, connection))[0]:
-            return False
-        hold.announced = True
-        row = await self._fetch(_ANNOUNCE, hold.owner, self._grace, connection)
-        if row["is_mine"]:
+            return
+        try:
+            hold.announced = True
+            row = await self._fetch(_ANNOUNCE, self._grace, connection)
+            if row is None:
+                hold.announced = False
+                await self._fetch(_NOTE_LOSS, connection)
+                await self._fetch(_UNLOCK, connection)
+                return
             await connection.execute(_KEEP_ALIVE)
-            hold.connection, hold.version = connection, row["version"]
-        else:
-            hold.announced = False
-            await self._fetch(_UNLOCK, connection)
-        return hold.announced
+        except BaseException:
+            terminate(connection)  # which releases the lock
+            raise
+        hold.connection, hold.version = connection, row["version"]
 
     async def _release(self, hold: _Hold) -> None:
         """Release the lock. If that fails, or a token is not saved yet, do it in the background."""
@@ -264,7 +253,7 @@ class PostgresTokenStore:
 
     async def _withdraw(self, hold: _Hold, connection: Any) -> None:
         if hold.announced and hold.unsaved is None:
-            await self._fetch(_WITHDRAW, hold.owner, connection)
+            await self._fetch(_WITHDRAW, connection)
             hold.announced = False
 
     # The token
@@ -283,20 +272,16 @@ class PostgresTokenStore:
 
     async def _fetch(self, statement: str, *arguments: Any) -> Any:
         *parameters, connection = arguments
-        return await connection.fetchrow(self._database.render(statement, free=_FREE), self.name, *parameters)
+        return await connection.fetchrow(self._database.render(statement), self.name, *parameters)
 
     async def _replace(self, hold: _Hold, connection: Any) -> bool:
         """Replace the token; return False if a newer token is stored."""
         assert hold.unsaved is not None
-        data = hold.unsaved.reveal()
-        saved = await self._fetch(_REPLACE, data, time.time(), hold.version, hold.owner, connection)
+        saved = await self._fetch(_REPLACE, hold.unsaved.reveal(), time.time(), hold.version, connection)
         if saved is None:
-            # An earlier attempt may have succeeded, and only its response was lost.
-            row = await self._fetch(_IS_SAVED, data, hold.version, connection)
-            saved = row is not None and row[0]
-            await self._fetch(_WITHDRAW, hold.owner, connection)
+            await self._fetch(_WITHDRAW, connection)
         hold.version, hold.unsaved, hold.announced = hold.version + 1, None, False
-        return bool(saved)
+        return saved is not None
 
     def _decode(self, row: Any) -> Token | None:
         if row is None or row["token"] is None:

@@ -6,11 +6,10 @@ import asyncio
 import contextlib
 import gc
 import logging
-import struct
 import subprocess
 import sys
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,7 +21,6 @@ from signing_async.postgres import PostgresInbox, PostgresJournal, PostgresToken
 from signing_async.webhooks import EventFilter, EventStatus
 from tests.postgres.processes import ROOT
 from tests.postgres.server import PASSWORD, PostgresServer
-from tests.servers import talking
 from tests.storage.event_stores import add, everything
 from tests.storage.journals import claimed
 
@@ -161,31 +159,18 @@ async def test_role_without_create_gets_the_statement_in_the_error(postgres: Pos
     role = f"limited_{schema}"
     await postgres.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{PASSWORD}'")
     await postgres.execute(f"GRANT USAGE ON SCHEMA {schema} TO {role}")
-    limited = postgres.dsn(schema=schema, user=role)
-    async with PostgresTokenStore(limited, "anna") as store, PostgresJournal(limited) as journal:
+    async with PostgresTokenStore(postgres.dsn(schema=schema, user=role), "anna") as store:
         with pytest.raises(AuthError, match="permission denied for schema") as caught:
             await store.load()
-        assert str(caught.value).endswith(f"create the table with:\n{store.sql}")
-        async with PostgresTokenStore(dsn, "anna") as tokens, PostgresJournal(dsn) as packages:
-            await tokens.create_table()
-            await packages.create_table()
-        with pytest.raises(AuthError, match=r"permission denied for table signing_tokens \(Insufficient") as caught:
-            await store.load()
         assert not caught.value.transient
+        assert str(caught.value).endswith(f"create the table with:\n{store.sql}")
+        async with PostgresTokenStore(dsn, "anna") as privileged:
+            await privileged.create_table()
         await postgres.execute(f"GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA {schema} TO {role}")
         async with store.lock():
             assert await store.load() is None
             await store.save(TOKEN)
         assert await store.load() == TOKEN
-        await journal.release(await claimed(journal, "a"))
-
-
-async def test_table_of_an_earlier_version_is_refused_with_advice(postgres: PostgresServer, dsn: str) -> None:
-    async with PostgresTokenStore(dsn, "anna") as store:
-        await store.create_table()
-        await postgres.execute(f"ALTER TABLE {dsn.rpartition('=')[2]}.signing_tokens RENAME COLUMN token TO gone")
-        with pytest.raises(AuthError, match=r"an earlier version made .*: finish its work there, then rename it$"):
-            await store.load()
 
 
 # Pools
@@ -211,19 +196,6 @@ async def test_given_pool_is_used_and_stays_open(dsn: str) -> None:
         assert await pool.fetchval("SELECT count(*) FROM signing_packages WHERE state = key") == 30
 
 
-async def test_pool_that_is_not_open_is_a_permanent_failure(dsn: str) -> None:
-    pool = asyncpg.create_pool(dsn, min_size=0)
-    journal = PostgresJournal(pool, timeout=5)
-    with pytest.raises(JournalError, match="pool is not initialized") as caught:
-        await journal.claim("lease")
-    assert not caught.value.transient
-    async with pool:
-        await journal.release(await claimed(journal, "lease"))
-    with pytest.raises(JournalError, match="pool is closed") as caught:
-        await journal.claim("other")
-    assert not caught.value.transient
-
-
 # Settings and secrets
 
 
@@ -233,20 +205,14 @@ async def test_pool_that_is_not_open_is_a_permanent_failure(dsn: str) -> None:
         (PostgresTokenStore, {"postgres": "mysql://app:geheim@db/app"}, "invalid DSN: must begin with postgresql://"),
         (PostgresJournal, {"postgres": "postgresql://app:ge#heim@db/app"}, "invalid DSN: contains a #; write %23 in a"),
         (PostgresInbox, {"postgres": "postgresql://app:geheim@db:54x2/app"}, "invalid DSN: invalid host or port"),
-        (PostgresInbox, {"postgres": "postgresql://app:geheim@db:5432,[::1]:65536/app"}, "invalid DSN: invalid host"),
-        (PostgresInbox, {"postgres": "postgresql://app:geheim@[db/app"}, "invalid DSN: invalid host or port"),
         (PostgresJournal, {"postgres": 5}, "postgres: must be a DSN or an asyncpg.Pool, got 5"),
         (PostgresTokenStore, {"name": ""}, "name: must be a non-empty string, got ''"),
-        (PostgresTokenStore, {"name": "half-\ud800"}, r"name: must be a non-empty string, got 'half-\ud800'"),
         (PostgresTokenStore, {"name": "a\0b"}, r"name: must not contain null characters, got 'a\x00b'"),
-        (PostgresTokenStore, {"grace": -1}, "grace: must be a number above 0, got -1"),
         (PostgresTokenStore, {"key": b"geheim"}, "an encryption key must be 32 bytes, or their base64"),
         (PostgresTokenStore, {"table": 'tokens"; DROP'}, "table: must be a lower-case identifier, name or schema.name"),
         (PostgresInbox, {"table": "t" * 51}, "table: must have at most 50 characters"),
         (PostgresJournal, {"timeout": float("nan")}, "timeout: must be a number above 0, got nan"),
-        (PostgresJournal, {"lease": 0}, "lease: must be a number above 0, got 0"),
         (PostgresInbox, {"lease": 5, "timeout": 2}, "lease: must be at least three times the timeout of 2 s, got 5"),
-        (PostgresInbox, {"retention": 0}, "retention: must be a number above 0 and of at most 1e+09, got 0"),
     ],
 )
 def test_invalid_settings_are_rejected_without_showing_secrets(
@@ -279,26 +245,6 @@ async def test_dsn_rejected_by_asyncpg_is_not_shown(dsn: str) -> None:
     async with PostgresTokenStore(dsn + "&sslmode=geheim", "anna") as store:
         with pytest.raises(AuthError, match=r": invalid DSN$") as caught:
             await store.load()
-    assert not caught.value.transient
-
-
-@contextlib.asynccontextmanager
-async def refusing() -> AsyncIterator[str]:
-    """Run a server that asks for a login which asyncpg lacks; yield its DSN."""
-
-    async def request_crypt(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readexactly(int.from_bytes(await reader.readexactly(4)) - 4)
-        writer.write(b"R" + struct.pack("!II", 8, 4))
-        await reader.read()
-
-    async with talking(request_crypt) as origin:
-        yield origin.replace("http://", "postgresql://user@") + "/db?sslmode=disable"
-
-
-async def test_authentication_method_that_asyncpg_lacks_is_a_permanent_failure() -> None:
-    async with refusing() as dsn, PostgresJournal(dsn, timeout=5) as journal:
-        with pytest.raises(JournalError, match="unsupported authentication method") as caught:
-            await journal.claim("lease")
     assert not caught.value.transient
 
 

@@ -17,13 +17,10 @@ from typing import Any
 
 import asyncpg
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import TestClient, TestServer
 
 from signing_async import InboxError
 from signing_async.postgres import PostgresInbox
-from signing_async.webhooks import Event, Receiver, WebhookVerifier, aiohttp_handler
-from signing_async.webhooks.event_store import EventStatus
+from signing_async.webhooks import Event, EventStatus, Receiver, WebhookVerifier
 from tests.postgres.processes import next_line, worker, write_line
 from tests.postgres.server import PostgresServer
 from tests.storage.event_stores import delivery
@@ -142,28 +139,6 @@ async def test_no_event_is_lost_or_handled_twice_when_the_server_fails(
 
 
 # Receivers
-
-
-async def test_delivery_is_stored_before_its_202_and_refused_with_503_during_an_outage(
-    postgres: PostgresServer, dsn: str
-) -> None:
-    """A redelivery is a duplicate."""
-    async with opened(dsn) as inbox, opened(dsn) as other:
-        app = web.Application()
-        app.router.add_post(PATH, aiohttp_handler(Receiver(WebhookVerifier(SECRET), inbox)))
-        async with TestClient(TestServer(app)) as client:
-
-            async def deliver(name: str) -> int:
-                async with client.post(PATH, data=event_body(name), headers=signed(event_body(name))) as response:
-                    await response.read()
-                    return response.status
-
-            assert await deliver("a") == 202
-            assert await status(other, "a") == (EventStatus.PENDING, 0)
-            with postgres.down():
-                assert await deliver("a") == await deliver("b") == 503
-            assert await deliver("a") == await deliver("b") == 202
-        assert [stored.id async for stored in other.events()] == ["a", "b"]
 
 
 def test_threaded_server_stores_deliveries(postgres: PostgresServer) -> None:

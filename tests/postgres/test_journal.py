@@ -9,12 +9,9 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 
-import asyncpg
-import attrs
 import pytest
 
-from signing_async import NewRecipient, PdfSource, SigningClient, SigningPackage
-from signing_async.dispatch.journal import JournalError
+from signing_async import JournalError, NewRecipient, PdfSource, SigningClient, SigningPackage
 from signing_async.postgres import PostgresJournal
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
@@ -39,21 +36,6 @@ def package(number: int) -> SigningPackage:
     return SigningPackage(f"Lease {number}", "EN", [pdf], [NewRecipient(f"anna{number}@example.com")])
 
 
-async def test_package_whose_key_the_database_cannot_hold_fails_alone(
-    sandbox: Sandbox, client: SigningClient, latin1: str
-) -> None:
-    keys = ["first", "Łódź", "third", "Malmö"]
-    packages = [attrs.evolve(package(number), key=key) for number, key in enumerate(keys)]
-    async with PostgresJournal(latin1, lease=60, timeout=20) as journal:
-        results = [result async for result in client.dispatch_many(packages, journal, concurrency=1)]
-    assert [result.package.key for result in results] == keys
-    (error,) = (result.error for result in results if result.error is not None)
-    assert error is results[1].error
-    assert isinstance(error, JournalError)
-    assert (error.transient, error.client_wide, error.effect) == (False, False, "none")
-    assert len(sandbox.signings) == 3
-
-
 async def test_lease_is_renewed_until_the_claim_is_released(dsn: str) -> None:
     async with journals(dsn) as (one, two):
         claims = [await claimed(one, key) for key in ("a", "b")]
@@ -65,37 +47,6 @@ async def test_lease_is_renewed_until_the_claim_is_released(dsn: str) -> None:
         for claim in claims:
             await one.release(claim)
         await claimed(two, "a")
-
-
-async def test_renewal_that_is_late_does_not_take_a_released_claim_back(dsn: str) -> None:
-    class SlowPool:
-        """A pool that gives the next connection late, if told so."""
-
-        def __init__(self, pool: Any) -> None:
-            self.pool = pool
-            self.is_slow, self.asked, self.proceed = False, asyncio.Event(), asyncio.Event()
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.pool, name)
-
-        async def acquire(self, **options: Any) -> Any:
-            if self.is_slow:
-                self.is_slow = False
-                self.asked.set()
-                await self.proceed.wait()
-            return await self.pool.acquire(**options)
-
-    async with asyncpg.create_pool(dsn, min_size=2, max_size=2) as pool, journals(dsn) as (_, other):
-        slow: Any = SlowPool(pool)
-        async with PostgresJournal(slow, lease=6, timeout=2) as journal, asyncio.timeout(60):
-            for key in ("a", "b"):
-                claim = await claimed(journal, key)
-            slow.is_slow = True
-            await slow.asked.wait()
-            await journal.release(claim)
-            slow.proceed.set()
-            await asyncio.sleep(0.5)
-            await claimed(other, "b")
 
 
 async def leased_until(postgres: PostgresServer, dsn: str, key: str) -> datetime:

@@ -7,7 +7,6 @@ import json
 from datetime import UTC, datetime
 
 from signing_async.webhooks import Event, EventClaim, EventFilter, EventStore, StoredEvent
-from signing_async.webhooks.event import parse_event
 
 RECEIVED = datetime(2031, 3, 31, 20, 29, 44, tzinfo=UTC)
 ALL = EventFilter()
@@ -26,7 +25,7 @@ def delivery(
     if signing is not None:
         payload["signing"] = {"id": signing}
     body = json.dumps(payload).encode()
-    return parse_event(body, received), body
+    return StoredEvent(name, type, signing, body, received).event, body
 
 
 async def add(store: EventStore, name: str, signing: str | None = None) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from signing_async import Claim
-from signing_async.dispatch.journal import Journal
+from signing_async import Claim, Journal
 
 
 async def claimed(journal: Journal, key: str) -> Claim:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from signing_async import InvalidRequest, JournalError, SqliteJournal
-from signing_async.dispatch.journal import ClaimLost
+from signing_async import ClaimLost, InvalidRequest, JournalError, SqliteJournal
 from signing_async.postgres import PostgresJournal
 from tests.storage.journals import claimed, soon_claimed
 from tests.storage.leases import leased_storage

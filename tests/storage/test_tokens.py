@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 import traceback
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta
@@ -12,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from redis.asyncio import Redis
 
 from signing_async import AuthError, FileTokenStore, MemoryTokenStore, Token, TokenStore, TokenSuperseded
 from signing_async.postgres import PostgresTokenStore
@@ -49,52 +51,17 @@ async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
             opened.push_async_callback(store.aclose)
             return store
 
-        async def execute(sql: str) -> Any:
-            return await server.execute(sql.replace("{table}", f"{dsn.rpartition('=')[2]}.signing_tokens"))
-
-        async def command(*words: Any) -> Any:
-            from redis.asyncio import Redis
-
-            async with Redis.from_url(server.url) as client:
-                result: Any = client.execute_command(*(f"{word}" for word in words))
-                return await result
-
-        def key(part: str, name: str = "anna") -> str:
-            return f"{request.node.name}:{part}:{name}"
-
         async def lapse() -> None:
             if not dsn:
-                await command("DEL", key("token-lock"))
+                async with Redis.from_url(server.url) as client:
+                    await client.delete(f"{request.node.name}:token-lock:anna")
                 return
             clients = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-            ended = {row["pid"] for row in await execute(f"SELECT pid, pg_terminate_backend(pid) {clients}")}
-            while ended & {row["pid"] for row in await execute(f"SELECT pid {clients}")}:
+            ended = {row["pid"] for row in await server.execute(f"SELECT pid, pg_terminate_backend(pid) {clients}")}
+            while ended & {row["pid"] for row in await server.execute(f"SELECT pid {clients}")}:
                 await asyncio.sleep(0.01)
 
-        async def stored() -> str:
-            if dsn:
-                return str((await execute("SELECT token FROM {table}"))[0]["token"])
-            return str(await command("HGETALL", key("token")))
-
-        async def copy() -> None:
-            if dsn:
-                await execute(
-                    "UPDATE {table} SET token = (SELECT token FROM {table} WHERE name = 'anna') WHERE name = 'bert'"
-                )
-            else:
-                await command("HSET", key("token", "bert"), "record", await record())
-
-        async def record() -> str:
-            found = await command("HGET", key("token"), "record")
-            return str(found.decode())
-
-        async def damage(text: str) -> None:
-            if dsn:
-                await execute(f"UPDATE {{table}} SET token = '{text}'::bytea")
-            else:
-                await command("HSET", key("token"), "record", text)
-
-        yield SimpleNamespace(open=open_store, lapse=lapse, stored=stored, copy=copy, damage=damage)
+        yield SimpleNamespace(open=open_store, lapse=lapse)
 
 
 @pytest.fixture
@@ -146,23 +113,6 @@ async def test_lock_excludes_concurrent_updates(open_store: OpenStore) -> None:
     stores = [open_store() for _ in range(4)]
     await asyncio.gather(*(add(store) for store in stores for _ in range(5)))
     assert await open_store().load() == Token("20")
-
-
-@pytest.mark.parametrize("same", [True, False], ids=["one object", "two objects"])
-async def test_waiter_acquires_the_lock_when_it_is_released(open_store: OpenStore, same: bool) -> None:
-    store = open_store()
-    other = store if same else open_store()
-    acquired = asyncio.Event()
-
-    async def take() -> None:
-        async with other.lock():
-            acquired.set()
-
-    async with store.lock():
-        task = asyncio.create_task(take())
-        await asyncio.sleep(0.1)
-        assert not acquired.is_set()
-    await asyncio.wait_for(task, TIMEOUT)
 
 
 async def test_lock_is_free_after_an_error_and_after_a_cancelled_waiter_or_holder(open_store: OpenStore) -> None:
@@ -219,29 +169,6 @@ async def test_holder_cancelled_during_the_release_leaves_the_lock_free(open_sto
             for each in (other, store):
                 async with each.lock():
                     assert await each.load() == FULL
-
-
-async def test_task_started_inside_the_lock_does_not_hold_it_afterwards(open_store: OpenStore) -> None:
-    """When it loads later, it neither acquires the lock nor blocks others."""
-    store, other = open_store(), open_store()
-    await store.save(FULL)
-    over = asyncio.Event()
-
-    async def load_later() -> Token | None:
-        await over.wait()
-        return await store.load()
-
-    async with store.lock():
-        await store.load()
-        task = asyncio.create_task(load_later())
-    async with asyncio.timeout(TIMEOUT):
-        async with other.lock():
-            await other.load()
-            over.set()
-            assert await task == FULL
-            await other.save(BARE)
-        async with other.lock():
-            assert await other.load() == BARE
 
 
 async def test_repr_and_str_show_no_token(open_store: OpenStore) -> None:
@@ -314,10 +241,9 @@ async def locked_load(store: TokenStore) -> Token | None:
 
 
 @in_a_database
-async def test_token_is_encrypted_for_its_name_and_the_key_can_be_rotated(storage: Any) -> None:
+async def test_token_of_another_key_is_an_error_and_the_key_can_be_rotated(storage: Any) -> None:
     first, both, second = storage.open(), storage.open(key=KEYS[::-1]), storage.open(key=KEYS[1])
     await first.save(FULL)
-    assert "access" not in await storage.stored()
     assert await both.load() == FULL
     for store, problem in (
         (second, "none of the given keys decrypts it"),
@@ -330,26 +256,10 @@ async def test_token_is_encrypted_for_its_name_and_the_key_can_be_rotated(storag
             with pytest.raises(AuthError):
                 await oauth.refresh()
             assert not server.requests
-    bert = storage.open("bert")
-    await bert.save(BARE)
-    await storage.copy()
-    with pytest.raises(AuthError, match="none of the given keys decrypts it"):
-        await bert.load()
     async with both.lock():
         await both.load()
         await both.save(FULL)
     assert await second.load() == FULL
-
-
-@in_a_database
-@pytest.mark.parametrize("record", ["{broken", '{"access_token": 5}', "***"])
-async def test_broken_record_is_an_error_without_its_content(storage: Any, record: str) -> None:
-    store = storage.open(key=None)
-    await store.save(FULL)
-    await storage.damage(record)
-    with pytest.raises(AuthError, match="was not changed: ") as caught:
-        await store.load()
-    assert record not in str(caught.value)
 
 
 @in_a_database
@@ -368,8 +278,6 @@ async def test_expiry_is_converted_to_the_clock_of_the_reader(
     storage: Any, ahead: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If the clocks agree, the expiry is unchanged."""
-    import time
-
     clock, expiry = time.time, datetime.now(UTC) + timedelta(minutes=5)
     one, two = storage.open(), storage.open()
     with monkeypatch.context() as patch:
