@@ -63,7 +63,6 @@ async def main() -> None:
     """Run the inbox."""
     broker, inbox = events_and_inbox()
     await broker.startup()
-    print("ready", flush=True)
     async with inbox:
         await inbox.run()
 

@@ -80,20 +80,15 @@ class Worker:
         """Send a signal to all of its processes."""
         os.killpg(self._process.pid, number)
 
-    def is_at_work(self, owner: str) -> bool:
-        """Return whether the journal's ``owner`` is one of its processes."""
-        return os.getpgid(int(owner.split(":")[1])) == self._process.pid
+    def has(self, process: int) -> bool:
+        """Return whether this is one of its processes."""
+        return os.getpgid(process) == self._process.pid
 
     async def ready(self) -> None:
         """Wait until it listens for messages."""
         while "Listening started" not in self.log:
             assert self._process.poll() is None, self.log
             await asyncio.sleep(0.02)
-
-    async def end(self) -> int:
-        """Shut it down gracefully."""
-        os.kill(self._process.pid, signal.SIGTERM)
-        return await asyncio.to_thread(self._process.wait)
 
     @property
     def log(self) -> str:

@@ -51,21 +51,6 @@ async def environment(postgres: PostgresServer, redis: RedisServer, tmp_path: Pa
     }
 
 
-@contextlib.contextmanager
-def inbox_process(environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    """Run the inbox in a process of its own."""
-    command = [sys.executable, "-m", "tests.taskiq_workers"]
-    with subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **environment}, text=True, stdout=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 async def until_started(folder: Path, number: int) -> list[list[str]]:
     """Wait for this many starts of the handler, and return the event and the process of each."""
     async with asyncio.timeout(60):
@@ -89,47 +74,26 @@ async def until_settled(inbox: Inbox, name: str = "a") -> StoredEvent:
     return stored
 
 
-# Processes
-
-
 async def test_task_of_a_killed_worker_is_run_by_another_in_the_same_attempt(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
+    command = [sys.executable, "-m", "tests.taskiq_workers"]
     async with (
         workers(2, environment, tmp_path, EVENTS) as running,
         PostgresInbox(environment["SIGNING_INBOX"]) as inbox,
     ):
-        with inbox_process(environment):
+        with contextlib.ExitStack() as ended:
+            handling = subprocess.Popen(command, cwd=ROOT, env={**os.environ, **environment})
+            ended.callback(handling.wait)
+            ended.callback(handling.kill)
             await inbox.add(*delivery("a", "s"))
             ((_, process),) = await until_started(tmp_path, 1)
-            (at_work,) = [each for each in running if each.is_at_work(f"host:{process}")]
+            (at_work,) = [each for each in running if each.has(int(process))]
             at_work.close()
             await until_started(tmp_path, 2)
             (tmp_path / "a").touch()
             stored = await until_settled(inbox)
     assert (stored.status, stored.attempts) == (EventStatus.HANDLED, 1)
-
-
-async def test_event_of_a_killed_inbox_process_is_handled_and_the_next_of_its_signing_waits_for_it(
-    environment: dict[str, str], tmp_path: Path
-) -> None:
-    async with (
-        workers(1, environment, tmp_path, EVENTS),
-        PostgresInbox(environment["SIGNING_INBOX"]) as inbox,
-    ):
-        with inbox_process(environment) as killed:
-            for name in ("a", "b"):
-                await inbox.add(*delivery(name, "s"))
-            await until_started(tmp_path, 1)
-            killed.kill()
-        with inbox_process(environment):
-            await until_started(tmp_path, 2)
-            for name in ("a", "b"):
-                (tmp_path / name).touch()
-            stored = await until_settled(inbox)
-            assert (stored.status, stored.attempts) == (EventStatus.HANDLED, 2)
-            assert (await until_settled(inbox, "b")).attempts == 1
-        assert [name for name, _ in await until_started(tmp_path, 3)] == ["a", "a", "b"]
 
 
 # A worker in this process

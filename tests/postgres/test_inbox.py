@@ -12,7 +12,6 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -77,24 +76,6 @@ async def test_paused_process_cannot_record_that_an_event_was_handled_after_a_ta
                 assert await status(inbox, "a") == (EventStatus.PENDING, 2)
                 finish.set()
                 await until(inbox, 1)
-
-
-async def test_processes_handle_each_event_once_and_the_events_of_a_signing_one_after_the_other(
-    dsn: str, tmp_path: Path
-) -> None:
-    notes = tmp_path / "notes"
-    async with opened(dsn) as inbox:
-        with worker("note", dsn, str(notes)) as one, worker("note", dsn, str(notes)) as two:
-            for process in (one, two):
-                await next_line(process, "ready")
-            for number in range(120):
-                await inbox.add(*delivery(f"{number % 6}-{number}", f"sig-{number % 6}"))
-            await until(inbox, 120)
-    lines = notes.read_text().splitlines()
-    assert len(lines) == len(set(lines)) == 240
-    for signing in range(6):
-        expected = [f"{word} {signing}-{number}" for number in range(signing, 120, 6) for word in ("start", "end")]
-        assert [line for line in lines if f" {signing}-" in line] == expected
 
 
 # Outages

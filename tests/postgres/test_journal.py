@@ -139,13 +139,3 @@ async def test_closing_during_an_outage_leaves_claims_to_their_leases(
     assert "the remaining claims end when their lease expires: PostgreSQL at" in caplog.text
     async with PostgresJournal(dsn) as other:
         await soon_claimed(other, "a")
-
-
-async def test_cancelled_claim_that_fails_can_be_repeated(postgres: PostgresServer, dsn: str) -> None:
-    async with journals(dsn) as (one, _):
-        with postgres.down():
-            asking = asyncio.create_task(one.claim("a"))
-            await asyncio.sleep(0.05)
-            asking.cancel()
-            await asyncio.wait([asking])
-        await claimed(one, "a")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import sys
-from pathlib import Path
 from typing import Any
 
 from signing_async import Token
@@ -52,21 +50,6 @@ async def handle(dsn: str) -> None:
         await inbox.run(concurrency=1)
 
 
-async def note(dsn: str, path: str) -> None:
-    """Handle events, and note the start and the end of each in a file that processes share."""
-    with Path(path).open("a", buffering=1) as notes:
-        async with PostgresInbox(dsn) as inbox:
-
-            @inbox.on("*")
-            async def handle(event: Event) -> None:
-                notes.write(f"start {event.id}\n")
-                await asyncio.sleep(random.uniform(0, 0.02))
-                notes.write(f"end {event.id}\n")
-
-            print("ready", flush=True)
-            await inbox.run(concurrency=4)
-
-
 if __name__ == "__main__":
-    tasks: dict[str, Any] = {"hold": hold, "claim": claim, "handle": handle, "note": note}
+    tasks: dict[str, Any] = {"hold": hold, "claim": claim, "handle": handle}
     asyncio.run(tasks[sys.argv[1]](*sys.argv[2:]))

@@ -61,13 +61,6 @@ async def test_known_event_is_not_added_again(open_store: OpenStore) -> None:
     assert not await add(other, "Event")
 
 
-async def test_one_of_many_concurrent_adds_of_an_event_succeeds(open_store: OpenStore) -> None:
-    stores = [open_store() for _ in range(4)]
-    added = await asyncio.gather(*(add(store, f"e{number}") for number in range(10) for store in stores * 2))
-    assert sum(added) == 10
-    assert sorted(await ids(stores[0])) == [f"e{number}" for number in range(10)]
-
-
 async def test_event_that_the_store_refuses_does_not_fail_those_added_with_it(open_store: OpenStore) -> None:
     store = open_store()
     events = [delivery(f"e{number}", "s") for number in range(5)]
@@ -245,24 +238,6 @@ async def test_released_event_is_due_at_once_and_its_attempt_does_not_count(open
         assert (claim.stored.id, claim.stored.attempts) == ("a1", 1)
         await store.release(claim)
     assert [stored.attempts for stored in await everything(store)] == [0, 0]
-
-
-async def test_uncounted_attempt_leaves_its_place_to_other_events(open_store: OpenStore) -> None:
-    """Even without a delay: events that became due earlier are claimed first."""
-    store = open_store()
-    for name, signing in (("a1", "a"), ("a2", "a"), ("b1", "b")):
-        await add(store, name, signing)
-    handled = []
-    for _ in range(3):
-        (claim,) = await store.claim(1)
-        handled.append((claim.stored.id, claim.stored.attempts))
-        if claim.stored.id == "a1":
-            assert await store.postpone(claim, 0, "no key", counts=False)
-        else:
-            assert await store.settle(claim, EventStatus.HANDLED)
-    assert handled == [("a1", 1), ("b1", 1), ("a1", 1)]
-    waiting = (await everything(store))[0]
-    assert (waiting.status, waiting.attempts, waiting.error) == (EventStatus.PENDING, 0, "no key")
 
 
 async def test_wait_returns_when_an_event_is_added_or_after_its_timeout(open_store: OpenStore) -> None:
