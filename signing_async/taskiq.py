@@ -241,19 +241,16 @@ async def _dispatch(message: dict[str, Any], context: Context = _CONTEXT) -> dic
             signing = await state.signing_client.dispatch(_decode_package(message), state.signing_journal)
             outcome = Outcome(key, signing.id, None, None)
         except Exception as error:
-            if _may_succeed_elsewhere(error):
-                log.warning("package %r is retried later: %s", key, error)
-                # Not acknowledged, so delivered again.
-                raise NoResultError from None
+            details: dict[str, Any] = {}
+            if isinstance(error, SigningError):
+                if error.transient or error.client_wide:
+                    # It may succeed later, or with another worker's client. Not acknowledged, so delivered again.
+                    log.warning("package %r is retried later: %s", key, error)
+                    raise NoResultError from None
+                details = {"effect": error.effect, "transient": error.transient, "exit_code": error.exit_code}
             log.error("package %r failed: %s", key, error)  # noqa: TRY400  # the outcome says why
-            names = ("effect", "transient", "exit_code") if isinstance(error, SigningError) else ()
-            outcome = Outcome(key, None, str(error), type(error).__name__, **{n: getattr(error, n) for n in names})
+            outcome = Outcome(key, None, str(error), type(error).__name__, **details)
         return await _report(context, attrs.asdict(outcome))
-
-
-def _may_succeed_elsewhere(error: Exception) -> bool:
-    """Return whether the task may succeed later, or with another worker's client and stores."""
-    return isinstance(error, SigningError) and (error.transient or error.client_wide)
 
 
 def _renewed(context: Context) -> contextlib.AbstractAsyncContextManager[None]:
@@ -471,9 +468,9 @@ class _StreamBroker(RedisStreamBroker):
                     await self._declare_consumer_group()
                 found = await self._read()
             except (RedisError, OSError) as error:
-                # Without a traceback, which may show the URL with its password.
-                level = logging.DEBUG if is_lost else logging.WARNING
-                log.log(level, "the broker is unavailable, retrying: %s", type(error).__name__)
+                if not is_lost:
+                    # Without a traceback, which may show the URL with its password.
+                    log.warning("the broker is unavailable, retrying: %s", type(error).__name__)
                 is_lost = True
                 await asyncio.sleep(_BLOCK)
                 continue

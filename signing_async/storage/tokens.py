@@ -149,7 +149,7 @@ class PostgresTokenStore:
 
     async def load(self) -> Token | None:
         hold = self._current_hold()
-        row = await self._run(hold, partial(self._fetch, _READ))
+        row = await self._run(hold, lambda connection: self._fetch(connection, _READ))
         if hold is not None and row is not None:
             if not row["is_mine"]:
                 raise AuthError(f"{self!r}: the lock was lost before the token was loaded", transient=True)
@@ -160,7 +160,8 @@ class PostgresTokenStore:
         hold = self._current_hold()
         data = self._sealer.seal(token_to_json(token), self._place)
         if hold is None:
-            await self._database.perform(partial(self._fetch, _SAVE, data, time.time()))
+            now = time.time()
+            await self._database.perform(lambda connection: self._fetch(connection, _SAVE, data, now))
             return
         hold.unsaved, failure, saved = Secret(data), None, False
         try:
@@ -219,15 +220,15 @@ class PostgresTokenStore:
 
     async def _try_lock(self, hold: _Hold, connection: Any) -> None:
         """Acquire the lock, unless another worker holds it, or may reconnect to save."""
-        if not (await self._fetch(_LOCK, connection))[0]:
+        if not (await self._fetch(connection, _LOCK))[0]:
             return
         try:
             hold.announced = True
-            row = await self._fetch(_ANNOUNCE, self._grace, connection)
+            row = await self._fetch(connection, _ANNOUNCE, self._grace)
             if row is None:
                 hold.announced = False
-                await self._fetch(_NOTE_LOSS, connection)
-                await self._fetch(_UNLOCK, connection)
+                await self._fetch(connection, _NOTE_LOSS)
+                await self._fetch(connection, _UNLOCK)
                 return
             await connection.execute(_KEEP_ALIVE)
         except BaseException:
@@ -241,7 +242,7 @@ class PostgresTokenStore:
             try:
                 async with asyncio.timeout(self._database.timeout / 2):
                     await self._withdraw(hold, hold.connection)
-                    await self._fetch(_UNLOCK, hold.connection)
+                    await self._fetch(hold.connection, _UNLOCK)
             except FAILURES:
                 terminate(hold.connection)
         await hold.kept.aclose()
@@ -253,7 +254,7 @@ class PostgresTokenStore:
 
     async def _withdraw(self, hold: _Hold, connection: Any) -> None:
         if hold.announced and hold.unsaved is None:
-            await self._fetch(_WITHDRAW, connection)
+            await self._fetch(connection, _WITHDRAW)
             hold.announced = False
 
     # The token
@@ -270,16 +271,15 @@ class PostgresTokenStore:
                 hold.connection = None
         return await self._database.perform(work)
 
-    async def _fetch(self, statement: str, *arguments: Any) -> Any:
-        *parameters, connection = arguments
+    async def _fetch(self, connection: Any, statement: str, *parameters: Any) -> Any:
         return await connection.fetchrow(self._database.render(statement), self.name, *parameters)
 
     async def _replace(self, hold: _Hold, connection: Any) -> bool:
         """Replace the token; return False if a newer token is stored."""
         assert hold.unsaved is not None
-        saved = await self._fetch(_REPLACE, hold.unsaved.reveal(), time.time(), hold.version, connection)
+        saved = await self._fetch(connection, _REPLACE, hold.unsaved.reveal(), time.time(), hold.version)
         if saved is None:
-            await self._fetch(_WITHDRAW, connection)
+            await self._fetch(connection, _WITHDRAW)
         hold.version, hold.unsaved, hold.announced = hold.version + 1, None, False
         return saved is not None
 
