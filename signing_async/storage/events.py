@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
+import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -37,14 +39,16 @@ CREATE TABLE IF NOT EXISTS {table} (
     owner text,
     fence bigint NOT NULL DEFAULT 0,
     leased_until {time},
+    crashes integer NOT NULL DEFAULT 0,
     trace_context text,
     pending boolean NOT NULL GENERATED ALWAYS AS (status = 'pending') STORED,
     body {bytes}
 )""",
     "CREATE UNIQUE INDEX IF NOT EXISTS {name}_claimed ON {table} (signing_id) WHERE owner IS NOT NULL",
-    "CREATE INDEX IF NOT EXISTS {name}_leased ON {table} (leased_until) WHERE owner IS NOT NULL",
+    "CREATE INDEX IF NOT EXISTS {name}_leased ON {table} (owner, leased_until) WHERE owner IS NOT NULL",
     "CREATE INDEX IF NOT EXISTS {name}_due ON {table} (due_at, seq) WHERE pending",
     "CREATE INDEX IF NOT EXISTS {name}_pending ON {table} (signing_id, seq) WHERE pending",
+    "CREATE INDEX IF NOT EXISTS {name}_crashed ON {table} (due_at) WHERE crashes >= 2",
     "CREATE INDEX IF NOT EXISTS {name}_status ON {table} (status, seq, received_at)",
     "CREATE INDEX IF NOT EXISTS {name}_settled ON {table} (settled_at) WHERE settled_at IS NOT NULL"
     " AND body IS NOT NULL",
@@ -52,20 +56,30 @@ CREATE TABLE IF NOT EXISTS {table} (
 ADD = """\
 INSERT INTO {table} (id, type, signing_id, received_at, due_at, trace_context, body)
 VALUES ($1, $2, $3, {at}($4), {now}, $5, $6) ON CONFLICT (id) DO NOTHING RETURNING id"""
-# After its second attempt the event may be the one that kills the process: each waits for a time of its own, so that it
-# runs without the others.
+# One of the events that were being handled may have killed its process. Only an attempt that ran alone counts.
+# All claims of a dead owner are freed together. Its own expired claims are those whose end or whose claiming failed.
 FREE = """\
-UPDATE {table} AS held
-SET owner = NULL, leased_until = NULL, error = 'the process ended during the attempt',
-    due_at = {now} + (attempts - 1) * (1 + seq % 8) * 0.5 {seconds}
-WHERE owner IS NOT NULL AND {dead} AND id NOT IN (SELECT value FROM {each}($1{json}))"""
+WITH crashed AS (
+    SELECT seq, count(*) OVER (PARTITION BY owner) AS together FROM (
+        SELECT seq, owner FROM {table} AS held
+        WHERE owner IS NOT NULL AND {dead} AND id NOT IN (SELECT value FROM {each}($1{json})) AND (
+            owner = {owner} OR owner NOT IN (
+                SELECT owner FROM {table} AS held WHERE owner IS NOT NULL AND NOT ({dead})
+            )
+        ) {skip_locked}
+    ) AS claimed
+)
+UPDATE {table} AS event
+SET owner = NULL, leased_until = NULL, due_at = {now}, error = 'the process ended during the attempt',
+    crashes = crashes + 1, attempts = attempts - CASE WHEN crashes < 2 AND together > 1 THEN 1 ELSE 0 END
+FROM crashed WHERE event.seq = crashed.seq"""
 # Inside an OR, a subquery is executed for each event that is read, and the planner does not join whole tables. No fence
 # is negative: without that condition the planner takes free events for rare, and prepares for a long search. Without
 # the OFFSET it would read the whole table once, to hash the claimed events.
 CLAIM = """\
 WITH due AS MATERIALIZED (
     SELECT seq FROM {table} AS event
-    WHERE pending AND (owner IS NULL OR fence < 0) AND due_at <= {now} AND (signing_id IS NULL OR (
+    WHERE pending AND (owner IS NULL OR fence < 0) AND {kind} AND (signing_id IS NULL OR (
         NOT EXISTS (
             SELECT 1 FROM {table} AS other
             WHERE other.signing_id = event.signing_id AND other.pending AND other.seq < event.seq
@@ -79,15 +93,22 @@ WITH due AS MATERIALIZED (
 UPDATE {table} SET owner = {owner}, fence = fence + 1, attempts = attempts + 1,
     leased_until = {now} + $2 {seconds}
 WHERE seq IN (SELECT seq FROM due) RETURNING *"""
+# After two crashes of its process an event is claimed alone. The events that are due after it wait for it.
+TOGETHER = """\
+crashes < 2 AND due_at <= coalesce((
+    SELECT min(alone.due_at) FROM {table} AS alone
+    WHERE alone.crashes >= 2 AND alone.pending AND alone.owner IS NULL AND alone.due_at <= {now}
+), {now})"""
+ALONE = "crashes >= 2 AND due_at <= {now}"
 RENEW = """\
 UPDATE {table} SET leased_until = {now} + $2 {seconds}
 WHERE owner = {owner} AND id IN (SELECT value FROM {each}($1{json}))"""
 SETTLE = """\
-UPDATE {table} SET status = $3, error = $4, settled_at = {now}, owner = NULL, leased_until = NULL
+UPDATE {table} SET status = $3, error = $4, settled_at = {now}, owner = NULL, leased_until = NULL, crashes = 0
 WHERE id = $1 AND fence = $2 AND owner = {owner} RETURNING id"""
 POSTPONE = """\
 UPDATE {table} SET due_at = {now} + $3 {seconds}, error = $4, attempts = attempts - $5, owner = NULL,
-    leased_until = NULL
+    leased_until = NULL, crashes = 0
 WHERE id = $1 AND fence = $2 AND owner = {owner} RETURNING id"""
 RELEASE = """\
 UPDATE {table} SET attempts = attempts - 1, owner = NULL, leased_until = NULL
@@ -99,13 +120,15 @@ UPDATE {table} SET due_at = {now} + $2 {seconds}
 WHERE signing_id = $1 AND pending AND owner IS NULL AND attempts = 0 AND due_at < {now} + $2 {seconds}
     AND seq > (SELECT seq FROM {table} WHERE id = $3 AND fence = $4 AND owner = {owner})"""
 HURRY = "UPDATE {table} SET due_at = {now} WHERE signing_id = $1 AND pending AND attempts = 0 AND due_at > {now}"
+# A first attempt is due when its event arrives: a later time was set before the clock was set back.
+MAKE_DUE = "UPDATE {table} SET due_at = {now} WHERE pending AND fence = 0 AND due_at > {now} + 1 {seconds}"
 SELECT = "SELECT * FROM {table} WHERE {selected} ORDER BY seq LIMIT 100"
 REQUEUE = """\
 WITH chosen AS MATERIALIZED (
     SELECT seq FROM {table} WHERE owner IS NULL AND body IS NOT NULL AND {selected}
     ORDER BY seq LIMIT 500 {skip_locked}
 )
-UPDATE {table} SET status = 'pending', attempts = 0, due_at = {now}, error = NULL, settled_at = NULL
+UPDATE {table} SET status = 'pending', attempts = 0, crashes = 0, due_at = {now}, error = NULL, settled_at = NULL
 WHERE seq IN (SELECT seq FROM chosen) RETURNING seq"""
 PURGE = """\
 UPDATE {table} SET body = NULL WHERE seq IN (
@@ -132,7 +155,10 @@ class SqlEventStore:
             timeout=timeout,
             store=repr(self),
         )
+        self._alone: set[str] = set()
+        """The claimed events that must be handled alone."""
         self._waiting: set[Subscription] = set()
+        self._clock_ahead = math.inf
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"
@@ -152,13 +178,24 @@ class SqlEventStore:
         return await claim_or_undo(self._claim(limit), self._release_all)
 
     async def _claim(self, limit: int) -> list[EventClaim]:
+        clock_ahead = time.time() - time.monotonic()
+        if clock_ahead < self._clock_ahead - 1:
+            await self._run(MAKE_DUE)
+        self._clock_ahead = clock_ahead
         held = self._leases.held
         await self._run(FREE, json.dumps(list(held)))
-        rows = sorted(await self._run(CLAIM, limit, self._leases.seconds), key=lambda row: (row["due_at"], row["seq"]))
+        self._alone &= held.keys()
+        if self._alone:
+            return []
+        rows = await self._run(CLAIM.replace("{kind}", TOGETHER), limit, self._leases.seconds)
+        if not rows and not held:
+            rows = await self._run(CLAIM.replace("{kind}", ALONE), min(limit, 1), self._leases.seconds)
+            self._alone = {row["id"] for row in rows}
         held.update((row["id"], row["fence"]) for row in rows)
         if held:
             self._leases.start()
-        return [EventClaim(_decode(row), row["fence"]) for row in rows]
+        in_order = sorted(rows, key=lambda row: (row["due_at"], row["seq"]))
+        return [EventClaim(_decode(row), row["fence"]) for row in in_order]
 
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
         hurry = [(HURRY, claim.stored.signing_id)] if claim.fence > 1 else []
@@ -250,7 +287,7 @@ class SqliteEventStore(SqlEventStore):
     """
 
     def __init__(self, path: str | os.PathLike[str], *, timeout: float = 5.0) -> None:
-        file_format = FileFormat("inbox", "Inbox", 0x5369676F, 3, "events", TABLES, InboxError)
+        file_format = FileFormat("inbox", "Inbox", 0x5369676F, 4, "events", TABLES, InboxError)
         super().__init__(SqliteEngine(path, file_format, timeout=timeout), poll=0.05)
 
 

@@ -47,7 +47,7 @@ _RENEW = """\
 UPDATE {table} SET leased_until = {now} + $2 {seconds}
 WHERE key IN (SELECT value FROM {each}($1{json})) AND owner = {owner} AND leased_until IS NOT NULL"""
 _PAGE = "SELECT key, state, updated_at FROM {table} WHERE key > $1 AND state IS NOT NULL ORDER BY key LIMIT 500"
-_FORMAT = FileFormat("journal", "SqliteJournal", 0x5369676E, 1, "packages", (_TABLE,), JournalError)
+_FORMAT = FileFormat("journal", "SqliteJournal", 0x5369676E, 2, "packages", (_TABLE,), JournalError)
 
 
 class _TableJournal:

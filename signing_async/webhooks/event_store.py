@@ -39,7 +39,7 @@ class StoredEvent:
     received_at: datetime
     status: EventStatus = EventStatus.PENDING
     attempts: int = 0
-    """How many attempts began, counted before the handler starts: one that kills its process counts too."""
+    """How many attempts began, counted before the handler starts: one that kills its process counts if it ran alone."""
     due_at: datetime | None = None
     """The time of the next attempt, if a pending event waits for one."""
     error: str | None = None
@@ -126,8 +126,8 @@ class EventStore(Protocol):
         """Claim up to ``limit`` due events, the longest due first; count an attempt for each.
 
         An event can be claimed if no earlier event of its signing is pending, and no event of its signing is claimed.
-        An event without a signing waits for no other. The claims of a dead process are free, and their attempts count.
-        If the process of an event died twice, the event is due after a delay that differs from those of the others.
+        An event without a signing waits for no other. The claims of a dead process are free. Its attempt counts if
+        it was the only one; after two deaths an event is claimed alone, while its owner holds no other claim.
         """
 
     async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:

@@ -231,7 +231,7 @@ def make_newer(path: Path) -> None:
 
     asyncio.run(use())
     with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("PRAGMA user_version = 2")
+        database.execute("PRAGMA user_version = 99")
 
 
 @pytest.mark.parametrize(

@@ -148,15 +148,17 @@ async def test_former_holder_cannot_end_the_claim_after_a_takeover(storage: Any)
     assert await quick.settle(taken, EventStatus.HANDLED)
 
 
-async def test_event_that_kills_its_process_is_claimed_without_the_others_in_the_end(storage: Any) -> None:
-    """Events whose process died twice are due again one after the other, so the others are handled meanwhile."""
+async def test_event_that_kills_its_process_is_claimed_alone_and_takes_no_other_with_it(
+    storage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others are being handled whenever it kills the process. Their attempts do not count."""
     names = {"slow1", "slow2", "poison", "slow3"}
     store = storage.open().store
     for name in names:
         await add(store, name, name)
     crashes: list[set[str]] = []
     async with asyncio.timeout(60):
-        while len(crashes) < 3:
+        while len(crashes) < 4:
             claims = {claim.stored.id: claim for claim in await store.claim(8)}
             if "poison" in claims:
                 crashes.append(set(claims))
@@ -165,10 +167,9 @@ async def test_event_that_kills_its_process_is_claimed_without_the_others_in_the
             else:
                 for claim in claims.values():
                     assert await store.settle(claim, EventStatus.HANDLED)
-                await asyncio.sleep(0.02)
-    assert crashes[:2] == [names, names]
-    assert "poison" in crashes[2]
-    assert crashes[2] < names
+    assert crashes == [names, names, {"poison"}, {"poison"}]
+    attempts = {each.id: each.attempts for each in await everything(store)}
+    assert attempts == {"poison": 2, "slow1": 1, "slow2": 1, "slow3": 1}
 
 
 # The end of an attempt
@@ -380,3 +381,44 @@ async def test_stats_count_the_events_and_name_the_oldest_pending_one(open_store
     stats = await open_store().stats()
     assert stats.oldest_pending == RECEIVED + timedelta(hours=2)
     assert stats.counts == {**dict.fromkeys(EventStatus, 0), EventStatus.PENDING: 2, EventStatus.HANDLED: 2}
+
+
+async def test_event_that_was_handled_alone_once_is_handled_with_others_again(storage: Any) -> None:
+    store = storage.open().store
+    await add(store, "poison", "a")
+    for _ in range(2):
+        assert len(await store.claim(8)) == 1
+        store = storage.open().store
+        await storage.lapse()
+    (alone,) = await store.claim(8)
+    await add(store, "other", "b")
+    assert await store.claim(8) == []
+    assert await store.postpone(alone, 0, "failed")
+    assert {claim.stored.id for claim in await store.claim(8)} == {"poison", "other"}
+    await add(store, "late", "c")
+    assert [claim.stored.id for claim in await store.claim(8)] == ["late"]
+
+
+async def test_uncounted_attempt_leaves_its_place_to_other_events(open_store: OpenStore) -> None:
+    """Even without a delay: events that became due earlier are claimed first."""
+    store = open_store()
+    for name, signing in (("a1", "a"), ("a2", "a"), ("b1", "b")):
+        await add(store, name, signing)
+    handled = []
+    for _ in range(3):
+        (claim,) = await store.claim(1)
+        handled.append((claim.stored.id, claim.stored.attempts))
+        if claim.stored.id == "a1":
+            assert await store.postpone(claim, 0, "no key", counts=False)
+        else:
+            assert await store.settle(claim, EventStatus.HANDLED)
+    assert handled == [("a1", 1), ("b1", 1), ("a1", 1)]
+    waiting = (await everything(store))[0]
+    assert (waiting.status, waiting.attempts, waiting.error) == (EventStatus.PENDING, 0, "no key")
+
+
+async def test_one_of_many_concurrent_adds_of_an_event_succeeds(open_store: OpenStore) -> None:
+    stores = [open_store() for _ in range(4)]
+    added = await asyncio.gather(*(add(store, f"e{number}") for number in range(10) for store in stores * 2))
+    assert sum(added) == 10
+    assert sorted(await ids(stores[0])) == [f"e{number}" for number in range(10)]

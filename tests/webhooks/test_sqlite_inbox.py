@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,7 @@ import asyncio, os, signal, sys
 from signing_async.webhooks import HandlerRetryPolicy, Inbox
 
 async def main():
-    inbox = Inbox(sys.argv[1], retry=HandlerRetryPolicy(max_attempts=3, base_delay=0))
+    inbox = Inbox(sys.argv[1], retry=HandlerRetryPolicy(max_attempts=4, base_delay=0))
 
     @inbox.on("*")
     async def handle(event):
@@ -50,6 +51,18 @@ def worker(path: Path, concurrency: int = 4) -> Iterator[subprocess.Popen[str]]:
             yield process
         finally:
             process.kill()
+
+
+async def test_events_from_before_the_clock_was_set_back_are_handled_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time
+    async with Inbox(tmp_path / "inbox.db") as inbox:
+        with monkeypatch.context() as tomorrow:
+            tomorrow.setattr(time, "time", lambda: now() + 86_400)
+            await add(inbox, "e1")
+        async with inbox.running():
+            assert {event.status for event in await settled(inbox)} == {EventStatus.HANDLED}
 
 
 @pytest.mark.parametrize("change", ["removed", "replaced"])
@@ -94,7 +107,7 @@ async def test_event_of_a_killed_worker_is_handled_again_at_once_by_a_living_one
 async def test_event_that_kills_its_process_is_dead_after_its_attempts_and_takes_no_other_with_it(
     tmp_path: Path,
 ) -> None:
-    """Not even events that are being handled when the process dies: each is due again after a delay of its own."""
+    """Not even events that are always being handled when the process dies."""
     path = tmp_path / "inbox.db"
     async with Inbox(path) as inbox:
         for name in ("slow1", "slow2", "poison", "slow3"):
@@ -112,10 +125,10 @@ async def test_event_that_kills_its_process_is_dead_after_its_attempts_and_takes
                     process.kill()
                     await ended
         events = {event.id: event for event in settling.result()}
-    assert codes == [-signal.SIGKILL] * 3
+    assert codes == [-signal.SIGKILL] * (2 + 4)  # twice with the others, then each attempt alone
     poison = events.pop("poison")
     assert (poison.status, poison.error) == (EventStatus.DEAD, "the process ended during the attempt")
-    assert {event.status for event in events.values()} == {EventStatus.HANDLED}
+    assert {(event.status, event.attempts) for event in events.values()} == {(EventStatus.HANDLED, 1)}
 
 
 FORK = """
