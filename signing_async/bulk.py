@@ -85,20 +85,21 @@ class FileProgress:
         self.size: int | None = None
 
     def __call__(self, progress: Progress) -> None:
-        self._set(progress.files_done, progress.bytes_done)
+        self.update(progress.files_done, progress.bytes_done, progress.bytes_total)
 
-    def begin(self, size: int) -> None:
-        """Note the file's size."""
+    def update(self, files_done: int, bytes_done: int, size: int | None) -> None:
+        """Report how much of the file, of this size, is done."""
         self.size = size
         if self._reporter.files_total == 1:
             self._reporter.bytes_total = size
+        self._set(files_done, bytes_done)
 
     def restart(self) -> None:
         """Subtract all bytes: they are sent again."""
         self._set(0, 0)
 
     def add(self, size: int) -> None:
-        """Count bytes that were sent."""
+        """Count bytes that were transferred."""
         self._set(0, self._bytes_done + size)
 
     def finish(self, size: int | None) -> None:
@@ -151,9 +152,9 @@ class Results(Generic[R_co]):
 
     The work is cancelled by `aclose`, at the end of ``async with``, when the object is dropped (as by ``break`` in
     ``async for result in make_results()``), and when the task that takes the results is cancelled or fails. After a
-    cancelled ``anext``, as in ``asyncio.wait_for(anext(results), 1)``, the next one raises a `RuntimeError` with the
-    number of items without a result. To wait for a result with a timeout and then continue, keep the ``anext`` in a
-    task and call ``asyncio.wait({task}, timeout=1)``.
+    cancelled ``anext``, as in ``asyncio.wait_for(anext(results), 1)``, the next one raises a `RuntimeError`. To wait
+    for a result with a timeout and then continue, keep the ``anext`` in a task and call
+    ``asyncio.wait({task}, timeout=1)``.
 
     ``around`` is entered before the first item is pulled and left when all work has ended. If ``work`` or ``items``
     raised, it is left with that exception.
@@ -169,7 +170,7 @@ class Results(Generic[R_co]):
         flat: bool = False,
     ) -> None:
         _checks.integer("concurrency", concurrency, error=InvalidRequest)
-        # The workers hold the pool and not this object, so that it is collected when the caller drops it.
+        # The tasks hold the pool and not this object, so that it is collected when the caller drops it.
         self._pool = _Pool(items, work, concurrency, around or nullcontext(), flat)
 
     def __aiter__(self) -> Self:
@@ -197,35 +198,27 @@ class Results(Generic[R_co]):
                 pool.task.get_loop().call_soon_threadsafe(pool.cancel)
 
 
+@attrs.define(eq=False)
 class _Pool:
     """The tasks behind a `Results`: the workers, and one task that waits for them."""
 
-    def __init__(
-        self,
-        items: Iterable[Any] | AsyncIterable[Any],
-        work: Callable[[Any], Awaitable[Any]],
-        concurrency: int,
-        around: AbstractAsyncContextManager[object],
-        flat: bool,
-    ) -> None:
-        self._items = items
-        self._work = work
-        self._concurrency = concurrency
-        self._around = around
-        self._flat = flat
-        self._slots = asyncio.Semaphore(2 * concurrency)
-        """One is taken by each item that was pulled and whose result was not taken."""
-        self._outbox: asyncio.Queue[Iterable[Any] | None] = asyncio.Queue()
-        """The results of each item; None marks the end."""
-        self._ready: deque[Any] = deque()
-        self._unfinished = 0
-        """The number of items that were pulled, and whose results were not taken."""
-        self.task: asyncio.Task[None] | None = None
-        self._puller: asyncio.Task[None] | None = None
-        """The worker that waits for the next item."""
-        self._consumer: asyncio.Task[Any] | None = None
-        self._failure: BaseException | None = None
-        self._is_closed = self._was_cancelled = self._is_stopped = False
+    _items: Iterable[Any] | AsyncIterable[Any]
+    _work: Callable[[Any], Awaitable[Any]]
+    _concurrency: int
+    _around: AbstractAsyncContextManager[object]
+    _flat: bool
+    task: asyncio.Task[None] | None = None
+    _outbox: asyncio.Queue[Iterable[Any] | None] = attrs.field(factory=asyncio.Queue)
+    """The results of each item; None marks the end."""
+    _ready: deque[Any] = attrs.field(factory=deque)
+    _untaken: asyncio.Semaphore = attrs.Factory(lambda self: asyncio.Semaphore(2 * self._concurrency), takes_self=True)
+    """Acquired for each item that is pulled, and released when its result is taken."""
+    _puller: asyncio.Task[Any] | None = None
+    """The worker that waits for the next item."""
+    _consumer: asyncio.Task[Any] | None = None
+    _failure: BaseException | None = None
+    _is_closed: bool = False
+    _was_cancelled: bool = False
 
     async def take(self) -> Any:
         """Return the next result."""
@@ -241,8 +234,7 @@ class _Pool:
             if self._is_closed or results is None:
                 self._outbox.put_nowait(None)  # for the next call
                 raise self._end()
-            self._unfinished -= 1
-            self._slots.release()
+            self._untaken.release()
             self._ready.extend(results)
         return self._ready.popleft()
 
@@ -252,10 +244,7 @@ class _Pool:
         if self._is_closed:
             return StopAsyncIteration()
         if self._was_cancelled:
-            return RuntimeError(
-                "the result stream was cancelled because the task that took its results was cancelled or failed;"
-                f" items without a result: {self._unfinished}"
-            )
+            return RuntimeError("the result stream was cancelled with the task that took its results")
         return failure or StopAsyncIteration()
 
     def _watch(self, consumer: asyncio.Task[Any] | None) -> None:
@@ -283,7 +272,7 @@ class _Pool:
     def cancel(self) -> None:
         # Once: another cancellation would interrupt the cleanup.
         if self.task is not None and not self.task.done() and not self.task.cancelling():
-            self._was_cancelled = self._is_stopped = True
+            self._was_cancelled = True
             self.task.cancel()
 
     async def _cancel_and_wait(self) -> None:
@@ -316,20 +305,17 @@ class _Pool:
         try:
             while True:
                 async with pulling:
-                    await self._slots.acquire()
+                    await self._untaken.acquire()
+                    if self._failure is not None:
+                        return
                     self._puller = asyncio.current_task()
-                    item = None if self._is_stopped else await anext(items)
+                    item = await anext(items)
                     self._puller = None
-                if self._is_stopped:  # maybe the source ignored its cancellation
-                    return
-                self._unfinished += 1
                 result = await self._work(item)
                 self._outbox.put_nowait(result if self._flat else (result,))
-        except GeneratorExit:
-            raise  # the loop was closed before the work had ended
-        except BaseException as error:
-            if not isinstance(error, StopAsyncIteration):
-                self._failure = self._failure or error
-            self._is_stopped = True
+        except StopAsyncIteration:
+            return
+        except (Exception, asyncio.CancelledError) as error:
+            self._failure = self._failure or error
             if self._puller is not None:
                 self._puller.cancel()

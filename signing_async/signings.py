@@ -15,13 +15,14 @@ from .errors import InvalidRequest, SigningCancelled, SigningError, WaitTimeout
 from .models import Language, Signing, SigningOrder, SigningState
 from .pagination import Pager
 from .reconcile import Ledger, Read, Sent
-from .transport import urls, wire
+from .transport import wire
 from .transport.call import Transport
 from .transport.decode import Unreadable, decode_record, parse, record
 from .transport.operation import Operation, log
 from .transport.problems import one_line
 from .transport.response import Response
 from .transport.retry import Safety
+from .transport.urls import signing_path
 
 if TYPE_CHECKING:
     from .webhooks import Wakeups
@@ -33,11 +34,6 @@ T = TypeVar("T")
 _PATH = "/api/1.0/signings"
 _MAX_MESSAGE_LENGTH = 400
 _POLL_GROWTH = 1.5
-
-
-def signing_path(signing_id: str | Signing) -> str:
-    """Return the path of a signing."""
-    return f"{_PATH}/{urls.segment('signing_id', signing_id)}"
 
 
 def reading(path: str, decode: Callable[[Response], T]) -> Operation[T]:

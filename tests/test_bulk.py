@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
-import weakref
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from signing_async import InvalidRequest, Progress
-from signing_async.bulk import FileProgress, ProgressReporter, Results
+from signing_async import InvalidRequest, Results
 
 
 class Source:
@@ -203,29 +200,6 @@ async def test_results_collected_in_another_thread_are_cancelled_in_their_loop()
     assert workers.running == 0
 
 
-def test_results_that_outlive_their_loop_are_collected_without_error() -> None:
-
-    async def main() -> Results[int]:
-        workers = Workers()
-        results: Results[int] = Results(Source().plain(), workers.endless, 2)
-        await anext(results)
-        while workers.hanging < 2:
-            await asyncio.sleep(0.001)
-        return results
-
-    loop = asyncio.new_event_loop()
-    results = loop.run_until_complete(main())
-    loop.run_until_complete(settle())
-    tasks = asyncio.all_tasks(loop)
-    loop.close()
-    for task in tasks:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is left behind on purpose
-    gone = weakref.ref(results)
-    del results
-    gc.collect()
-    assert gone() is None
-
-
 @pytest.mark.parametrize("kind", ["plain", "asynchronous"])
 async def test_error_of_the_source_is_raised_after_the_results_pulled_before_it(kind: str) -> None:
     """Nothing is pulled after it."""
@@ -248,25 +222,6 @@ async def test_error_of_the_source_is_raised_after_the_results_pulled_before_it(
     assert not other_tasks()
 
 
-async def test_source_that_ignores_its_cancellation_is_not_pulled_again() -> None:
-    pulled = asyncio.Event()
-
-    async def stubborn() -> AsyncIterator[int]:
-        while True:
-            with suppress(asyncio.CancelledError):
-                pulled.set()
-                await asyncio.Event().wait()
-            yield 1
-
-    results = Results(stubborn(), Workers().work, 2)
-    waiting = asyncio.create_task(anext(results))
-    await pulled.wait()
-    async with asyncio.timeout(10):
-        await results.aclose()
-    assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], StopAsyncIteration)
-    assert not other_tasks()
-
-
 async def test_error_of_the_work_is_raised_after_the_work_in_progress_is_finished() -> None:
 
     async def work(item: int) -> int:
@@ -283,7 +238,7 @@ async def test_error_of_the_work_is_raised_after_the_work_in_progress_is_finishe
     assert not other_tasks()
 
 
-async def test_next_result_after_a_cancelled_wait_is_an_error_that_counts_unfinished_items() -> None:
+async def test_next_result_after_a_cancelled_wait_is_an_error() -> None:
     """The loop does not end as if all items were done."""
     workers = Workers()
     results = Results(range(20), workers.endless, 2)
@@ -294,7 +249,7 @@ async def test_next_result_after_a_cancelled_wait_is_an_error_that_counts_unfini
     assert workers.running == 0
     assert not other_tasks()
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"the result stream was cancelled .*: 2$"):
+        with pytest.raises(RuntimeError, match="the result stream was cancelled"):
             await anext(results)
     await results.aclose()
     assert [result async for result in results] == []
@@ -396,40 +351,6 @@ async def test_invalid_concurrency_is_rejected(concurrency: Any) -> None:
 
 
 # Progress
-
-
-def test_progress_of_many_files_adds_up_to_the_totals() -> None:
-    """A retry takes its bytes back; a failed file counts as done with all of its bytes."""
-    events: list[Progress] = []
-    reporter = ProgressReporter(events.append, 4)
-    reporter.bytes_total = 60
-    good, bad, unopened, unknown = (FileProgress(reporter) for _ in range(4))
-    good.add(8)
-    bad(Progress(0, 1, 15, 20))
-    good.restart()
-    good(Progress(0, 1, 10, 10))
-    good.finish(10)
-    bad.finish(20)
-    unopened.finish(30)
-    unknown.finish(None)
-    found = [(progress.files_done, progress.bytes_done) for progress in events]
-    assert found == [(0, 8), (0, 23), (0, 15), (0, 25), (1, 25), (2, 30), (3, 60), (4, 60)]
-    assert {(progress.files_total, progress.bytes_total) for progress in events} == {(4, 60)}
-
-
-def test_on_progress_that_raises_is_logged_and_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
-    events: list[Progress] = []
-
-    def fail(progress: Progress) -> None:
-        events.append(progress)
-        raise LookupError("no such bar")
-
-    reporter = ProgressReporter(fail)
-    reporter.add(0, 1)
-    reporter.add(1, 0)
-    assert len(events) == 1
-    assert not reporter.enabled
-    assert [record.getMessage() for record in caplog.records] == ["on_progress failed and is not called again"]
 
 
 async def test_with_flat_an_item_has_any_number_of_results() -> None:

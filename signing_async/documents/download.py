@@ -160,59 +160,35 @@ async def save(
     """Write the chunks to a temporary file beside ``target``, verify it, and move it there.
 
     If the target is an argument of the user, and its folder permanently refuses the file, `InvalidRequest` is raised.
-    Every other failure of the disk is an `OSError`. A disk may stall: a thread that outlives the call removes its file.
+    Every other failure of the disk is an `OSError`.
     """
     # The file that a link leads to is replaced, not the link.
     place = Path(os.path.realpath(target)) if overwrite else target
     part = place.with_name(f".{secrets.token_hex(8)}.part")
     size, digest = 0, hashlib.sha256()
     pending: list[bytes] = []
-    is_created = is_over = False
-    replaced_mode: int | None = None
 
     def write(*, is_last: bool = False) -> None:
-        nonlocal is_created, replaced_mode, size
-        try:
-            if not is_created:
-                if overwrite and place.exists():
-                    replaced_mode = stat.S_IMODE(place.stat().st_mode)
-                # A file that replaces another is private until it has the other's mode.
-                part.touch(0o666 if replaced_mode is None else 0o600, exist_ok=False)
-                is_created = True
-            with part.open("r+b") as file:
-                file.seek(size)
-                for chunk in pending:
-                    digest.update(chunk)
-                    size += file.write(chunk)
-                pending.clear()
-                if is_last:
-                    file.flush()
-                    os.fsync(file.fileno())
-        except OSError as error:
-            if is_argument and not is_created and not is_transient(error):
-                raise InvalidRequest(f"path: cannot write {str(target)!r}: {error.strerror}") from None
-            raise OSError(error.errno, error.strerror, str(target)) from None
-        finally:
-            if is_over:
-                part.unlink(missing_ok=True)
+        nonlocal size
+        # Not created here: a disk may stall, and this thread outlive the call, which removes the file.
+        with part.open("r+b") as file:
+            file.seek(size)
+            for chunk in pending:
+                digest.update(chunk)
+                size += file.write(chunk)
+            pending.clear()
+            if is_last:
+                file.flush()
+                os.fsync(file.fileno())
 
-    def complete() -> None:
-        write(is_last=True)
-        if verify is not None:
-            verify(part)
-        if is_over:
-            return
-        if replaced_mode is not None:
-            part.chmod(replaced_mode)
-        if overwrite:
-            part.replace(place)
-        else:
-            try:
-                place_new(part, target)
-            except FileExistsError:
-                raise target_exists(target) from None
-        sync_folder(place.parent)
-
+    try:
+        mode = stat.S_IMODE(place.stat().st_mode) if overwrite and place.exists() else None
+        # A file that replaces another is private until it has the other's mode.
+        part.touch(0o666 if mode is None else 0o600, exist_ok=False)
+    except OSError as error:
+        if is_argument and not is_transient(error):
+            raise InvalidRequest(f"path: cannot write {str(target)!r}: {error.strerror}") from None
+        raise OSError(error.errno, error.strerror, str(target)) from None
     try:
         received = 0
         async for chunk in chunks:
@@ -221,9 +197,20 @@ async def save(
             if received >= _WRITE_SIZE:
                 received = 0
                 await asyncio.to_thread(write)
-        await asyncio.to_thread(complete)
-    except BaseException:
-        is_over = True
+        await asyncio.to_thread(write, is_last=True)
+        if verify is not None:
+            await asyncio.to_thread(verify, part)
+        if mode is not None:
+            part.chmod(mode)
+        if overwrite:
+            part.replace(place)
+        else:
+            place_new(part, target)
+        await asyncio.to_thread(sync_folder, place.parent)
+    except FileExistsError:
+        raise target_exists(target) from None
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(target)) from None
+    finally:
         part.unlink(missing_ok=True)
-        raise
     return SealedFile(target, size, digest.hexdigest())

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import attrs
 
@@ -17,7 +17,6 @@ from ..bulk import FileProgress, Progress, ProgressReporter, Results, copy_unsen
 from ..errors import InvalidRequest, NotYetSigned, RequestTimeout, SigningError
 from ..models import Document, Signing
 from ..reconcile import Creation, DocumentMatch, Ledger, Listed
-from ..signings import reading, signing_path
 from ..transport import urls, wire
 from ..transport.call import Transport
 from ..transport.decode import decode_record, parse, record, record_decoder
@@ -32,30 +31,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Documents", "Progress", "SealedFile", "UploadResult"]
 
-S_co = TypeVar("S_co", covariant=True)
+Item = TypeVar("Item")
+Item_co = TypeVar("Item_co", covariant=True)
 T = TypeVar("T")
-OneSource = TypeVar("OneSource", bound=Source | PdfSource)
-Pair = TypeVar("Pair", bound=tuple[str | Signing, Source | PdfSource])
+Report = Callable[[int, int, int], None]
+"""Takes the number of files done (0 or 1), the bytes done, and the size of the file."""
 
 _UPLOAD = "documents.upload"
 
 
-class _Mixed:
-    """Nothing: mypy takes the overload for lists of several kinds of sources only if it accepts more than the other."""
-
-
-_AnySource = Source | PdfSource | _Mixed
-
-
 if TYPE_CHECKING:
 
-    class _Result(Generic[S_co]): ...
+    class _Result(Generic[Item_co]): ...
 
     # Type checkers narrow the union by `result.error is None`.
-    UploadResult: TypeAlias = "UploadSuccess[S_co] | UploadFailure[S_co]"
+    UploadResult: TypeAlias = "UploadSuccess[Item_co] | UploadFailure[Item_co]"
 else:
 
-    class UploadResult(Generic[S_co]):
+    class UploadResult(Generic[Item_co]):
         """The result of uploading one source: a document, or an error."""
 
         __slots__ = ()
@@ -64,20 +57,20 @@ else:
 
 
 @attrs.frozen
-class UploadSuccess(_Result[S_co]):
+class UploadSuccess(_Result[Item_co]):
     """A source that was uploaded, or that the draft already held."""
 
-    source: S_co = attrs.field(repr=reprlib.repr)
+    source: Item_co = attrs.field(repr=reprlib.repr)
     """The item as given: a source, or a pair of signing and source."""
     document: Document
     error: None = None
 
 
 @attrs.frozen
-class UploadFailure(_Result[S_co]):
+class UploadFailure(_Result[Item_co]):
     """A source that was not uploaded, or whose upload has an unknown outcome."""
 
-    source: S_co = attrs.field(repr=reprlib.repr)
+    source: Item_co = attrs.field(repr=reprlib.repr)
     """The item as given: a source, or a pair of signing and source."""
     document: None
     error: Exception
@@ -111,18 +104,21 @@ class Documents:
 
             document = await client.documents.upload(signing, "contract.pdf")
         """
-        progress = FileProgress(ProgressReporter(on_progress, files_total=1))
-        return await self._upload(signing_id, PdfSource(source, filename), progress, preflight)
+
+        def ignore(files_done: int, bytes_done: int, size: int) -> None: ...
+
+        report = ignore if on_progress is None else FileProgress(ProgressReporter(on_progress, files_total=1)).update
+        return await self._upload(signing_id, PdfSource(source, filename), report, preflight)
 
     async def _upload(
         self,
         signing_id: str | Signing,
         source: PdfSource,
-        progress: FileProgress,
+        report: Report,
         preflight: bool,
         find_existing: Callable[[str, DocumentMatch, float], Awaitable[Document | None]] | None = None,
     ) -> Document:
-        path = signing_path(signing_id)
+        path = urls.signing_path(signing_id)
         transport, assumptions = self._transport, self._transport.options.assumptions
         deadline = transport.deadline(transfer=True)
         try:
@@ -134,20 +130,25 @@ class Documents:
             text = f"{_UPLOAD}: deadline passed before anything was sent"
             raise RequestTimeout(text, operation=_UPLOAD, attempts=0) from None
         with opened as pdf:
-            progress.begin(pdf.size)
+            report(0, 0, pdf.size)
             match = DocumentMatch(pdf.filename, pdf.size, pdf.digest, assumptions)
             document = None if find_existing is None else await find_existing(path, match, deadline)
             if document is None:
-                document = await self._send(path, pdf, match, progress, deadline)
-            progress.finish(pdf.size)
+                document = await self._send(path, pdf, match, report, deadline)
+            report(1, pdf.size, pdf.size)
             return document
 
-    async def _send(
-        self, path: str, pdf: OpenPdf, match: DocumentMatch, progress: FileProgress, deadline: float
-    ) -> Document:
+    async def _send(self, path: str, pdf: OpenPdf, match: DocumentMatch, report: Report, deadline: float) -> Document:
         def body() -> wire.Body:
-            progress.restart()
-            return form_body({"selected_file": pdf}, progress.add)
+            done = 0
+            report(0, done, pdf.size)
+
+            def sent(size: int) -> None:
+                nonlocal done
+                done += size
+                report(0, done, pdf.size)
+
+            return form_body({"selected_file": pdf}, sent)
 
         signing = self._ledger.signing(path)
         creation = Creation(
@@ -174,64 +175,16 @@ class Documents:
             creation.note_created(document)
         return document
 
-    @overload
-    def upload_many(
-        self,
-        signing_id: str | Signing,
-        sources: Iterable[OneSource] | AsyncIterable[OneSource],
-        concurrency: int = ...,
-        on_progress: Callable[[Progress], None] | None = ...,
-        *,
-        preflight: bool = ...,
-        skip_existing: bool = ...,
-    ) -> Results[UploadResult[OneSource]]: ...
-
-    @overload
-    def upload_many(
-        self,
-        signing_id: str | Signing,
-        sources: Iterable[_AnySource] | AsyncIterable[_AnySource],
-        concurrency: int = ...,
-        on_progress: Callable[[Progress], None] | None = ...,
-        *,
-        preflight: bool = ...,
-        skip_existing: bool = ...,
-    ) -> Results[UploadResult[Source | PdfSource]]: ...
-
-    @overload
-    def upload_many(
-        self,
-        signing_id: None,
-        sources: Iterable[Pair] | AsyncIterable[Pair],
-        concurrency: int = ...,
-        on_progress: Callable[[Progress], None] | None = ...,
-        *,
-        preflight: bool = ...,
-        skip_existing: bool = ...,
-    ) -> Results[UploadResult[Pair]]: ...
-
-    @overload
-    def upload_many(
-        self,
-        signing_id: None,
-        sources: Iterable[tuple[str | Signing, _AnySource]] | AsyncIterable[tuple[str | Signing, _AnySource]],
-        concurrency: int = ...,
-        on_progress: Callable[[Progress], None] | None = ...,
-        *,
-        preflight: bool = ...,
-        skip_existing: bool = ...,
-    ) -> Results[UploadResult[tuple[str | Signing, Source | PdfSource]]]: ...
-
     def upload_many(
         self,
         signing_id: str | Signing | None,
-        sources: Iterable[Any] | AsyncIterable[Any],
+        sources: Iterable[Item] | AsyncIterable[Item],
         concurrency: int = 8,
         on_progress: Callable[[Progress], None] | None = None,
         *,
         preflight: bool = True,
         skip_existing: bool = False,
-    ) -> Results[Any]:
+    ) -> Results[UploadResult[Item]]:
         """Upload many PDFs, ``concurrency`` at a time, and return their results in completion order; see `Results`. ::
 
             async for result in client.documents.upload_many(signing, Path("leases").glob("*.pdf")):
@@ -260,7 +213,7 @@ class Documents:
                         break
         """
         if signing_id is not None:
-            signing_path(signing_id)
+            urls.signing_path(signing_id)
         is_one = isinstance(sources, str | bytes | bytearray | memoryview | os.PathLike | PdfSource | Mapping)
         if is_one or hasattr(sources, "read") or not isinstance(sources, Iterable | AsyncIterable):
             raise InvalidRequest(f"sources: must be an iterable of sources, got {type(sources).__name__}")
@@ -355,7 +308,7 @@ class Documents:
     def _download(
         self, signing_id: Any, document_id: Any, receive: Callable[[wire.Response], Awaitable[T]]
     ) -> Operation[T]:
-        path = f"{signing_path(signing_id)}/documents/{urls.segment('document_id', document_id)}/download-signed"
+        path = f"{urls.signing_path(signing_id)}/documents/{urls.segment('document_id', document_id)}/download-signed"
         return Operation(
             DOWNLOAD,
             "GET",
@@ -377,7 +330,7 @@ class Documents:
             has_list = isinstance(found, dict) and isinstance(found.get("documents"), list)
             return decode_record(found, Signing).documents if has_list else None
 
-        return reading(path, decode)
+        return Operation("signings.get", "GET", path, Safety.READ, decode=decode)
 
 
 @attrs.define(eq=False)
@@ -403,7 +356,7 @@ class _BulkUpload:
                 raise copy_unsent(self._fatal)
             signing_id, source = self._split(item)
             document = await self._documents._upload(
-                signing_id, PdfSource(source), progress, self._preflight, find_existing
+                signing_id, PdfSource(source), progress.update, self._preflight, find_existing
             )
         except Exception as error:
             if isinstance(error, SigningError) and error.fatal:

@@ -6,15 +6,17 @@ import asyncio
 import contextlib
 import hashlib
 import inspect
+import io
 import os
 import re
+import stat
 import tempfile
 import threading
 from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import IO, Any
 
-from .._files import open_regular, unusable
+from .._files import BINARY, unusable
 from .._tasks import finish
 from ..errors import InvalidRequest, PdfRejected
 from ..transport import wire
@@ -22,17 +24,13 @@ from .preflight import BLOCK, preflight
 
 __all__ = ["OpenPdf", "PdfSource", "Source", "form_body", "is_seekable"]
 
-# Missing on macOS and Windows.
-_NO_WAIT: int | None = getattr(os, "RWF_NOWAIT", None) if hasattr(os, "preadv") else None
+# Without O_NONBLOCK, opening a pipe waits for its writer.
+_READ_FLAGS = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0)
 _SINGLE_WRITE = 64 * 1024
 _PART = 256 * 1024
 # Reading a file object moves its position, which other uploads of the object need.
 _position_lock = threading.Lock()
-_REASONS = {
-    "not_pdf": "not a PDF",
-    "protected": "password protected",
-    "already_signed": "already signed",
-}
+_REASONS = {"not_pdf": "not a PDF", "protected": "password protected", "already_signed": "already signed"}
 
 Source = str | os.PathLike[str] | bytes | bytearray | memoryview | IO[bytes] | AsyncIterable[bytes]
 
@@ -65,9 +63,12 @@ class PdfSource:
 
     def pinned(self, sha256: str, content: OpenPdf | None = None) -> PdfSource:
         """Return this source with the sha256 of its content; with ``content`` if the source can be read only once."""
-        source = PdfSource(self if content is None else content.as_source(), self.filename, sha256=sha256)
-        source._is_checked = True
-        return source
+        source: Any = self if content is None else content.content
+        if isinstance(source, _File):
+            source.seek(0)
+        pinned = PdfSource(source, self.filename, sha256=sha256)
+        pinned._is_checked = True
+        return pinned
 
     async def open(self, max_bytes: float | None = None) -> OpenPdf:
         """Return the open file; the caller closes it.
@@ -76,40 +77,31 @@ class PdfSource:
         may wait for a disk, and checks of large files, run in a thread.
         """
         source = self.source
-        if (at_once := _read_at_once(source)) is not None:
-            return OpenPdf(self, at_once).checked(max_bytes)
-        if not isinstance(source, AsyncIterable):
-            # If the call is cancelled, a file that the thread opens later is closed when its result is dropped.
-            return await asyncio.to_thread(lambda: OpenPdf(self, self._read(max_bytes)).checked(max_bytes))
-        with contextlib.closing(_Spool(self.filename, max_bytes)) as spool:
-            async for chunk in source:
-                if isinstance(chunk, bytes) and spool.size + len(chunk) > BLOCK:
-                    await finish(asyncio.to_thread(spool.add, chunk))
-                else:
-                    spool.add(chunk)
-            content = await finish(asyncio.to_thread(spool.content))
-        return await asyncio.to_thread(OpenPdf(self, content).checked, max_bytes)
-
-    def _read(self, max_bytes: float | None) -> bytes | _File:
-        """Return the content, in memory if it is small."""
-        source: Any = self.source
+        content: bytes | bytearray | _File
         if isinstance(source, str | os.PathLike):
-            return _open_path(source, self.filename)
-        with _source_errors(f"cannot read {self.filename}"):
-            if isinstance(source, bytes | bytearray | memoryview):
-                return bytes(source)
-            has_position = is_seekable(source)
-            # A source without a position, such as a pipe, may stall: it must not keep others waiting.
-            lock = _position_lock if has_position else contextlib.nullcontext()
-            with contextlib.closing(_Spool(self.filename, max_bytes)) as spool, lock:
-                position = source.tell() if has_position else 0
-                try:
-                    while spool.add(source.read(_PART)):
-                        pass
-                finally:
-                    if has_position:
-                        source.seek(position)
-                return spool.content()
+            content = await _open_path(source, self.filename)
+        elif isinstance(source, bytes | bytearray | memoryview):
+            content = bytes(source)  # a buffer may change before the last attempt
+        elif isinstance(source, AsyncIterable):
+            with contextlib.closing(_Spool(self.filename, max_bytes)) as spool:
+                async for chunk in source:
+                    if isinstance(chunk, bytes) and spool.size + len(chunk) > BLOCK:
+                        await finish(asyncio.to_thread(spool.add, chunk))
+                    else:
+                        spool.add(chunk)
+                content = spool.content()
+        else:
+            content = await asyncio.to_thread(_copy_file, source, self.filename, max_bytes)
+        pdf = OpenPdf(self, content)
+        try:
+            if pdf.size <= BLOCK:
+                pdf.check(max_bytes)
+            else:
+                await finish(asyncio.to_thread(pdf.check, max_bytes))
+        except BaseException:
+            pdf.close()
+            raise
+        return pdf
 
 
 class OpenPdf:
@@ -119,7 +111,8 @@ class OpenPdf:
         self._source = source
         self.content = content
         self.filename: str = source.filename
-        self.size: int = content.version[1] if isinstance(content, _File) else len(content)
+        self._version = content.version() if isinstance(content, _File) else (len(content), 0)
+        self.size: int = self._version[0]
 
     def __enter__(self) -> OpenPdf:
         return self
@@ -132,45 +125,29 @@ class OpenPdf:
         if isinstance(content, _File):
             content.close()
 
-    def as_source(self) -> bytes | bytearray | IO[bytes]:
-        """Return the content as a source of further uploads, until this object is closed."""
-        if not isinstance(self.content, _File):
-            return self.content
-        file = os.fdopen(self.content.descriptor, "rb", closefd=False)
-        file.seek(0)
-        return file
-
-    def checked(self, max_bytes: float | None) -> OpenPdf:
-        """Check the content, and return this object. Call it in a thread if the file is large."""
-        try:
-            if max_bytes is not None:
-                self._preflight(max_bytes)
-            if self._source.sha256 is not None and not isinstance(self.content, _File):
-                self._check_hash(self.digest())
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def _preflight(self, max_bytes: float) -> None:
-        if self.size > max_bytes:
-            raise _too_large(self.filename, max_bytes, f"{self.size} bytes")
-        reason = preflight(self.read, self.size) if self.size else "not_pdf"
-        if reason is None:
-            return
-        problem = _REASONS[reason]
-        if not self.size:
-            source: Any = self._source.source
-            is_at_end = is_seekable(source) and source.tell() > 0
-            problem = "the file is at its end: seek(0)?" if is_at_end else "the file is empty"
-        raise PdfRejected(f"{self.filename}: {problem}", reason=reason, filename=self.filename)
+    def check(self, max_bytes: float | None) -> None:
+        """Check size, format and sha256; of a large file not the sha256. Call it in a thread if the file is large."""
+        if max_bytes is not None:
+            if self.size > max_bytes:
+                raise _too_large(self.filename, max_bytes, f"{self.size} bytes")
+            if (reason := preflight(self.read, self.size)) is not None:
+                problem = _REASONS[reason] if self.size else _describe_empty(self._source.source)
+                raise PdfRejected(f"{self.filename}: {problem}", reason=reason, filename=self.filename)
+        if self._source.sha256 is not None and not isinstance(self.content, _File):
+            self._check_hash(self.digest())
 
     def read(self, at: int, size: int) -> bytes | bytearray:
         """Return a part of the content; less only if it ends before. Call it in a thread if the file is large."""
         content = self.content
-        if isinstance(content, _File):
-            return content.read(at, min(size, self.size - at), self.filename)
-        return content if not at and size >= len(content) else content[at : at + size]
+        if not isinstance(content, _File):
+            return content if not at and size >= len(content) else content[at : at + size]
+        size = min(size, self.size - at)
+        with _source_errors(f"cannot read {self.filename}"):
+            content.seek(at)
+            block = content.read(size)
+        if len(block) < size:
+            raise _changed(self.filename)
+        return block
 
     def digest(self) -> str:
         """Read the file and return its sha256. Call it in a thread if the file is large."""
@@ -184,12 +161,13 @@ class OpenPdf:
         content, digest = self.content, hashlib.sha256()
         for at in range(0, self.size, BLOCK):
             if isinstance(content, _File):
-                block = memoryview(await asyncio.to_thread(self.read, at, BLOCK))
+                block = memoryview(await finish(asyncio.to_thread(self.read, at, BLOCK)))
                 if self._source.sha256 is not None:
                     digest.update(block)
                 # Checked before the last block is written: without that block the upload is incomplete.
                 if at + BLOCK >= self.size:
-                    content.check_unchanged(self.filename)
+                    if content.version() != self._version:
+                        raise _changed(self.filename)
                     self._check_hash(digest.hexdigest())
             else:
                 block = memoryview(content)[at : at + BLOCK]
@@ -222,14 +200,14 @@ def form_body(fields: Mapping[str, str | OpenPdf], sent: Callable[[int], None]) 
     parts.append(f"--{boundary}--\r\n".encode())
 
     async def produce(write: wire.Write, most: int) -> None:
-        # Small files in memory are sent together with the rest of the form, in a single write.
+        # Small files are sent together with the rest of the form, in a single write.
         pending: list[bytes | bytearray] = []
         unreported = 0
         for part in parts:
             if isinstance(part, bytes):
                 pending.append(part)
-            elif part.size <= _SINGLE_WRITE and not isinstance(part.content, _File):
-                pending.append(part.content)
+            elif part.size <= _SINGLE_WRITE:
+                pending.append(part.read(0, part.size))
                 unreported += part.size
             else:
                 await write(b"".join(pending))
@@ -247,85 +225,60 @@ def _escape(filename: str) -> str:
     return filename.replace('"', "%22").replace("\r", "%0D").replace("\n", "%0A")
 
 
-class _File:
-    """An open file, read in threads. If it is closed during a read, it stays open until the read ends.
-
-    Otherwise the thread could read another file, which has the same descriptor by then.
-    """
-
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor: int = descriptor
-        self._lock = threading.Lock()
-        self._is_closed = False
-        self.version: tuple[int, int] = self._examine()
-
-    def _examine(self) -> tuple[int, int]:
-        status = os.fstat(self.descriptor)
-        return status.st_mtime_ns, status.st_size
-
-    def check_unchanged(self, filename: str) -> None:
-        """Raise `InvalidRequest` if the file differs from when it was opened."""
-        with _source_errors(f"cannot read {filename}"):
-            if self._examine() != self.version:
-                raise _changed(filename)
-
-    def read(self, at: int, size: int, filename: str) -> bytes:
-        """Return so many bytes from an offset; raise `InvalidRequest` if the file ends before."""
-        try:
-            with self._lock, _source_errors(f"cannot read {filename}"):
-                os.lseek(self.descriptor, at, os.SEEK_SET)
-                block = os.read(self.descriptor, size)
-        finally:
-            if self._is_closed:
-                self.close()
-        if len(block) < size:
-            raise _changed(filename)
-        return block
-
-    def close(self) -> None:
-        self._is_closed = True
-        if self._lock.acquire(blocking=False):
-            descriptor = self.descriptor
-            self.descriptor = -1
-            if descriptor >= 0:
-                os.close(descriptor)
-            self._lock.release()
-
-    __del__ = close  # for files that a thread opens after its caller was cancelled
+# Reading
 
 
-def _read_at_once(source: object) -> bytes | bytearray | None:
-    """Return the content of a small source that needs no disk, otherwise None.
+class _File(io.FileIO):
+    """A large file. If the caller of the thread that opened it was cancelled, it is closed when it is dropped."""
 
-    For a file that the system has in memory, this takes a fifth of the time that a thread takes.
-    """
-    if isinstance(source, bytes):
-        return source if len(source) <= BLOCK else None
-    if _NO_WAIT is not None and isinstance(source, str | os.PathLike):
-        # The thread raises the error, or succeeds: not every file system can tell what is in memory.
-        with contextlib.suppress(OSError, ValueError):
-            if (descriptor := open_regular(source)) is not None:
-                with contextlib.closing(_File(descriptor)) as file:
-                    size = file.version[1]
-                    block = bytearray(size if size <= BLOCK else 0)
-                    if os.preadv(descriptor, [block], 0, _NO_WAIT) == size:
-                        file.check_unchanged("")
-                        return block
-    return None
+    def __del__(self) -> None:
+        self.close()
+
+    def version(self) -> tuple[int, int]:
+        """Return the size and the time of the last change."""
+        status = os.fstat(self.fileno())
+        return status.st_size, status.st_mtime_ns
 
 
-def _open_path(path: str | os.PathLike[str], filename: str) -> bytes | _File:
+async def _open_path(path: str | os.PathLike[str], filename: str) -> bytes | bytearray | _File:
     """Open a file; return its content if it is small."""
     with _source_errors(f"cannot open {os.fspath(path)!r}"):
-        if (descriptor := open_regular(path)) is None:
+        descriptor = os.open(path, _READ_FLAGS)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise InvalidRequest(f"source: {os.fspath(path)!r} is not a regular file")
-        file = _File(descriptor)
-    if file.version[1] > BLOCK:
-        return file
-    with contextlib.closing(file):
-        content = file.read(0, file.version[1], filename)
-        file.check_unchanged(filename)
+        if status.st_size > BLOCK:
+            return _File(os.dup(descriptor))
+        # If the system has the file in memory, this takes a fifth of the time of a thread. Not every file system can
+        # tell, and macOS and Windows lack the function.
+        block = bytearray(status.st_size)
+        with contextlib.suppress(OSError, AttributeError):
+            if os.preadv(descriptor, [block], 0, os.RWF_NOWAIT) == status.st_size:
+                return block
+        with _source_errors(f"cannot read {filename}"):
+            content = await finish(asyncio.to_thread(os.read, descriptor, status.st_size))
+        if len(content) < status.st_size:
+            raise _changed(filename)
         return content
+    finally:
+        os.close(descriptor)
+
+
+def _copy_file(source: Any, filename: str, max_bytes: float | None) -> bytes | _File:
+    """Copy a file object from its position, and restore the position."""
+    with contextlib.closing(_Spool(filename, max_bytes)) as spool, _source_errors(f"cannot read {filename}"):
+        has_position = is_seekable(source)
+        # A source without a position, such as a pipe, may stall: it must not keep others waiting.
+        with _position_lock if has_position else contextlib.nullcontext():
+            position = source.tell() if has_position else 0
+            try:
+                while spool.add(source.read(_PART)):
+                    pass
+            finally:
+                if has_position:
+                    source.seek(position)
+            return spool.content()
 
 
 class _Spool:
@@ -336,30 +289,27 @@ class _Spool:
         self._max_bytes = max_bytes
         self.size = 0
         self._file = tempfile.SpooledTemporaryFile(max_size=BLOCK)  # noqa: SIM115  # `close` closes it
+        self._problem = f"cannot buffer {filename} in a temporary file (TMPDIR sets its folder)"
 
     def add(self, chunk: object) -> int:
         """Add a chunk and return its size. Call it in a thread if the buffer is large."""
         if not isinstance(chunk, bytes | bytearray | memoryview):
             raise InvalidRequest(f"source: must yield bytes, got {type(chunk).__name__}")
-        with self._errors():
-            self._file.write(chunk)
-        size = memoryview(chunk).nbytes
+        with _source_errors(self._problem):
+            size = self._file.write(chunk)
         self.size += size
         if self._max_bytes is not None and self.size > self._max_bytes:
             raise _too_large(self._filename, self._max_bytes, "more")
         return size
 
     def content(self) -> bytes | _File:
-        """Return what was added. Call it in a thread."""
-        with self._errors():
+        """Return what was added."""
+        with _source_errors(self._problem):
             if self.size > BLOCK:
                 self._file.flush()
                 return _File(os.dup(self._file.fileno()))
             self._file.seek(0)
             return self._file.read()
-
-    def _errors(self) -> contextlib.AbstractContextManager[None]:
-        return _source_errors(f"cannot buffer {self._filename} in a temporary file (TMPDIR sets its folder)")
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # of a full disk, again
@@ -390,6 +340,11 @@ def _too_large(filename: str, max_bytes: float, found: str) -> PdfRejected:
     return PdfRejected(text, reason="too_large", filename=filename)
 
 
+def _describe_empty(source: Any) -> str:
+    is_at_end = is_seekable(source) and source.tell() > 0
+    return "the file is at its end: seek(0)?" if is_at_end else "the file is empty"
+
+
 def _check_kind(source: Any) -> None:
     if isinstance(source, str | os.PathLike | bytes | bytearray | memoryview | AsyncIterable):
         return
@@ -410,8 +365,7 @@ def is_seekable(source: Any) -> bool:
 def _name_of(source: object) -> str:
     if isinstance(source, str | os.PathLike):
         return PurePath(os.fsdecode(source)).name
-    # An uploaded file of werkzeug has a `filename`, and the `name` of the form's field. That of a `GzipFile` warns.
-    for name in (getattr(source, "__dict__", {}).get("filename"), getattr(source, "name", None)):
-        if isinstance(name, str) and PurePath(name).name:
-            return "" if name[0] + name[-1] == "<>" else PurePath(name).name  # "<stdin>"
-    return ""
+    # A file uploaded to Flask has a `filename`; its `name` is the form field's. That of a `GzipFile` warns.
+    name = getattr(source, "__dict__", {}).get("filename") or getattr(source, "name", None)
+    # Standard input is named "<stdin>", and a temporary file by a number.
+    return "" if not isinstance(name, str) or name.startswith("<") else PurePath(name).name

@@ -11,7 +11,7 @@ from yarl import URL
 
 from ..errors import ConfigurationError, InvalidRequest
 
-__all__ = ["check_origin", "resolve", "segment"]
+__all__ = ["check_origin", "resolve", "segment", "signing_path"]
 
 # urlsplit drops tabs, line breaks and what follows a bracket, and takes any other character as part of the host.
 _STRAY_CHARACTER = re.compile(r"[\s\x00-\x1f\x7f\\]")
@@ -104,3 +104,8 @@ def segment(name: str, value: object) -> str:
         return quote(value, safe="")
     except UnicodeEncodeError:
         raise InvalidRequest(f"{name}: must be a string that can be encoded, got {value!r}") from None
+
+
+def signing_path(signing_id: object) -> str:
+    """Return the path of a signing, from its id or its record."""
+    return f"/api/1.0/signings/{segment('signing_id', signing_id)}"

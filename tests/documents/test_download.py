@@ -36,7 +36,7 @@ from signing_async import (
     TransportError,
 )
 from signing_async.sandbox import Sandbox
-from tests.documents.test_source import LARGE, open_files
+from tests.documents.uploads import LARGE, open_files
 from tests.pdfs import make_pdf
 from tests.sealed.pdfs import sandbox_authority, sealed_by_sandbox
 from tests.servers import Web, answering, serving

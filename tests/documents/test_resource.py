@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import io
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import attrs
 import pytest
 
 from signing_async import (
-    InvalidRequest,
-    PdfRejected,
     PdfSource,
     Progress,
     RequestTimeout,
@@ -27,85 +21,10 @@ from signing_async import (
     SigningClient,
 )
 from signing_async.sandbox import Sandbox
-from tests.documents.test_source import LARGE, in_chunks
-from tests.pdfs import encrypted, make_pdf
+from tests.documents.uploads import LARGE, in_chunks, recording, upload
+from tests.pdfs import make_pdf
 
 QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
-
-
-@attrs.frozen
-class Received:
-    """A request as it was received."""
-
-    line: str
-    headers: list[tuple[str, str]]
-    body: bytes
-
-    def header(self, name: str) -> str | None:
-        """Return the value of a header, which must occur once."""
-        found = [value for key, value in self.headers if key.lower() == name]
-        assert len(found) <= 1
-        return found[0] if found else None
-
-
-class Recorder:
-    """A server that records requests byte by byte."""
-
-    def __init__(self) -> None:
-        self.uploads: list[Received] = []
-        self.origin = ""
-        self.answers: list[bytes] = []
-        """Statuses of responses to uploads, before 201."""
-        self.pause = 0.0
-        """Seconds before each piece of a body is taken."""
-
-    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
-            while True:
-                line, *fields = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
-                headers = [(name, value.strip()) for name, _, value in (field.partition(":") for field in fields)]
-                received = Received(line, headers, b"")
-                missing, body = int(received.header("content-length") or 0), bytearray()
-                while len(body) < missing:
-                    await asyncio.sleep(self.pause)
-                    body += await reader.readexactly(min(missing - len(body), 100_000))
-                response = b'{"id": "s1", "documents": []}'
-                if line.startswith("POST"):
-                    self.uploads.append(attrs.evolve(received, body=bytes(body)))
-                    response = b'{"id": "d1", "name": "a.pdf"}'
-                status = self.answers.pop(0) if self.answers and line.startswith("POST") else b"201 Created"
-                writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(response), response))
-                await writer.drain()
-
-
-@asynccontextmanager
-async def recording() -> AsyncIterator[Recorder]:
-    recorder = Recorder()
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        await recorder.talk(reader, writer)
-
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    recorder.origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
-        yield recorder
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def upload_raw(source: Any, filename: str | None = None, **options: Any) -> Received:
-    """Return the recorded request of an upload."""
-    async with recording() as recorder, SigningClient(recorder.origin, "token", retry=QUICK) as client:
-        await client.documents.upload("s1", source, filename, **options)
-        (received,) = recorder.uploads
-        return received
 
 
 # On the wire
@@ -117,7 +36,7 @@ async def test_upload_is_one_form_part_with_a_length_and_not_chunked(tmp_path: P
     data = make_pdf(size)
     (tmp_path / "lease.pdf").write_bytes(data)
     sources: dict[str, Any] = {"bytes": data, "path": tmp_path / "lease.pdf", "stream": in_chunks(data)}
-    received = await upload_raw(sources[kind], "lease.pdf")
+    received = await upload(sources[kind], "lease.pdf")
     assert received.line == "POST /api/1.0/signings/s1/documents HTTP/1.1"
     assert received.header("content-length") == str(len(received.body))
     assert received.header("transfer-encoding") is None
@@ -147,7 +66,7 @@ async def test_upload_is_one_form_part_with_a_length_and_not_chunked(tmp_path: P
     ],
 )
 async def test_file_names_are_escaped_as_browsers_do(filename: str, written: str) -> None:
-    body = (await upload_raw(make_pdf(), filename)).body
+    body = (await upload(make_pdf(), filename)).body
     head = body.partition(b"\r\n\r\n")[0].decode().split("\r\n")
     assert head[1] == f'Content-Disposition: form-data; name="selected_file"; filename="{written}"'
     assert len(head) == 3
@@ -208,27 +127,6 @@ async def test_one_buffer_can_be_uploaded_to_several_signings_at_once(sandbox: S
 # Refusals and failures
 
 
-@pytest.mark.parametrize(
-    ("source", "error", "expected"),
-    [
-        (b"Dear Sir or Madam", PdfRejected, "a.pdf: not a PDF"),
-        (b"", PdfRejected, "a.pdf: the file is empty"),
-        (encrypted(make_pdf()), PdfRejected, "a.pdf: password protected"),
-        (make_pdf(10 * 2**20 + 1), PdfRejected, "a.pdf: too large: at most 10485760 bytes"),
-        (Path("/nowhere/a.pdf"), InvalidRequest, "source: cannot open '/nowhere/a.pdf': No such file"),
-        (None, InvalidRequest, "source: must be a path, bytes, a binary file or an async iterable, got NoneType"),
-    ],
-    ids=["no-pdf", "empty", "encrypted", "too-large", "absent", "none"],
-)
-async def test_refused_source_sends_nothing(
-    sandbox: Sandbox, client: SigningClient, source: Any, error: type[Exception], expected: str
-) -> None:
-    with pytest.raises(error) as caught:
-        await client.documents.upload("s1", source, "a.pdf")
-    assert str(caught.value).startswith(expected)
-    assert sandbox.requests == []
-
-
 async def test_deadline_includes_reading_the_source(sandbox: Sandbox, client: SigningClient) -> None:
     """A TimeoutError of the source's own is raised unchanged."""
 
@@ -247,27 +145,6 @@ async def test_deadline_includes_reading_the_source(sandbox: Sandbox, client: Si
     assert sandbox.requests == []
 
 
-@pytest.mark.parametrize("how", ["shrinks", "grows"])
-async def test_file_that_changes_during_the_upload_adds_no_document(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, how: str
-) -> None:
-    """The client remains usable."""
-    path = tmp_path / "lease.pdf"
-    path.write_bytes(make_pdf(LARGE))
-    signing = await client.signings.create(name="Lease", language="EN")
-
-    def change(progress: Progress) -> None:
-        os.truncate(path, 2 * LARGE if how == "grows" else 1000)
-
-    with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$") as caught:
-        await client.documents.upload(signing, path, on_progress=change)
-    assert (caught.value.effect, caught.value.__cause__) == ("none", None)
-    assert sandbox.documents(signing.id) == []
-    path.write_bytes(make_pdf(LARGE))
-    document = await client.documents.upload(signing, path)
-    assert [kept.id for kept in sandbox.documents(signing.id)] == [document.id]
-
-
 # Progress
 
 
@@ -280,7 +157,7 @@ async def test_progress_grows_with_the_bytes_sent_and_ends_with_one_file_done(
     (tmp_path / "a.pdf").write_bytes(data)
     sources: dict[str, Any] = {"bytes": data, "path": tmp_path / "a.pdf", "stream": in_chunks(data)}
     reports: list[Progress] = []
-    await upload_raw(sources[kind], on_progress=reports.append)
+    await upload(sources[kind], on_progress=reports.append)
     assert reports[-2:] == [Progress(0, 1, size, size), Progress(1, 1, size, size)]
     assert [progress.bytes_done for progress in reports] == sorted(progress.bytes_done for progress in reports)
     assert all(progress.bytes_total == size for progress in reports)
@@ -297,6 +174,18 @@ async def test_progress_takes_back_the_bytes_of_a_failed_attempt(sandbox: Sandbo
     again = reports.index(0)
     assert reports[:again] == sorted(reports[:again])
     assert reports[again:] == [*range(0, LARGE, 2**20), LARGE, LARGE]
+
+
+async def test_on_progress_that_raises_is_logged_and_not_called_again(caplog: pytest.LogCaptureFixture) -> None:
+    reports: list[Progress] = []
+
+    def fail(progress: Progress) -> None:
+        reports.append(progress)
+        raise LookupError("no such bar")
+
+    await upload(make_pdf(LARGE), on_progress=fail)
+    assert len(reports) == 1
+    assert [record.getMessage() for record in caplog.records] == ["on_progress failed and is not called again"]
 
 
 # Resources

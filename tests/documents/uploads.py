@@ -1,0 +1,128 @@
+"""Uploads as a server receives them, byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import attrs
+
+from signing_async import Assumptions, RetryPolicy, SigningClient
+
+LARGE = 2_500_000
+BLOCK = 2**20
+QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
+
+
+@attrs.frozen
+class Received:
+    """A request as it was received."""
+
+    line: str
+    headers: list[tuple[str, str]]
+    body: bytes
+
+    @property
+    def file(self) -> bytes:
+        """The content of the form's only part."""
+        return self.body.partition(b"\r\n\r\n")[2].rpartition(b"\r\n--")[0]
+
+    def header(self, name: str) -> str | None:
+        """Return the value of a header, which must occur once."""
+        found = [value for key, value in self.headers if key.lower() == name]
+        assert len(found) <= 1
+        return found[0] if found else None
+
+
+class Recorder:
+    """A server that records uploads."""
+
+    def __init__(self) -> None:
+        self.uploads: list[Received] = []
+        self.origin = ""
+        self.answers: list[bytes] = []
+        """Statuses of responses to uploads, before 201."""
+        self.documents = b""
+
+    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
+            while True:
+                line, *fields = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
+                headers = [(name, value.strip()) for name, _, value in (field.partition(":") for field in fields)]
+                received = Received(line, headers, b"")
+                body = await reader.readexactly(int(received.header("content-length") or 0))
+                response, status = b'{"id": "s1", "documents": [%b]}' % self.documents, b"200 OK"
+                if line.startswith("POST"):
+                    self.uploads.append(attrs.evolve(received, body=body))
+                    status = self.answers.pop(0) if self.answers else b"201 Created"
+                    response = b'{"id": "d1", "name": "lease.pdf"}'
+                    self.documents = response if status == b"201 Created" else self.documents
+                writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(response), response))
+                await writer.drain()
+
+
+@asynccontextmanager
+async def recording() -> AsyncIterator[Recorder]:
+    recorder = Recorder()
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
+        await recorder.talk(reader, writer)
+
+    server = await asyncio.start_server(talk, "127.0.0.1", 0)
+    recorder.origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield recorder
+    finally:
+        server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def uploads_of(
+    source: Any,
+    filename: str | None = None,
+    *,
+    answers: tuple[bytes, ...] = (),
+    max_bytes: int = 10 * 2**20,
+    **options: Any,
+) -> list[Received]:
+    """Return the recorded requests of an upload."""
+    assumptions = Assumptions(max_pdf_bytes=max_bytes)
+    async with (
+        recording() as recorder,
+        SigningClient(recorder.origin, "token", retry=QUICK, assumptions=assumptions) as client,
+    ):
+        recorder.answers = list(answers)
+        await client.documents.upload("s1", source, filename, **options)
+        return recorder.uploads
+
+
+async def upload(source: Any, filename: str | None = None, **options: Any) -> Received:
+    """Return the only recorded request of an upload."""
+    (received,) = await uploads_of(source, filename, **options)
+    return received
+
+
+async def in_chunks(data: bytes, size: int = 100_000) -> AsyncIterator[bytes]:
+    for at in range(0, len(data), size):
+        yield data[at : at + size]
+
+
+def open_files() -> list[str]:
+    """Return the names of the open files of this process."""
+    gc.collect()  # left over by other tests
+    found = []
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208  # a descriptor may be closed meanwhile
+        with contextlib.suppress(FileNotFoundError):
+            found.append(os.readlink(f"/proc/self/fd/{number}"))  # noqa: PTH115  # a link to a pipe leads to no path
+    return sorted(name for name in found if name.startswith("/") and not name.startswith("/dev/"))
