@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,12 +25,10 @@ except ModuleNotFoundError:
     msvcrt = None
 
 __all__ = [
-    "BINARY",
     "check_locks",
     "expand_user",
     "is_transient",
     "locked",
-    "open_regular",
     "place_new",
     "remove_locked",
     "resolve_path",
@@ -44,10 +41,6 @@ __all__ = [
 
 T = TypeVar("T")
 
-BINARY: int = getattr(os, "O_BINARY", 0)
-"""The flag for `os.open` that keeps Windows from converting line endings."""
-# Without O_NONBLOCK, opening a pipe waits for its writer.
-_READ_FLAGS = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0)
 # Windows lets no other process read a locked byte, so the locked byte lies far behind the content.
 _LOCKED_BYTE = 1 << 40
 _PAUSE = 0.02
@@ -99,15 +92,6 @@ def resolve_path(name: str, path: Any) -> Path:
         return Path(os.path.realpath(expand_user(path)))
     except (TypeError, ValueError):
         raise problem from None
-
-
-def open_regular(path: str | os.PathLike[str]) -> int | None:
-    """Open a regular file for reading and return its descriptor; None if the path is something else, such as a pipe."""
-    descriptor = os.open(path, _READ_FLAGS)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    return None
 
 
 def sync_folder(folder: Path) -> None:

@@ -6,15 +6,16 @@ The file is read in a separate worker process with limits on time and memory. Th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import datetime
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 
 from . import _checks
-from ._files import open_regular, unusable
+from ._files import unusable
 from ._verify.process import run_worker
 from ._verify.roots import Trust, load_roots
 from .assumptions import Assumptions
@@ -31,37 +32,36 @@ _TIMEOUT = 60.0
 
 @attrs.frozen
 class Seal:
-    """One signature of a sealed PDF."""
+    """One signature of a sealed PDF. What is None is unknown, or does not apply."""
 
     kind: Literal["signature", "timestamp"]
     field: str
     """The name of the form field."""
     signer: str | None
-    """The common name in the signer's certificate, else the whole name; None if unknown."""
+    """The common name in the signer's certificate, else the whole name."""
     subject: str | None
     issuer: str | None
     signed_at: datetime | None
     time_source: Literal["timestamp", "signer"] | None
-    """The source of the time: a timestamp service, or the signer."""
     covers: int
     """The number of bytes it covers from the start of the file; 0 if its byte range is invalid or unknown."""
     revision: int
     """The last revision of the file that it covers, starting at 1; 0 if unknown."""
     digest_algorithm: str | None
     digest_right: bool | None
-    """Whether the covered bytes are unchanged; None if unknown."""
+    """Whether the covered bytes are unchanged."""
     key_right: bool | None
-    """Whether the certificate's key made the signature; None if unknown."""
+    """Whether the certificate's key made the signature."""
     subfilter: str
     """The format, such as ``ETSI.CAdES.detached``."""
     level: Literal["B-B", "B-T", "B-LT", "B-LTA"] | None
-    """The PAdES level that the contents of the file reach; None if invalid, for timestamps and for other formats."""
+    """The PAdES level that the contents of the file reach."""
     certification: Literal[1, 2, 3] | None
     """What a certification permits: 1 nothing, 2 form filling and signatures, 3 annotations as well."""
     changes: tuple[str, ...]
     """Sentences, each on one allowed change after this signature."""
     shown: bool | None
-    """Whether it covers what the document shows now: nothing visible was added or changed. None if unknown."""
+    """Whether it covers what the document shows now: nothing visible was added or changed."""
     trusted: bool | None
     """Whether the certificates lead to the given roots; None without roots."""
     revocation: Literal["good", "revoked", "unknown"] | None
@@ -149,43 +149,31 @@ def inspect_sealed(
     if isinstance(source, bytes):
         content, shown = source, "the file"
     elif isinstance(source, str | os.PathLike):
-        content, shown = _read(source, max_bytes), repr(os.fspath(source))
+        shown = repr(os.fspath(source))
+        try:
+            with Path(source).open("rb") as file:
+                content = file.read(max_bytes + 1)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise unusable(f"source: cannot open {shown}: {reason}", error) from None
+        if len(content) > max_bytes:
+            raise InvalidRequest(f"source: {shown} is larger than {max_bytes} bytes (max_sealed_bytes)")
     else:
         raise InvalidRequest(f"source: must be a path or bytes, got {type(source).__name__}")
     if b"%PDF-" not in content[:_HEADER_WINDOW]:
         raise PdfRejected(f"{shown}: not a PDF", reason="not_pdf", filename=shown)
     settings = {"fetch": fetch, "form_filling": form_filling}
     found = run_worker(content, None if roots is None else [root.hex() for root in roots], settings, timeout)
-    return _report(len(content), found, with_trust=roots is not None)
-
-
-def _report(size: int, found: Mapping[str, Any], *, with_trust: bool) -> Report:
-    seals = []
-    for given in found["seals"]:
-        fields: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value for name, value in given.items()
-        }
-        moment = fields.pop("signed_at")
-        seals.append(Seal(**fields, signed_at=None if moment is None else datetime.fromisoformat(moment)))
+    seals = tuple(_seal(fields) for fields in found["seals"])
     problems, trust_problems = tuple(found["problems"]), tuple(found["trust_problems"])
-    trusted = not (problems or trust_problems) and all(seal.trusted for seal in seals) if with_trust else None
-    return Report(size, found["revisions"], tuple(seals), problems, trusted, trust_problems)
+    trusted = None
+    if roots is not None:
+        trusted = not (problems or trust_problems) and all(seal.trusted for seal in seals)
+    return Report(len(content), found["revisions"], seals, problems, trusted, trust_problems)
 
 
-def _read(path: str | os.PathLike[str], max_bytes: int) -> bytes:
-    shown = repr(os.fspath(path))
-    try:
-        descriptor = open_regular(path)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise unusable(f"source: cannot open {shown}: {reason}", error) from None
-    if descriptor is None:
-        raise InvalidRequest(f"source: {shown} is not a regular file")
-    with os.fdopen(descriptor, "rb") as file:
-        try:
-            content = file.read(max_bytes + 1)
-        except OSError as error:
-            raise unusable(f"source: cannot read {shown}: {error.strerror}", error) from None
-    if len(content) > max_bytes:
-        raise InvalidRequest(f"source: {shown} is larger than {max_bytes} bytes (max_sealed_bytes)")
-    return content
+def _seal(given: dict[str, Any]) -> Seal:
+    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    if fields["signed_at"] is not None:
+        fields["signed_at"] = datetime.fromisoformat(fields["signed_at"])
+    return Seal(**fields)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from asn1crypto import parser, x509
-from pyhanko.pdf_utils.generic import DictionaryObject, IndirectObject
+from pyhanko.pdf_utils.generic import DictionaryObject
 from pyhanko.pdf_utils.misc import PdfStrictReadError
 from pyhanko.pdf_utils.reader import PdfFileReader
 from pyhanko.sign.diff_analysis import DiffResult, ModificationLevel
@@ -29,7 +29,6 @@ LONGEST = 400
 """The maximum number of characters shown of a text from the file."""
 
 _SHORT = {"common_name": "CN", "organization_name": "O", "organizational_unit_name": "OU", "country_name": "C"}
-_PERMITTED = {1: "no changes", 2: "form filling and signatures only", 3: "form filling, signatures and comments only"}
 
 
 async def judge(
@@ -118,12 +117,11 @@ class _Judge:
         await self._validator.judge_levels(signatures)
         problems = _labelled(signatures, "problems")
         if not signatures:
-            rights = _entry(self._reader.root, "/Perms", {}).keys() & {"/UR", "/UR3"}
-            problems.append("it has usage rights but no signature" if rights else "it is not signed")
+            problems.append("it is not signed")
         elif all(signature.kind == "timestamp" for signature in signatures):
             problems.append("it is timestamped, not signed")
         if signatures and (trailing := self._bytes_after(signatures)):
-            problems.append(f"{_byte_count(trailing)} after its last revision, not covered by any signature")
+            problems.append(f"{trailing} bytes after its last revision are not covered by any signature")
         return {
             "revisions": self._reader.xrefs.total_revisions,
             "seals": [signature.as_dict() for signature in signatures],
@@ -136,7 +134,7 @@ class _Judge:
         subfilter = _plain(str(_entry(value, "/SubFilter", "")).lstrip("/"))
         signature = Signature(value, kind, _plain(name), subfilter)
         try:
-            signature.embedded = EmbeddedPdfSignature(self._reader, _with_reference(holder), name)
+            signature.embedded = EmbeddedPdfSignature(self._reader, holder, name)
             signature.revision = signature.embedded.signed_revision + 1
             signature.digest_algorithm = signature.embedded.external_md_algorithm
             self._check_range(signature)
@@ -166,7 +164,7 @@ class _Judge:
         if self._data[start:end].lower() != b"<%b>" % contents.hex().encode():
             signature.problems.append("its byte range excludes more or other bytes than the signature itself")
         elif missing > 0:
-            signature.problems.append(f"its byte range ends {_byte_count(missing)} past the file's end")
+            signature.problems.append(f"its byte range ends {missing} bytes past the file's end")
         else:
             signature.covers = covers
         if contents[parser.peek(contents) :].strip(b"\0"):
@@ -194,8 +192,7 @@ class _Judge:
         if status.modification_level >= ModificationLevel.LTA_UPDATES and not changes:
             changes.append("document information was changed")
         if getattr(status, "docmdp_ok", None) is False:
-            permitted = _PERMITTED[embedded.docmdp_level.value]
-            problems.append(f"it permits {permitted}, but more was changed: {'; '.join(changes)}")
+            problems.append(f"more was changed than the certification permits: {'; '.join(changes)}")
 
     def _record_fields(self, signature: Signature, names: Sequence[str]) -> list[str]:
         """Record the changed form fields, and return those filled in with something other than a signature."""
@@ -232,27 +229,6 @@ class _Judge:
         return len(self._data) - covers if covers >= end else len(self._data[end:].strip(b"\0\t\n\f\r "))
 
 
-class _DirectValue:
-    """A stand-in for the reference to a signature that is written directly into its field."""
-
-    def __init__(self, value: Any, reference: Any) -> None:
-        self._value = value
-        self.reference = reference
-
-    def get_object(self) -> Any:
-        return self._value
-
-
-def _with_reference(holder: Any) -> Any:
-    """Return the field with a value that pyHanko accepts as a reference."""
-    value = holder.raw_get("/V")
-    if isinstance(value, IndirectObject):
-        return holder
-    copy = DictionaryObject(holder)
-    dict.__setitem__(copy, "/V", _DirectValue(value, holder.container_ref))
-    return copy
-
-
 def _check_status(signature: Signature, status: Any) -> None:
     """Record the problems that pyHanko found in the signature itself, and its time."""
     problems = signature.problems
@@ -278,17 +254,13 @@ def _check_status(signature: Signature, status: Any) -> None:
 
 
 def _record_names(signature: Signature, certificate: Any) -> None:
-    subject, issuer = map(_name_parts, (certificate.subject, certificate.issuer))
-    whole = ", ".join(f"{kind}={text}" for kind, text in subject)
-    signature.subject = _plain(whole)
-    signature.issuer = _plain(", ".join(f"{kind}={text}" for kind, text in issuer))
-    signature.signer = _plain(next((text for kind, text in subject if kind == "CN"), whole)) or None
+    signature.subject, signature.issuer = _name(certificate.subject), _name(certificate.issuer)
+    signature.signer = _plain(str(certificate.subject.native.get("common_name", signature.subject))) or None
 
 
-def _name_parts(name: Any) -> list[tuple[str, str]]:
-    """Return the parts of a certificate's name as pairs, such as ``("CN", "Anna Berg")``."""
-    pairs = [pair for group in name.chosen for pair in group]
-    return [(_SHORT.get(pair["type"].native, pair["type"].native), str(pair["value"].native)) for pair in pairs]
+def _name(name: Any) -> str:
+    """Return a certificate's name, such as ``C=SE, CN=Anna Berg``."""
+    return _plain(", ".join(f"{_SHORT.get(kind, kind)}={text}" for kind, text in name.native.items()))
 
 
 def _is_visible(holder: Any) -> bool:
@@ -320,7 +292,3 @@ def _entry(entries: Any, key: str, default: Any = None) -> Any:
 def _plain(text: str) -> str:
     """Return a text from the file as one line of printable characters of limited length."""
     return "".join(each if each.isprintable() else " " for each in text[:LONGEST])
-
-
-def _byte_count(count: int) -> str:
-    return f"{count} byte{'s' * (count != 1)}"

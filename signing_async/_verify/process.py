@@ -6,6 +6,7 @@ It reads a line of JSON and the bytes of the file from standard input, and write
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import re
@@ -26,6 +27,7 @@ MEMORY_PER_BYTE = 4
 OUT_OF_MEMORY = 3
 # Signals from outside, for example when the machine runs out of memory. The file causes all others.
 _KILLED = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
+_PROBLEM = "signing_async.sealed: could not verify"
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from signing_async._verify.process import main; main()"
 )
@@ -40,7 +42,7 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
     # Another executable than Python is the application: it would start itself again.
     if getattr(sys, "frozen", False) or not re.match("python|pypy|graalpy", Path(sys.executable or "").name.lower()):
         problem = "this application is frozen or embeds Python, and a worker process needs a Python to start"
-        raise ConfigurationError(f"signing_async.sealed: could not verify: {problem}; run signing-async verify-sealed")
+        raise ConfigurationError(f"{_PROBLEM}: {problem}; run signing-async verify-sealed")
     memory = MEMORY + MEMORY_PER_BYTE * len(content)
     head = json.dumps({**settings, "roots": roots, "seconds": int(timeout) + 1, "memory": memory}).encode() + b"\n"
     path = json.dumps([str(Path(each).absolute()) for each in sys.path])  # an empty entry is the current folder
@@ -50,9 +52,9 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
             command, input=head + content, capture_output=True, timeout=timeout, check=False
         )
     except subprocess.TimeoutExpired:
-        return _not_verified(f"verification took more than {timeout:g} seconds")
+        return not_verified(f"verification took more than {timeout:g} seconds")
     except OSError as error:
-        problem = f"signing_async.sealed: could not verify: worker process cannot be started: {error.strerror}"
+        problem = f"{_PROBLEM}: worker process cannot be started: {error.strerror}"
         if is_transient(error):
             raise SigningError(problem, transient=True) from None
         raise ConfigurationError(f"{problem}: {sys.executable}") from None
@@ -60,18 +62,18 @@ def run_worker(content: bytes, roots: list[str] | None, settings: Mapping[str, b
         found: dict[str, Any] = json.loads(done.stdout)
         return found
     if done.returncode == OUT_OF_MEMORY:
-        return _not_verified(f"verification took more than {memory >> 20} MiB of memory")
+        return not_verified(f"verification took more than {memory >> 20} MiB of memory")
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         if name not in _KILLED:
-            return _not_verified(f"the verifying process was ended by {name}")
-        problem = f"signing_async.sealed: could not verify: worker process was killed by {name}"
-        raise SigningError(problem, transient=True)
+            return not_verified(f"the verifying process was ended by {name}")
+        raise SigningError(f"{_PROBLEM}: worker process was killed by {name}", transient=True)
     lines = done.stderr.decode("utf-8", "replace").strip().splitlines()
     raise RuntimeError(f"signing_async.sealed: worker process failed: {lines[-1] if lines else done.returncode}")
 
 
-def _not_verified(problem: str) -> dict[str, Any]:
+def not_verified(problem: str) -> dict[str, Any]:
+    """Return the fields of a `sealed.Report` on a file that could not be judged."""
     return {"revisions": 0, "seals": [], "problems": [problem], "trust_problems": []}
 
 
@@ -96,12 +98,12 @@ def main() -> None:
 
 def _limit(seconds: int, memory: int) -> None:
     """Limit the CPU time and the memory of this process, where the system can."""
-    try:
+    with contextlib.suppress(ModuleNotFoundError):  # Windows
         import resource
-    except ModuleNotFoundError:  # Windows
-        return
-    # Linux sends SIGXCPU at the soft limit. The hard limit is later: its SIGKILL looks like a kill from outside.
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    if sys.platform == "linux":  # macOS also counts memory that is only reserved
-        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+
+        # Linux sends SIGXCPU at the soft limit. The hard limit is later: its SIGKILL looks like a kill from outside.
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # macOS also counts memory that is only reserved.
+        most = memory if sys.platform == "linux" else resource.RLIM_INFINITY
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))

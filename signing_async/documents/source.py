@@ -16,7 +16,7 @@ from collections.abc import AsyncIterable, Callable, Iterator, Mapping
 from pathlib import PurePath
 from typing import IO, Any
 
-from .._files import BINARY, unusable
+from .._files import unusable
 from .._tasks import finish
 from ..errors import InvalidRequest, PdfRejected
 from ..transport import wire
@@ -24,8 +24,8 @@ from .preflight import BLOCK, preflight
 
 __all__ = ["OpenPdf", "PdfSource", "Source", "form_body", "is_seekable"]
 
-# Without O_NONBLOCK, opening a pipe waits for its writer.
-_READ_FLAGS = os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0)
+# Without O_NONBLOCK, opening a pipe waits for its writer. Without O_BINARY, Windows converts line endings.
+_READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 _SINGLE_WRITE = 64 * 1024
 _PART = 256 * 1024
 # Reading a file object moves its position, which other uploads of the object need.

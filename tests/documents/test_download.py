@@ -625,7 +625,7 @@ async def test_unsound_file_raises_not_sound_and_keeps_the_target(target: Path, 
         return web.Response(body=sealed_pdf + b"\n", content_type="application/pdf")
 
     async with serving(respond) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
-        with pytest.raises(NotSound, match=r"the sealed file is not sound: 1 byte after") as caught:
+        with pytest.raises(NotSound, match=r"the sealed file is not sound: 1 bytes after") as caught:
             await client.documents.download_signed("s1", "d1", target, verify=True)
     assert (len(caught.value.problems), asked) == (1, 1)
     assert untouched(target)

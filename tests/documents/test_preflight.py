@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+# Hundreds of files are compared with the verdict of the sandbox: an upload for each would take minutes.
 from signing_async.documents import preflight as module
 from signing_async.documents.preflight import Read, Verdict
 from signing_async.sandbox.inspection import inspect

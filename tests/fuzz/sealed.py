@@ -5,15 +5,11 @@ The judge is attacked in this process, without the limits of its worker.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 import logging
 from collections.abc import Iterator
-from functools import cache
 
-from signing_async import sealed
-from signing_async._verify.judge import judge
 from tests import pdfs
 from tests.fuzz.running import LONGEST, Attack, Target
 from tests.sealed import pdfs as sealed_pdfs
@@ -21,27 +17,19 @@ from tests.sealed import pdfs as sealed_pdfs
 ROOM = 4_000
 
 
-@cache
-def _roots() -> list[bytes]:
-    from cryptography.hazmat.primitives.serialization import Encoding
-
-    return [sealed_pdfs.key_and_certificate()[1].public_bytes(Encoding.DER)]
-
-
 def attack(data: bytes) -> None:
     if data[:1] < b"\x80":
-        _inspect(data[1:])
+        _inspect(b"%PDF-" + data[1:])
     else:
         signature, entries = data[1 : 1 + ROOM // 2], b"/M(%s)" % data[-20:].translate(None, b"()\\\r\n")
         _inspect(sealed_pdfs.signed_pdf(lambda _: signature, room=ROOM, entries=entries))
 
 
 def _inspect(data: bytes) -> None:
-    for roots in (None, _roots()):
-        found = json.loads(json.dumps(asyncio.run(judge(data, roots))))
-        report = sealed._report(len(data), found, with_trust=roots is not None)
+    for trust in (None, sealed_pdfs.sandbox_authority().certificate_pem):
+        report = sealed_pdfs.judged(data, trust)
         assert report.sound == (not report.problems)
-        assert (report.trusted is None) == (roots is None)
+        assert (report.trusted is None) == (trust is None)
         assert report.sound or not report.trusted
         assert repr(report)
         assert json.loads(json.dumps(report.as_dict()))["size"] == len(data)
@@ -81,7 +69,6 @@ FILES = (
     SIGNED,
     sealed_pdfs.signed_pdf(sealed_pdfs.timestamp, room=ROOM, kind=sealed_pdfs.TIMESTAMP),
     sealed_pdfs.signed_pdf(lambda data: sealed_pdfs.as_ber(sealed_pdfs.cms(data)), room=ROOM),
-    sealed_pdfs.signed_pdf(sealed_pdfs.cms, room=ROOM, direct=True),
     pdfs.update(SIGNED, {1: b"<</Type/Catalog/Pages 2 0 R/AcroForm<</Fields[6 0 R]/SigFlags 3>>/DSS<</Certs[]>>>>"}),
     pdfs.update(SIGNED, {6: pdfs.FIELD + b"/V 7 0 R/AP<</N 5 0 R>>>>"}),
 )

@@ -132,11 +132,6 @@ def replace_page(writer: Any, text: str = "You owe 10,000,000") -> None:
     writer.update_container(page)
 
 
-def overwrite_page(data: bytes) -> bytes:
-    """Return the object of the page's content, rewritten by hand."""
-    return pdfs.update(data, {5: pdfs.stream_object(b"BT /F1 18 Tf 72 760 Td (You owe 10,000,000) Tj ET")}, size=60)
-
-
 def add_annotation(writer: Any, subtype: str = "/FreeText") -> None:
     """Put an annotation over the first page."""
     from pyhanko.pdf_utils.generic import ArrayObject, FloatObject
@@ -204,29 +199,15 @@ def _dictionary(entries: Mapping[str, Any]) -> Any:
     return DictionaryObject({_name(key): value for key, value in entries.items()})
 
 
-def hidden_by_overlay() -> bytes:
-    """Return a signed page whose text is hidden by an image, which is removed later (the shadow attack "hide")."""
+def hide_by_emptying() -> bytes:
+    """Hide the text of a page by an overlay, and write the overlay's object again, empty (the shadow attack "hide")."""
     overlay = b"<</Type/XObject/Subtype/Form/BBox[0 0 595 842]"
     objects = pdfs.basic_objects("You owe 10,000,000")
     objects[4] = objects[4].replace(b"/Resources<<", b"/Resources<</XObject<</Over 6 0 R>>")
     objects[5] = pdfs.stream_object(b"BT /F1 18 Tf 72 760 Td (You owe 10,000,000) Tj ET /Over Do")
     objects[6] = pdfs.stream_object(b"1 g 0 0 595 842 re f", overlay[2:])
-    return sealed_by_sandbox(original=pdfs.assemble(objects), when=NOW)
-
-
-def hide_by_freeing() -> bytes:
-    """Free the overlay's object by the cross-reference table alone."""
-    data = hidden_by_overlay()
-    previous = int(data[data.rindex(b"startxref") + 9 : data.rindex(b"%%EOF")])
-    table = b"xref\n6 1\n0000000000 00001 f \ntrailer\n<</Size 40/Root 1 0 R/Prev %d>>\nstartxref\n%d\n%%%%EOF\n"
-    return data + table % (previous, len(data))
-
-
-def hide_by_emptying() -> bytes:
-    """Write the overlay's object again, empty."""
-    return pdfs.update(
-        hidden_by_overlay(), {6: pdfs.stream_object(b"", b"/Type/XObject/Subtype/Form/BBox[0 0 1 1]")}, size=60
-    )
+    data = sealed_by_sandbox(original=pdfs.assemble(objects), when=NOW)
+    return pdfs.update(data, {6: pdfs.stream_object(b"", b"/Type/XObject/Subtype/Form/BBox[0 0 1 1]")}, size=60)
 
 
 def hide_and_replace() -> bytes:
@@ -240,18 +221,6 @@ def hide_and_replace() -> bytes:
     objects[9] = pdfs.stream_object(b"BT /F1 18 Tf 72 760 Td (You owe 10,000,000) Tj ET")
     data = sealed_by_sandbox(original=pdfs.assemble(objects), when=NOW)
     return pdfs.update(data, {50: b"<<>>"}, root=6)
-
-
-def hide_and_replace_by_table() -> bytes:
-    """Return the same without a new object: the table maps the page's number to the hidden page."""
-    objects = pdfs.basic_objects("You owe 10")
-    objects[6] = pdfs.stream_object(b"BT /F1 18 Tf 72 760 Td (You owe 10,000,000) Tj ET").replace(b"6 0", b"5 0")
-    original = pdfs.assemble(objects).replace(b"6 0 obj", b"5 0 obj")
-    data = sealed_by_sandbox(original=original, when=NOW)
-    at = [found.start() for found in re.finditer(rb"5 0 obj", data)][1]
-    previous = int(data[data.rindex(b"startxref") + 9 : data.rindex(b"%%EOF")])
-    table = b"xref\n5 1\n%010d 00000 n \ntrailer\n<</Size 40/Root 1 0 R/Prev %d>>\nstartxref\n%d\n%%%%EOF\n"
-    return data + table % (at, previous, len(data))
 
 
 @dataclass(frozen=True)
@@ -317,18 +286,13 @@ def wrapped(*, literal: bool) -> bytes:
     return parts.before + bytes(filled) + parts.after
 
 
-def without_contents(value: bytes) -> bytes:
-    """Return a signed file with another value in an entry of its signature (universal signature forgery)."""
+def without_contents() -> bytes:
+    """Return a signed file without the content of its signature (universal signature forgery)."""
     parts = Parts.of(signed_pdf(cms))
-    return parts.before + value.ljust(len(parts.contents)) + parts.after
+    return parts.before + b"<>".ljust(len(parts.contents)) + parts.after
 
 
-def with_direct_value() -> bytes:
-    """Return a signature written directly into its field, as fpdf2 does."""
-    return signed_pdf(cms, direct=True)
-
-
-def by_openssl(*options: str) -> bytes:
+def by_openssl() -> bytes:
     """Return a file signed by OpenSSL's command."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
@@ -340,17 +304,11 @@ def by_openssl(*options: str) -> bytes:
             pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
             (folder / "key.pem").write_bytes(pem)
             (folder / "certificate.pem").write_bytes(certificate.public_bytes(Encoding.PEM))
-            command = ["openssl", "cms", "-sign", "-binary", "-outform", "DER", *options]
+            command = ["openssl", "cms", "-sign", "-binary", "-outform", "DER"]
             command += ["-signer", str(folder / "certificate.pem"), "-inkey", str(folder / "key.pem")]
             return subprocess.run(command, input=data, capture_output=True, timeout=60, check=True).stdout
 
     return signed_pdf(sign)
-
-
-def by_pdfsig() -> bytes:
-    """Return a file signed by Poppler's command."""
-    with tempfile.TemporaryDirectory() as name:
-        return pdfs.signed_by_pdfsig(pdfs.make_pdf(), Path(name))
 
 
 def by_mutool() -> bytes:
@@ -372,6 +330,7 @@ def lasting(level: str) -> bytes:
 
 RANGE = "its byte range"
 CHANGED = "changes that are not allowed"
+FORBIDDEN = "more was changed than the certification permits"
 
 CASES: dict[str, Case] = {
     # sound
@@ -380,10 +339,8 @@ CASES: dict[str, Case] = {
     "sealed, B-LT": Case(partial(lasting, "B-LT")),
     "sealed, B-LTA": Case(partial(lasting, "B-LTA")),
     "signed with pyHanko": Case(lambda: signed(pdfs.make_pdf())),
-    "signed with pdfsig": Case(by_pdfsig, trusted=False, needs="pdfsig"),
     "signed with mutool, by SHA-1": Case(by_mutool, "too weak", needs="mutool"),
     "signed with openssl cms": Case(by_openssl, needs="openssl"),
-    "signed with openssl cms -cades": Case(partial(by_openssl, "-cades"), needs="openssl"),
     "validation data appended": Case(lambda: with_validation_data(sealed())),
     "a document timestamp appended": Case(lambda: timestamped(sealed())),
     "signed again": Case(lambda: signed(sealed())),
@@ -391,53 +348,39 @@ CASES: dict[str, Case] = {
     "a form filled in": Case(lambda: edited(sealed(), fill_form), shown=False),
     "certified (2), then signed": Case(lambda: signed(certified(2))),
     "certified (2), then filled in": Case(lambda: edited(certified(2), fill_form), shown=False),
-    "certified (1), then a document timestamp": Case(lambda: timestamped(certified(1))),
     "document information changed": Case(lambda: edited(sealed(), change_title)),
-    "a signature written into its field": Case(with_direct_value, pyhanko=False),
     "a damaged original, sealed": Case(lambda: sealed_by_sandbox(original=pdfs.damaged()["a shifted table"], when=NOW)),
     "a hybrid original, sealed": Case(lambda: sealed_by_sandbox(original=pdfs.hybrid_pdf(), when=NOW), pyhanko=False),
     # forged
     "page replaced, then signed by anybody": Case(lambda: signed(edited(sealed(), replace_page)), CHANGED, shown=False),
-    "page object overwritten, then signed by anybody": Case(
-        lambda: signed(overwrite_page(sealed_by_sandbox(when=NOW))), CHANGED, shown=False
-    ),
     "page replaced": Case(lambda: edited(sealed(), replace_page), CHANGED, shown=False),
     "page replaced, the signature called usage rights, then signed": Case(
         lambda: signed(edited(sealed(), call_usage_rights)), CHANGED, shown=False
     ),
     "annotation added": Case(lambda: edited(sealed(), add_annotation), CHANGED, shown=False),
-    "annotation added, then a document timestamp": Case(
-        lambda: timestamped(edited(sealed(), add_annotation)), CHANGED, shown=False
-    ),
     "signer renamed": Case(
         lambda: renamed(sealed(), b"Signing Sandbox Seal", b"Acme Bank Board Inc."), "cannot be validated"
     ),
-    "certified (1), then signed": Case(lambda: signed_in_spite(certified(1)), "permits no changes"),
-    "certified (1), then filled in": Case(lambda: edited(certified(1), fill_form), "permits no changes", shown=False),
+    "certified (1), then signed": Case(lambda: signed_in_spite(certified(1)), FORBIDDEN),
+    "certified (1), then filled in": Case(lambda: edited(certified(1), fill_form), FORBIDDEN, shown=False),
     "certified (2), then a visible signature in a new field": Case(
         lambda: signed(certified(2), box=(72, 600, 300, 700)), CHANGED, shown=False
     ),
     "shadow attack: hide, by emptying": Case(hide_by_emptying, CHANGED, shown=False),
-    "shadow attack: hide, by freeing": Case(hide_by_freeing, CHANGED, shown=False),
     "shadow attack: replace": Case(lambda: edited(sealed(), replace_appearance), shown=False),
     "shadow attack: hide and replace": Case(hide_and_replace, CHANGED, shown=False),
-    "shadow attack: hide and replace, by the table": Case(hide_and_replace_by_table, CHANGED, shown=False),
     "an empty visible field added": Case(
         lambda: edited(sealed(), add_empty_field), "is not signed", pyhanko=True, shown=False
     ),
     "empty byte range": Case(lambda: signed_pdf(cms, ranged=lambda *_: ()), RANGE),
-    "byte range of zeros": Case(lambda: signed_pdf(cms, ranged=lambda *_: (0, 0, 0, 0)), RANGE),
-    "negative byte range": Case(lambda: signed_pdf(cms, ranged=lambda start, end, size: (0, start, end, -1)), RANGE),
     "byte range past the end": Case(
         lambda: signed_pdf(cms, ranged=lambda start, end, size: (0, start, end, size)), RANGE
     ),
     "wrapped signature": Case(partial(wrapped, literal=False), RANGE),
     "wrapped signature, as a literal string": Case(partial(wrapped, literal=True), RANGE, pyhanko=True),
-    "no contents": Case(partial(without_contents, b" null"), "cannot be validated"),
-    "empty contents": Case(partial(without_contents, b"<>"), "cannot be validated"),
+    "empty contents": Case(without_contents, "cannot be validated"),
     "junk in the padding": Case(lambda: with_junk_in_padding(sealed()), "its placeholder contains data", pyhanko=True),
     "a line feed appended": Case(lambda: sealed() + b"\n", "1 byte", pyhanko=True),
-    "text appended": Case(lambda: sealed() + b"You owe 10,000,000\n", "19 bytes", pyhanko=True),
     "text and an end appended": Case(lambda: sealed() + b"You owe 10,000,000\n%%EOF\n", "structure cannot be parsed"),
     "digest made with SHA-1": Case(lambda: signed_pdf(partial(cms, algorithm="sha1")), "too weak"),
     "a byte changed": Case(lambda: sealed()[:400] + b"!" + sealed()[401:], "digest is wrong"),

@@ -18,7 +18,6 @@ import pytest
 from asn1crypto.core import OctetString
 
 from signing_async import ConfigurationError, InvalidRequest, NotSound, PdfRejected, SigningError, sealed
-from signing_async._verify import process
 from signing_async.sealed import inspect_sealed
 from tests import pdfs
 from tests.sealed.cases import certified, edited, fill_form, roots, signed, signed_in_spite, timestamped
@@ -26,6 +25,8 @@ from tests.sealed.pdfs import TIMESTAMP, WHEN, as_ber, cms, judged, sandbox_auth
 from tests.sealed.pdfs import timestamp as timestamp_of
 
 ROOT = Path(__file__).parents[2]
+WORKER = "signing_async._verify.process._START"
+"""The code that the worker process runs."""
 
 
 def test_sealed_pdf_is_sound_and_its_report_names_signer_time_and_revisions() -> None:
@@ -146,8 +147,7 @@ WRONG: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: signed_pdf(cms, kind=_OLD_FORMAT),
         "adbe.x509.rsa_sha1 is not a recognized SubFilter type",
     ),
-    "usage rights, which are no signature": (pdfs.with_usage_rights, "it has usage rights but no signature"),
-    "usage rights in a field": (lambda: pdfs.with_usage_rights(in_field=True), ""),
+    "usage rights, which are no signature": (pdfs.with_usage_rights, "it is not signed"),
     "an update of a file that violates the format": (
         lambda: pdfs.update(sealed_by_sandbox(original=pdfs.hybrid_pdf()), {90: pdfs.stream_object(b"")}),
         "the file violates the PDF format",
@@ -221,11 +221,8 @@ def test_certification_reports_its_permission() -> None:
 NOT_SIGNED = {
     "no form": pdfs.make_pdf,
     "an empty signature field": pdfs.with_signature_field,
-    **{
-        name: lambda name=name: pdfs.decoys()[name]
-        for name in pdfs.decoys()
-        if not name.startswith(("words after the end", "an encryption entry"))
-    },
+    "a field whose value leads nowhere": lambda: pdfs.with_signature_field(b"/V 99 0 R"),
+    "a field with a number as value": lambda: pdfs.with_signature_field(b"/V 5"),
 }
 
 
@@ -244,11 +241,9 @@ def test_hostile_file_ends_in_a_verdict(name: str) -> None:
 
 def test_error_of_an_unreadable_source_names_path_and_reason(tmp_path: Path) -> None:
     (tmp_path / "empty.pdf").write_bytes(b"")
-    os.mkfifo(tmp_path / "pipe")
     for path, kind, words in (
         (tmp_path / "none.pdf", InvalidRequest, "cannot open"),
-        (tmp_path, InvalidRequest, "is not a regular file"),
-        (tmp_path / "pipe", InvalidRequest, "is not a regular file"),
+        (tmp_path, InvalidRequest, "Is a directory"),
         (tmp_path / "empty.pdf", PdfRejected, "not a PDF"),
         ("a\0b", InvalidRequest, "embedded null"),
         (7, InvalidRequest, "must be a path or bytes, got int"),
@@ -267,43 +262,33 @@ def test_max_bytes_is_exact(tmp_path: Path) -> None:
         inspect_sealed(path, max_bytes=size - 1)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that cannot be read at its start")
-def test_read_error_names_the_path() -> None:
-    """The file can be opened, and reading it fails."""
-    with pytest.raises(InvalidRequest, match=r"cannot read '/proc/self/mem': \w+"):
-        inspect_sealed("/proc/self/mem")
-
-
 # the worker process
 
 
 def test_file_that_exceeds_the_time_limit_is_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_START", "import time; time.sleep(60)")
+    monkeypatch.setattr(WORKER, "import time; time.sleep(60)")
     report = inspect_sealed(sealed_by_sandbox(), timeout=0.2)
     assert report.problems == ("verification took more than 0.2 seconds",)
     assert (report.sound, report.seals, report.size) == (False, (), len(sealed_by_sandbox()))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is limited on Linux")
 def test_file_that_exceeds_the_memory_limit_is_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     grow = "from signing_async._verify import judge, process"
     grow += "; judge.EmbeddedPdfSignature = lambda *_: bytearray(10**10); process.main()"
-    monkeypatch.setattr(process, "_START", f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); {grow}")
+    monkeypatch.setattr(WORKER, f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); {grow}")
     assert inspect_sealed(sealed_by_sandbox()).problems == ("verification took more than 512 MiB of memory",)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_file_that_exceeds_the_limit_of_cpu_time_is_not_sound(monkeypatch: pytest.MonkeyPatch) -> None:
     busy = "from signing_async._verify.process import _limit; _limit(1, 2**30)\nwhile True: pass"
-    monkeypatch.setattr(process, "_START", f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); {busy}")
+    monkeypatch.setattr(WORKER, f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); {busy}")
     report = inspect_sealed(sealed_by_sandbox(), trust=sandbox_authority().certificate_pem)
     assert report.problems == ("the verifying process was ended by SIGXCPU",)
     assert report.trusted is False
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs signals")
 def test_worker_killed_by_the_system_is_a_transient_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_START", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    monkeypatch.setattr(WORKER, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(SigningError, match="worker process was killed by SIGKILL") as killed:
         inspect_sealed(sealed_by_sandbox())
     assert not isinstance(killed.value, NotSound)
@@ -344,11 +329,8 @@ def test_missing_interpreter_is_a_wrong_setting(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_worker_that_fails_raises_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "_START", "raise ImportError('pyhanko is broken')")
+    monkeypatch.setattr(WORKER, "raise ImportError('pyhanko is broken')")
     with pytest.raises(RuntimeError, match="worker process failed: ImportError: pyhanko is broken"):
-        inspect_sealed(sealed_by_sandbox())
-    monkeypatch.setattr(process, "_START", "raise SystemExit(9)")
-    with pytest.raises(RuntimeError, match="worker process failed: 9"):
         inspect_sealed(sealed_by_sandbox())
 
 
@@ -370,24 +352,6 @@ def test_worker_imports_nothing_from_its_working_directory(tmp_path: Path) -> No
     assert (ran.stdout, ran.stderr) == ("True\n", "")
 
 
-def test_worker_limits_are_set_where_the_system_supports_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """macOS and Windows cannot limit the memory."""
-    import resource
-
-    limits: dict[int, tuple[int, int]] = {}
-    monkeypatch.setattr(resource, "setrlimit", limits.__setitem__)
-    for platform in ("linux", "darwin"):
-        limits.clear()
-        monkeypatch.setattr(sys, "platform", platform)
-        process._limit(5, 2**20)
-        assert limits[resource.RLIMIT_CPU] == (5, 6)
-        assert (resource.RLIMIT_AS in limits) == (platform == "linux")
-    monkeypatch.setitem(sys.modules, "resource", None)
-    limits.clear()
-    process._limit(5, 2**20)
-    assert limits == {}
-
-
 def test_import_without_the_extra_says_what_to_install(tmp_path: Path) -> None:
     code = """
 import importlib.util, sys
@@ -404,14 +368,6 @@ except ModuleNotFoundError as error:
     ran = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
     said = "pyhanko signing_async.sealed needs pyHanko: pip install 'signing-async[verify]'\n"
     assert (ran.stdout, ran.stderr) == (said, "")
-
-
-def test_only_the_worker_imports_pyhanko() -> None:
-    code = (
-        "import sys, signing_async.sealed; print([name for name in ('pyhanko', 'cryptography') if name in sys.modules])"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
-    assert ran.stdout == "[]\n"
 
 
 @pytest.mark.parametrize("name", ["timeout", "max_bytes"])
