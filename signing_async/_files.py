@@ -113,7 +113,7 @@ def place_new(source: Path, target: Path) -> None:
     """Move a file to another name on its file system. Raise `FileExistsError` if a file has that name already."""
     try:
         os.link(source, target)
-    except FileExistsError:
+    except (FileExistsError, FileNotFoundError):
         raise
     except OSError:  # no hard links on this file system: claim the name first
         target.open("xb").close()

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import fnmatch
-import json
 import os
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
-from weakref import WeakSet
-
-import attrs
 
 from .. import _checks, telemetry
 from .._api import Client
-from .._files import is_transient
 from ..bulk import Deferrals, Progress, ProgressReporter, Results, log
-from ..dispatch.entry import NoJournal, find_context, open_journal
-from ..dispatch.journal import Claim, ClaimLost, Journal
-from ..errors import ArchiveError, ConfigurationError, InvalidRequest, SigningError
+from ..dispatch.entry import NoJournal, open_journal
+from ..dispatch.journal import Journal
+from ..errors import ConfigurationError, InvalidRequest, SigningError
 from ..models import Signing, SigningState
 from ..signings import id_of, signing_path
 from ..storage.journal import SqliteJournal
@@ -31,16 +25,15 @@ from ..transport.problems import one_line
 from .collector import ArchiveResult, Collector
 from .manifest import ArchivedDocument, decode_line, read_lines
 from .names import DEFAULT_TEMPLATE, Template
-from .stores import ArchiveStore, FolderStore, as_store, make_folders
+from .stores import ArchiveStore, FolderStore, as_store
 
 if TYPE_CHECKING:
     from ..sealed import Trust
     from ..webhooks import Wakeups
-    from ..webhooks.wakeups import Subscription
 
 __all__ = ["Archive", "archive_one"]
 
-_REQUESTED_SWEEP_PAUSE = 5.0
+_REQUESTED_SWEEP_DELAY = 1.0
 
 
 class Archive:
@@ -80,9 +73,7 @@ class Archive:
         self._collector = Collector(client._api, self.store, opened, named, verify, trust)
         if isinstance(opened, SqliteJournal) and isinstance(self.store, FolderStore):
             _check_place(opened.path, self.store.path.resolve())
-        self._sweeps: WeakSet[Results[ArchiveResult]] = WeakSet()
-        self._sweeping: set[asyncio.Task[Any]] = set()
-        """The tasks of sweeps. The task of a dropped `Results` may still be running."""
+        self._sweeps: set[asyncio.Task[Any]] = set()
 
     def __repr__(self) -> str:
         return f"Archive({self.store!r})"
@@ -90,17 +81,21 @@ class Archive:
     def sweep(self, on_progress: Callable[[Progress], None] | None = None) -> Results[ArchiveResult]:
         """Archive what is missing, over all signings; return an async iterator of results in completion order.
 
-        The rest of an interrupted sweep comes first, then all signings in the order of the service's list. Documents
-        that are archived already have no result. A document that fails is a result with an error; the sweep continues,
-        and the next one tries the document again. A ``client_wide`` error stops the sweep: the store or the journal
-        fails, or there is no token. ``on_progress`` receives the documents and bytes archived so far; their totals are
-        not known.
+        The signings come in the order of the service's list. Documents that are archived already have no result. A
+        document that fails is a result with an error; the sweep continues, and the next one tries the document again. A
+        ``client_wide`` error stops the sweep: the store or the journal fails, or there is no token. ``on_progress``
+        receives the documents and bytes archived so far; their totals are not known.
         """
-        sweep = _Sweep(self._collector, self._matches, ProgressReporter(on_progress))
-        around = sweep.opened(self._sweeping)
-        results: Results[ArchiveResult] = Results(sweep.jobs, sweep.work, self._concurrency, around=around, flat=True)
-        self._sweeps.add(results)
-        return results
+        reporter = ProgressReporter(on_progress)
+
+        async def work(signing: Signing) -> list[ArchiveResult]:
+            results = await self._archive(signing)
+            for result in results:
+                if result.entry is not None:
+                    reporter.add(1, result.entry.size)
+            return results
+
+        return Results(self._missing(), work, self._concurrency, around=self._sweeping(), flat=True)
 
     async def collect(self, signing: str | Signing) -> tuple[ArchivedDocument, ...]:
         """Archive what is missing of one signing, and return the documents that were added.
@@ -111,7 +106,7 @@ class Archive:
         """
         signing_path(signing)  # an invalid id raises before anything is read
         signing = Signing(signing) if isinstance(signing, str) else signing
-        results = await _wait_for(signing, lambda: self._collect(signing))
+        results = await self._collect(signing)
         for result in results:
             if result.error is not None:
                 raise result.error
@@ -125,9 +120,9 @@ class Archive:
     ) -> None:
         """Keep archiving until the task is cancelled: sweep every ``every`` seconds, and collect what events name.
 
-        With the ``wakeups`` of a webhook receiver, the signing of an event is collected at once, also during a sweep;
-        a missed event costs no more than the time until the next sweep. An event that names no signing starts a sweep,
-        at most every 5 seconds. ``on_result`` is called with each result. A sweep that fails with a transient error is
+        With the ``wakeups`` of a webhook receiver, the signing of an event is collected at once, or after the current
+        sweep; a missed event costs no more than the time until the next sweep. An event that names no signing starts a
+        sweep, a second later. ``on_result`` is called with each result. A sweep that fails with a transient error is
         logged, and the next one tries again; any other error is raised. ::
 
             wakeups = Wakeups()
@@ -135,16 +130,25 @@ class Archive:
             await archive.follow(wakeups)
         """
         _checks.number("every", every, above=0, error=InvalidRequest)
-        report, sweep_requested = on_result or (lambda result: None), asyncio.Event()
+        report, loop = on_result or (lambda result: None), asyncio.get_running_loop()
         with nullcontext() if wakeups is None else wakeups.subscribe() as subscription:
-            try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(self._sweep_repeatedly(every, sweep_requested, report))
-                    if subscription is not None:
-                        group.create_task(self._collect_events(subscription, sweep_requested, report))
-            except BaseExceptionGroup as errors:
-                failure = errors.exceptions[0]
-        raise failure
+            while True:
+                due = loop.time() + every
+                with _transient_errors_logged():
+                    async with self.sweep() as results:
+                        async for result in results:
+                            report(result)
+                if subscription is None:
+                    await asyncio.sleep(due - loop.time())
+                    continue
+                while (left := due - loop.time()) > 0 and await subscription.wait(left):
+                    if None in subscription.signings:
+                        await asyncio.sleep(_REQUESTED_SWEEP_DELAY)
+                        break
+                    for signing in map(str, subscription.signings):
+                        with _transient_errors_logged():
+                            for result in await self._collect(Signing(signing)):
+                                report(result)
 
     async def entries(self) -> AsyncIterator[ArchivedDocument]:
         """Iterate over the archived documents, in the order of the manifest; changed lines are skipped."""
@@ -153,19 +157,14 @@ class Archive:
                 yield decode_line(line)[0]
 
     async def aclose(self) -> None:
-        """Stop all sweeps, finish the manifest, and remove incomplete downloads.
-
-        The journal is closed unless it is the caller's.
-        """
-        for results in list(self._sweeps):
-            await results.aclose()
-        if self._sweeping:
-            await asyncio.wait(self._sweeping)
-        try:
-            await asyncio.to_thread(self._collector.remove_leftovers)
-        finally:
-            if self._own_journal is not None:
-                await self._own_journal.aclose()
+        """Stop all sweeps, and close the journal unless it is the caller's."""
+        for sweep in self._sweeps:
+            if not sweep.cancelling():  # another cancellation would interrupt the cleanup
+                sweep.cancel()
+        if self._sweeps:
+            await asyncio.wait(self._sweeps)
+        if self._own_journal is not None:
+            await self._own_journal.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -173,41 +172,42 @@ class Archive:
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    async def _sweep_repeatedly(
-        self, every: float, requested: asyncio.Event, report: Callable[[ArchiveResult], None]
-    ) -> None:
-        loop = asyncio.get_running_loop()
-        earliest = 0.0
-        while True:
-            due = loop.time() + every
-            requested.clear()
-            with _transient_errors_logged():
-                async with self.sweep() as results:
-                    async for result in results:
-                        report(result)
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(due):
-                    await requested.wait()
-                    await asyncio.sleep(earliest - loop.time())
-                    earliest = loop.time() + _REQUESTED_SWEEP_PAUSE
+    @asynccontextmanager
+    async def _sweeping(self) -> AsyncIterator[None]:
+        """Keep the task of a sweep in ``_sweeps`` until it ends, with a span."""
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        self._sweeps.add(task)
+        task.add_done_callback(self._sweeps.discard)
+        # The tasks of the workers inherit the current span.
+        with telemetry.active(self._collector.api.telemetry).span(SWEEP_SPAN):
+            yield
 
-    async def _collect_events(
-        self, subscription: Subscription, sweep_requested: asyncio.Event, report: Callable[[ArchiveResult], None]
-    ) -> None:
-        while await subscription.wait():
-            if None in subscription.signings:
-                sweep_requested.set()
-            for signing in subscription.signings - {None}:
-                with _transient_errors_logged():
-                    for result in await self._collect(Signing(str(signing))) or ():
-                        report(result)
+    async def _missing(self) -> AsyncGenerator[Signing, None]:
+        """Yield the listed signings that match, and of which documents are missing."""
+        manifest, api = self._collector.manifest, self._collector.api
+        await manifest.refresh()
+        async with aclosing(api.signings.list().pages()) as pages:
+            async for page in pages:
+                telemetry.active(api.telemetry).record(ARCHIVE_SIGNINGS, len(page.items))
+                for signing in page.items:
+                    may_be_completed = signing.state in (SigningState.COMPLETED, SigningState.UNKNOWN)
+                    if may_be_completed and self._matches(signing) and not manifest.is_complete(api.origin, signing.id):
+                        yield signing
 
-    async def _collect(self, signing: Signing) -> list[ArchiveResult] | None:
-        """Archive what is missing of a signing if it matches; return None if another run is working on it."""
+    async def _collect(self, signing: Signing) -> list[ArchiveResult]:
+        """Archive what is missing of a signing if it matches. Request nothing if it is archived."""
         await self._collector.manifest.refresh()
         if self._collector.manifest.is_complete(self._collector.service, signing.id):
             return []
-        return await self._collector.collect(signing, self._matches)
+        return await self._archive(signing)
+
+    async def _archive(self, signing: Signing) -> list[ArchiveResult]:
+        """Archive what is missing of a signing if it matches. If another run is working on it, wait for that run."""
+        deferrals = Deferrals(f"signing {one_line(signing.id)}")
+        while (results := await self._collector.collect(signing, self._matches)) is None:
+            await deferrals.wait()
+            await self._collector.manifest.refresh()
+        return results
 
 
 async def archive_one(
@@ -227,124 +227,6 @@ async def archive_one(
         await archive.collect(signing)
         wanted = (client._api.origin, id_of(signing))
         return tuple([entry async for entry in archive.entries() if (entry.service, entry.signing) == wanted])
-
-
-@attrs.define(eq=False)
-class _Page:
-    """A page of the list. ``unfinished`` counts its signings in work, and one more until the page was read."""
-
-    next_cursor: str | None
-    unfinished: int = 1
-
-
-class _Sweep:
-    """One sweep. It first resumes an interrupted sweep, then covers the rest of the list, from its start.
-
-    The journal keeps the cursor of the first page that is not finished. Of several concurrent sweeps, only the holder
-    of the claim saves its position.
-    """
-
-    def __init__(self, collector: Collector, matches: Callable[[Signing], bool], reporter: ProgressReporter) -> None:
-        self._collector = collector
-        self._matches = matches
-        self._reporter = reporter
-        self._claim: Claim | None = None
-        self._saved: str | None = None
-        self._context: str | None = None
-        """The context of this sweep's span."""
-        self._pages: deque[_Page] = deque()
-        """The pages that are not finished, in the order of the list."""
-        self.jobs: AsyncGenerator[tuple[Signing, _Page], None] = self._pull()
-
-    @asynccontextmanager
-    async def opened(self, running: set[asyncio.Task[Any]]) -> AsyncIterator[None]:
-        """Hold the claim of the saved position. The task of the sweep is in ``running`` until it ends."""
-        task, collector = cast("asyncio.Task[Any]", asyncio.current_task()), self._collector
-        running.add(task)
-        task.add_done_callback(running.discard)
-        try:
-            async with aclosing(self.jobs):
-                self._claim = await collector.journal.claim(f"archive-sweep:{collector.service}")
-                state = None if self._claim is None else self._claim.state
-                with suppress(ValueError, KeyError, TypeError):
-                    self._saved = json.loads(state or "{}")["cursor"]
-                earlier = None if self._saved is None else find_context(state)
-                # The tasks of the workers inherit the current span.
-                with telemetry.active(collector.api.telemetry).span(SWEEP_SPAN, links=[earlier]) as span:
-                    self._context = span.context
-                    yield
-                await self._save(None)
-        finally:
-            if self._claim is not None:
-                await collector.journal.release(self._claim)
-
-    async def work(self, job: tuple[Signing, _Page]) -> list[ArchiveResult]:
-        """Archive the missing documents of a signing. If another run is working on it, wait for that run."""
-        signing, page = job
-        results = await _wait_for(signing, lambda: self._collector.collect(signing))
-        for result in results:
-            if result.entry is not None:
-                self._reporter.add(1, result.entry.size)
-        page.unfinished -= 1
-        cursor = None
-        while self._pages and not self._pages[0].unfinished:
-            cursor = self._pages.popleft().next_cursor
-        if cursor is not None:
-            await self._save(cursor)
-        return results
-
-    async def _pull(self) -> AsyncGenerator[tuple[Signing, _Page], None]:
-        await self._collector.manifest.refresh()
-        start = self._saved
-        if start is not None:
-            try:
-                async with aclosing(self._list(start)) as jobs:
-                    async for job in jobs:
-                        yield job
-            except SigningError as error:
-                if error.transient or error.client_wide:
-                    raise
-                # The cursor may have expired. A sweep from the start of the list covers all signings.
-                log.info("cannot resume the sweep at its saved cursor, starting from the beginning: %s", error)
-                start = None
-        async with aclosing(self._list(None, until=start)) as jobs:
-            async for job in jobs:
-                yield job
-
-    async def _list(self, start: str | None, until: str | None = None) -> AsyncGenerator[tuple[Signing, _Page], None]:
-        manifest, service = self._collector.manifest, self._collector.service
-        async with aclosing(self._collector.api.signings.list(cursor=start).pages()) as pages:
-            async for found in pages:
-                telemetry.active(self._collector.api.telemetry).record(ARCHIVE_SIGNINGS, len(found.items))
-                page = _Page(found.next_cursor)
-                self._pages.append(page)
-                for signing in found.items:
-                    if signing.state not in (SigningState.COMPLETED, SigningState.UNKNOWN):
-                        continue
-                    if not manifest.is_complete(service, signing.id) and self._matches(signing):
-                        page.unfinished += 1
-                        yield signing, page
-                page.unfinished -= 1
-                if found.next_cursor == until:
-                    return
-
-    async def _save(self, cursor: str | None) -> None:
-        if self._claim is not None and cursor != self._saved:
-            self._saved = cursor
-            # Another sweep may have taken over the claim: it saves its own position.
-            with suppress(ClaimLost):
-                state = {"cursor": cursor, "trace_context": self._context}
-                await self._collector.journal.write(self._claim, json.dumps(state))
-
-
-async def _wait_for(
-    signing: Signing, collect: Callable[[], Awaitable[list[ArchiveResult] | None]]
-) -> list[ArchiveResult]:
-    """Return the results of ``collect``; call it again while another run is working on the signing."""
-    deferrals = Deferrals(f"signing {one_line(id_of(signing))}")
-    while (results := await collect()) is None:
-        await deferrals.wait()
-    return results
 
 
 def _filter(
@@ -370,15 +252,12 @@ def _filter(
 
 def _check_place(journal: Path, root: Path) -> None:
     """Create the folder of a journal inside the archive; refuse a journal that would count as an archived file."""
-    if not journal.is_relative_to(root):
-        return
-    if not any(part.startswith(".") for part in journal.relative_to(root).parts):
-        problem = "is in the archive: choose another folder, or a name that begins with a dot"
-        raise ConfigurationError(f"journal: {journal} {problem}")
-    try:
-        make_folders(journal.parent, root)
-    except OSError as error:
-        raise ArchiveError(f"journal: {error.strerror}: {journal.parent}", transient=is_transient(error)) from None
+    if journal.is_relative_to(root):
+        if not any(part.startswith(".") for part in journal.relative_to(root).parts):
+            problem = "is in the archive: choose another folder, or a name that begins with a dot"
+            raise ConfigurationError(f"journal: {journal} {problem}")
+        with suppress(OSError):  # without its folder, the journal raises an error
+            journal.parent.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager

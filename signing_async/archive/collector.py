@@ -12,7 +12,6 @@ import json
 import logging
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -26,7 +25,7 @@ from .._api import Api
 from .._files import is_transient
 from .._tasks import finish
 from ..bulk import log
-from ..dispatch.entry import GuardedJournal, NoJournal, find_context
+from ..dispatch.entry import GuardedJournal, NoJournal
 from ..dispatch.journal import Claim, ClaimLost, Journal
 from ..documents.download import load_verifier
 from ..errors import ArchiveConflict, ArchiveError, NotYetSigned, SigningError
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 __all__ = ["ArchiveResult", "Collector", "raise_if_client_wide"]
 
 _PREFIX = "signing-archive-"
-_DAY = 86_400
 
 
 if TYPE_CHECKING:
@@ -107,17 +105,9 @@ class Collector:
         self._verdict: Verdict = "trusted" if trust is not None else "sound" if verify else "complete"
         self._downloads = store.incoming if isinstance(store, FolderStore) else Path(tempfile.gettempdir())
 
-    async def collect(
-        self, signing: Signing, matches: Callable[[Signing], bool] | None = None
-    ) -> list[ArchiveResult] | None:
-        """Archive what is missing of a signing; return None if another run is working on it.
-
-        ``matches`` is called with the signing after it is read; without it, every completed signing matches.
-        """
-        try:
-            claim = await self.journal.claim(f"archive:{self.service}:{signing.id}")
-        except Exception as error:
-            return [_failed(signing, None, error)]
+    async def collect(self, signing: Signing, matches: Callable[[Signing], bool]) -> list[ArchiveResult] | None:
+        """Archive what is missing of a signing if it matches; return None if another run is working on it."""
+        claim = await self.journal.claim(f"archive:{self.service}:{signing.id}")
         if claim is None:
             return None
         try:
@@ -128,59 +118,58 @@ class Collector:
         finally:
             await self.journal.release(claim)
 
-    def remove_leftovers(self, signing: Signing | None = None) -> None:
-        """Remove downloads that killed runs left: those of a day ago, and of a signing whose claim is held."""
-        for leftover in self._downloads.glob(f"{self._prefix(signing)}*"):
-            with suppress(FileNotFoundError):
-                is_old = time.time() - leftover.stat().st_mtime > _DAY
-                if is_old or (signing is not None and self._has_journal):
-                    shutil.rmtree(leftover, ignore_errors=True)
-
     async def _collect_claimed(
-        self, signing: Signing, claim: Claim, matches: Callable[[Signing], bool] | None
+        self, signing: Signing, claim: Claim, matches: Callable[[Signing], bool]
     ) -> list[ArchiveResult]:
         pending = _decode_pending(claim)
         if pending:
             # Another run may have appended their lines since the manifest was read.
             await self.manifest.refresh()
-            if self.manifest.is_complete(self.service, signing.id):
-                return []
+        if self.manifest.is_complete(self.service, signing.id):
+            return []
         try:
             if signing.state is not SigningState.COMPLETED or not signing.documents:  # a list may lack the documents
                 signing = await self.api.signings.get(signing.id)
         except Exception as error:
             return [_failed(signing, None, error)]
-        if signing.state is not SigningState.COMPLETED or (matches is not None and not matches(signing)):
+        if signing.state is not SigningState.COMPLETED or not matches(signing):
             return []
-        await asyncio.to_thread(self.remove_leftovers, signing)
+        if self._has_journal:
+            await asyncio.to_thread(self._remove_leftovers, signing)
         names, results = self._template.names(self.service, signing), []
         for document in signing.documents:
             if (self.service, signing.id, document.id) not in self.manifest:
-                collecting = _Collecting(signing, document, names[document.id], claim, pending)
-                results.append(await self._collect_document(collecting))
+                results.append(await self._collect_document(signing, document, names[document.id], claim, pending))
         return [result for result in results if result is not None]
 
-    async def _collect_document(self, one: _Collecting) -> ArchiveResult | None:
+    def _remove_leftovers(self, signing: Signing) -> None:
+        """Remove downloads that killed runs left. The claim of the signing must be held."""
+        for leftover in self._downloads.glob(f"{self._prefix(signing)}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+
+    def _prefix(self, signing: Signing) -> str:
+        return f"{_PREFIX}{digest(self.service, signing.id).hex()}-"
+
+    async def _collect_document(
+        self, signing: Signing, document: Document, name: str, claim: Claim, pending: dict[str, ArchivedDocument]
+    ) -> ArchiveResult | None:
         """Return the result of a document; None if another run archived it."""
-        placed, recorder = one.pending.get(one.document.id), telemetry.active(self.api.telemetry)
-        attributes = {SIGNING_ID: one.signing.id, DOCUMENT_ID: one.document.id}
-        earlier = None if placed is None else find_context(one.claim.state)
-        with recorder.span(DOCUMENT_SPAN, attributes, links=[earlier]) as span:
-            one.context = span.context
+        recorder, placed = telemetry.active(self.api.telemetry), pending.get(document.id)
+        with recorder.span(DOCUMENT_SPAN, {SIGNING_ID: signing.id, DOCUMENT_ID: document.id}) as span:
             try:
                 if placed is not None and await self._is_intact(placed):
                     entry, is_new = placed, await finish(self.manifest.append(placed))
                 else:
-                    entry, is_new = await self._fetch(one)
+                    entry, is_new = await self._fetch(signing, document, name, claim, pending)
             except Exception as error:
-                failed = _failed(one.signing, one.document, error)
+                failed = _failed(signing, document, error)
                 span.set({OUTCOME: "not_yet_signed"}) if isinstance(error, NotYetSigned) else span.fail(error)
                 return failed
             if not is_new:
                 span.set({OUTCOME: "present"})
                 return None
             recorder.record(ARCHIVE_SIZE, entry.size)
-            return ArchiveSuccess(one.signing, one.document, entry)
+            return ArchiveSuccess(signing, document, entry)
 
     async def _is_intact(self, placed: ArchivedDocument) -> bool:
         """Return whether a file that an earlier run placed is unchanged, and was verified as this run requires."""
@@ -190,80 +179,57 @@ class Collector:
                 found.update(chunk)
         return found.hexdigest() == placed.sha256 and placed.verdict == self._verdict
 
-    async def _fetch(self, one: _Collecting) -> tuple[ArchivedDocument, bool]:
+    async def _fetch(
+        self, signing: Signing, document: Document, name: str, claim: Claim, pending: dict[str, ArchivedDocument]
+    ) -> tuple[ArchivedDocument, bool]:
         """Download a document, place its file and append its line; return whether the line is new."""
-        signing, document = one.signing, one.document
-        folder: Path | None = None
+
+        async def put(entry: ArchivedDocument) -> bool:
+            pending[document.id] = entry
+            names = {id_: each.as_dict() for id_, each in pending.items()}
+            await self.journal.write(claim, json.dumps({"pending": names}))
+            await self._store.put(entry.path, sealed.path, entry.sha256)
+            return await self.manifest.append(entry)
+
+        async def keep(entry: ArchivedDocument) -> tuple[ArchivedDocument, bool]:
+            try:
+                return entry, await put(entry)
+            except ArchiveConflict:  # another file has the name
+                unique = attrs.evolve(entry, path=self._template.unique_name(self.service, signing, document))
+                if entry == unique:
+                    raise
+                return unique, await put(unique)
+
         try:
-            folder = await asyncio.to_thread(self._make_folder, signing)
-            sealed = await self.api.documents._save_signed(signing, document, folder / "sealed.pdf", self._check_seal)
-            entry = ArchivedDocument(
-                service=self.service,
-                signing=signing.id,
-                document=document.id,
-                documents=len(signing.documents),
-                path=one.name,
-                size=sealed.size,
-                sha256=sealed.sha256,
-                completed_at=document.completed_at,
-                fetched_at=datetime.now(UTC).replace(microsecond=0),
-                verdict=self._verdict,
-            )
-            # Finish even if cancelled: a file that is placed needs its line.
-            return await finish(self._keep(one, entry, sealed.path))
+            self._downloads.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(
+                prefix=self._prefix(signing), dir=self._downloads, ignore_cleanup_errors=True
+            ) as folder:
+                target = Path(folder, "sealed.pdf")
+                sealed = await self.api.documents._save_signed(signing, document, target, self._check_seal)
+                entry = ArchivedDocument(
+                    service=self.service,
+                    signing=signing.id,
+                    document=document.id,
+                    documents=len(signing.documents),
+                    path=name,
+                    size=sealed.size,
+                    sha256=sealed.sha256,
+                    completed_at=document.completed_at,
+                    fetched_at=datetime.now(UTC).replace(microsecond=0),
+                    verdict=self._verdict,
+                )
+                # Finish even if cancelled: a file that is placed needs its line.
+                return await finish(keep(entry))
         except SigningError:
             raise
         except OSError as error:
             message = f"cannot keep a download: {error.strerror}: {error.filename}"
             raise ArchiveError(message, transient=is_transient(error)) from None
-        finally:
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-
-    async def _keep(self, one: _Collecting, entry: ArchivedDocument, path: Path) -> tuple[ArchivedDocument, bool]:
-        """Place the file and append its line. If another file has the name, use the unique name."""
-        try:
-            await self._put(one, entry, path)
-        except ArchiveConflict:
-            unique = self._template.unique_name(self.service, one.signing, one.document)
-            if entry.path == unique:
-                raise
-            entry = attrs.evolve(entry, path=unique)
-            await self._put(one, entry, path)
-        return entry, await self.manifest.append(entry)
-
-    async def _put(self, one: _Collecting, entry: ArchivedDocument, path: Path) -> None:
-        """Place the file, after the journal has recorded its name."""
-        one.pending[entry.document] = entry
-        pending = {id_: each.as_dict() for id_, each in one.pending.items()}
-        await self.journal.write(one.claim, json.dumps({"pending": pending, "trace_context": one.context}))
-        await self._store.put(entry.path, path, entry.sha256)
-
-    def _make_folder(self, signing: Signing) -> Path:
-        """Create a private folder for a download, on the file system of a `FolderStore`."""
-        if isinstance(self._store, FolderStore):
-            self._downloads.mkdir(mode=0o700, parents=True, exist_ok=True)
-        return Path(tempfile.mkdtemp(prefix=self._prefix(signing), dir=self._downloads))
-
-    def _prefix(self, signing: Signing | None) -> str:
-        return _PREFIX if signing is None else f"{_PREFIX}{digest(self.service, signing.id).hex()}-"
-
-
-@attrs.define
-class _Collecting:
-    """A document of a claimed signing, and what the signing's journal entry holds."""
-
-    signing: Signing
-    document: Document
-    name: str
-    claim: Claim
-    pending: dict[str, ArchivedDocument]
-    """The manifest lines of files that are about to be placed, by document id."""
-    context: str | None = None
-    """The trace context."""
 
 
 def _decode_pending(claim: Claim) -> dict[str, ArchivedDocument]:
+    """Return the manifest lines of files that an earlier run placed, or was about to place, by document id."""
     with suppress(KeyError, TypeError, ValueError, AttributeError):
         pending = json.loads(claim.state or "{}")["pending"].items()
         return {id_: ArchivedDocument.from_dict(fields) for id_, fields in pending}
@@ -274,10 +240,8 @@ def _failed(signing: Signing, document: Document | None, error: Exception) -> Ar
     """Log an error and return it as a result; raise it if other signings would fail too."""
     raise_if_client_wide(error)
     level = logging.INFO if isinstance(error, NotYetSigned) else logging.WARNING
-    name = f"signing {one_line(signing.id)}"
-    if document is not None:
-        name = f"document {one_line(document.id)} of {name}"
-    log.log(level, "%s was not archived: %s", name, error)
+    of_document = "" if document is None else f"document {one_line(document.id)} of "
+    log.log(level, "%ssigning %s was not archived: %s", of_document, one_line(signing.id), error)
     return ArchiveFailure(signing, document, error)
 
 

@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import json
 import re
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from datetime import datetime
 from typing import Any, Literal
@@ -49,7 +49,7 @@ class ArchivedDocument:
     """A sealed document in an archive, as described by its line in the manifest."""
 
     service: str = attrs.field(validator=_text)
-    """The origin of the tenant."""
+    """The origin of the service."""
     signing: str = attrs.field(validator=_text)
     """The id of the signing."""
     document: str = attrs.field(validator=_text)
@@ -128,10 +128,8 @@ class Manifest:
         self._end, self._head = 0, FIRST
         self._known: set[bytes] = set()
         """Digests of documents that have a line (service, signing, document), and of signings that are complete."""
-        self._missing: dict[tuple[str, str], int] = {}
+        self._missing: dict[bytes, int] = {}
         """For each signing of which some documents have a line: how many have none yet."""
-        self._queue: dict[bytes, ArchivedDocument] = {}
-        """The documents to append, by the digests of their ids."""
         self._lock = asyncio.Lock()
 
     def __contains__(self, document: tuple[str, str, str]) -> bool:
@@ -148,74 +146,50 @@ class Manifest:
             await self._read_new()
 
     async def append(self, document: ArchivedDocument) -> bool:
-        """Append the line of a document, durably; return False if it has one. Concurrent calls share a write."""
-        key = _key(document)
-        self._queue[key] = document
-        try:
-            async with self._lock:
-                while key not in self._known:  # an earlier holder of the lock may have written this line too
-                    await self._write_queue()
-            return key not in self._queue
-        finally:
-            self._queue.pop(key, None)
+        """Append the line of a document, durably; return False if it has one."""
+        async with self._lock:
+            while (document.service, document.signing, document.document) not in self:
+                line, end = encode_line(document, self._head), self._end
+                try:
+                    await self._store.append(MANIFEST, end, line)
+                except ArchiveError as error:
+                    # Another writer was first, or only the response was lost.
+                    await self._read_new()
+                    if self._end == end and isinstance(error, ArchiveConflict):
+                        message = f"{MANIFEST} was replaced or truncated after it was read; verify the archive"
+                        raise ArchiveError(message, transient=False) from None
+                    if self._end == end:
+                        raise
+                else:
+                    self._note(line)
+                    return True
+        return False
 
-    def _check_growth(self, end: int, error: ArchiveError) -> None:
-        """Raise the error of an append at ``end``, unless lines were read behind it."""
-        if self._end == end and isinstance(error, ArchiveConflict):
-            message = f"{MANIFEST} was replaced or truncated after it was read; verify the archive"
-            raise ArchiveError(message, transient=False) from None
-        if self._end == end:
-            raise error
-
-    async def _read_new(self, attempted: Collection[ArchivedDocument] = ()) -> None:
-        """Read the lines that were appended since the last read. Those of ``attempted`` are this writer's."""
+    async def _read_new(self) -> None:
         async for line in read_lines(self._store, self._end):
             if not line.endswith(b"\n"):
                 return  # the line's writer has not finished, or was interrupted
-            self._end += len(line)
-            self._head = hash_of(line)
-            try:
-                document = decode_line(line)[0]
-            except ValueError as error:
-                log.error("%s, before byte %d: %s; verify the archive", MANIFEST, self._end, error)
-            else:
-                self._note(document, is_own=document in attempted)
+            self._note(line)
 
-    def _note(self, document: ArchivedDocument, *, is_own: bool) -> None:
-        key = _key(document)
-        if is_own:
-            self._queue.pop(key, None)
-        if key not in self._known:
-            self._known.add(key)
-            signing = document.service, document.signing
-            self._missing[signing] = self._missing.get(signing, document.documents) - 1
-            if self._missing[signing] <= 0:
-                del self._missing[signing]
-                self._known.add(digest(*signing))
-
-    async def _write_queue(self) -> None:
-        """Append the queued documents that have no line. If that fails, read what was appended meanwhile."""
-        new = [document for key, document in self._queue.items() if key not in self._known]
-        data, head, end = b"", self._head, self._end
-        for document in new:
-            line = encode_line(document, head)
-            data, head = data + line, hash_of(line)
+    def _note(self, line: bytes) -> None:
+        """Add a line to the index."""
+        self._end += len(line)
+        self._head = hash_of(line)
         try:
-            await self._store.append(MANIFEST, end, data)
-        except ArchiveError as error:
-            # Another writer was first, or only the response was lost.
-            await self._read_new(attempted=() if isinstance(error, ArchiveConflict) else new)
-            self._check_growth(end, error)
-        else:
-            self._end, self._head = end + len(data), head
-            for document in new:
-                self._note(document, is_own=True)
+            document = decode_line(line)[0]
+        except ValueError as error:
+            log.error("%s, before byte %d: %s; verify the archive", MANIFEST, self._end, error)
+            return
+        signing = digest(document.service, document.signing)
+        if (document.service, document.signing, document.document) not in self:
+            self._known.add(digest(document.service, document.signing, document.document))
+            left = self._missing.pop(signing, document.documents) - 1
+            if left > 0:
+                self._missing[signing] = left
+            else:
+                self._known.add(signing)
 
 
 def digest(*texts: str) -> bytes:
     """Return a short stand-in for the texts: a set of a million takes some 100 MB, of the texts themselves far more."""
     return hashlib.blake2b(repr(texts).encode(), digest_size=15).digest()
-
-
-def _key(document: ArchivedDocument) -> bytes:
-    return digest(document.service, document.signing, document.document)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from .. import _checks
-from .._connections import is_refused_by_proxy, is_untrusted, roots_problem
+from .._connections import is_untrusted, roots_problem
 from .._files import is_transient
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
-from .stores import MissingBytes, check_lines, check_name
+from .stores import check_lines, check_name
 
 try:
     import aiobotocore.session
@@ -33,7 +33,6 @@ except ModuleNotFoundError:
 
 __all__ = ["S3Store"]
 
-_BLOCK = 2**20
 _GETS_AT_ONCE = 8
 _PART = re.compile(r"(.+)/([0-9]{20})\.part")
 _LOCK_MODES = ("COMPLIANCE", "GOVERNANCE")
@@ -41,15 +40,10 @@ _ERRORS = (aws.ClientError, aws.BotoCoreError, aiohttp.ClientError, OSError)
 _NO_CREDENTIALS = (aws.CredentialRetrievalError, aws.MetadataRetrievalError)
 _LOST = (aws.ConnectionError, aws.HTTPClientError, aws.IncompleteReadError, aws.FlexibleChecksumError)
 _TRANSIENT = (*_LOST, *_NO_CREDENTIALS, aiohttp.ClientError)
-# Another request for the key is in progress: the service requires a retry.
-_CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
-_CONFLICT_PAUSES = (0.1, 0.3, 1.0)
-_DAMAGED = {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}  # the request was damaged in transit
-_TRANSIENT_CODES = _CONFLICTS | _DAMAGED | {"RequestTimeout"}
+# Another request for the key is in progress, or the request was damaged in transit.
+_TRANSIENT_CODES = {"ConditionalRequestConflict", "OperationAborted", "BadDigest", "IncompleteBody"}
 # The error concerns one key, not the whole bucket.
-_REFUSED_KEY = {"EntityTooLarge", "KeyTooLongError", "InvalidObjectState", "XMinioInvalidObjectName"}
-_SINGLE_KEY_CODES = _CONFLICTS | _DAMAGED | _REFUSED_KEY | {"XMinioObjectExistsAsDirectory", "XMinioParentIsObject"}
-_NOT_SUPPORTED = (501, 505)  # for example a header that a compatible service does not implement
+_SINGLE_KEY_CODES = _TRANSIENT_CODES | {"EntityTooLarge", "KeyTooLongError", "InvalidObjectState"}
 _SESSION_TOKEN = re.compile(r"(x-amz-security-token\W+(?:b['\"])?)[^'\"\s,]+", re.IGNORECASE)
 
 
@@ -96,40 +90,21 @@ class S3Store:
         key = self._key(name)
         with io.FileIO(source) as file:
             is_new = await self._create(key, file, bytes.fromhex(sha256), {"sha256": sha256})
-        if is_new:
-            return
-        found = (await self._call("head_object", Key=key))["Metadata"].get("sha256")
-        if found is None:  # another program stored the object
-            content = hashlib.sha256()
-            async for chunk in self._get(key):
-                content.update(chunk)
-            found = content.hexdigest()
-        if found != sha256:
+        if not is_new and await self._metadata(key) != {"sha256": sha256}:
             raise ArchiveConflict(f"{self.url}: {name!r} holds another file")
 
     async def read(self, name: str, offset: int = 0) -> AsyncIterator[bytes]:
         key = self._key(name)
         if name not in self._ends:
             with suppress(FileNotFoundError):
-                async for chunk in self._get(key, offset):
-                    yield chunk
+                yield await self._get(key, offset)
                 return
-        starts: list[int] = []
-        missing: MissingBytes | None = None
-        try:
-            async for start in self._parts(name, offset):
-                starts.append(start)
-        except MissingBytes as error:
-            missing = error  # raised after the bytes before the gap
+        starts = [start async for start in self._parts(name, offset)]
         for at in range(0, len(starts), _GETS_AT_ONCE):
             batch = starts[at : at + _GETS_AT_ONCE]
-            contents = await asyncio.gather(*(self._get_part(key, start) for start in batch), return_exceptions=True)
+            contents = await asyncio.gather(*(self._get(_part_key(key, start)) for start in batch))
             for start, content in zip(batch, contents, strict=True):
-                if isinstance(content, BaseException):
-                    raise content
                 yield content[max(0, offset - start) :]
-        if missing is not None:
-            raise missing
         if name not in self._ends:
             raise FileNotFoundError(f"{self.url}: {name!r} does not exist")
 
@@ -144,7 +119,7 @@ class S3Store:
         # A retry after a lost response is refused. The object's metadata tells who created the object.
         part, writer = _part_key(key, offset), {"writer": secrets.token_hex(16)}
         is_new = await self._create(part, io.BytesIO(data), hashlib.sha256(data).digest(), writer)
-        if not is_new and (await self._call("head_object", Key=part))["Metadata"] != writer:
+        if not is_new and await self._metadata(part) != writer:
             raise ArchiveConflict(f"{self.url}: {name!r} has more than {offset} bytes")
         self._ends[name] = offset + len(data)
 
@@ -182,14 +157,11 @@ class S3Store:
                 continue
             if int(found[2]) != end:
                 message = f"{self.url}: {name!r} lacks the bytes from {end} on: an object was removed, added or changed"
-                raise MissingBytes(message)
+                raise ArchiveError(message, transient=False)
             end += size
             self._ends[name] = end
             if end > offset:
                 yield end - size
-
-    async def _get_part(self, key: str, start: int) -> bytes:
-        return b"".join([chunk async for chunk in self._get(_part_key(key, start))])
 
     async def _create(self, key: str, content: io.FileIO | io.BytesIO, sha256: bytes, metadata: dict[str, str]) -> bool:
         """Create an object; return False if it exists, perhaps through a request whose response was lost."""
@@ -205,30 +177,17 @@ class S3Store:
             mode, days = self._object_lock
             until = datetime.now(UTC) + timedelta(days=days)
             arguments |= {"ObjectLockMode": mode, "ObjectLockRetainUntilDate": until}
-        pauses = list(_CONFLICT_PAUSES)
-        while True:
-            content.seek(0)
-            try:
-                return await self._call("put_object", "PreconditionFailed", Body=content, **arguments) is not None
-            except _InProgress:
-                if not pauses:
-                    raise
-            await asyncio.sleep(pauses.pop(0))
+        return await self._call("put_object", "PreconditionFailed", Body=content, **arguments) is not None
 
-    async def _get(self, key: str, offset: int = 0) -> AsyncIterator[bytes]:
-        """Yield the content of an object from ``offset`` on; raise `FileNotFoundError` if there is no such object."""
+    async def _metadata(self, key: str) -> dict[str, str]:
+        metadata: dict[str, str] = (await self._call("head_object", Key=key))["Metadata"]
+        return metadata
+
+    async def _get(self, key: str, offset: int = 0) -> bytes:
+        """Return the content of an object from ``offset`` on; raise `FileNotFoundError` if there is no such object."""
         place = {"Range": f"bytes={offset}-"} if offset else {}
         response = await self._call("get_object", "InvalidRange", Key=key, **place)
-        if response is None:
-            return
-        try:
-            async with response["Body"] as body:
-                while chunk := await body.read(_BLOCK):
-                    yield chunk
-            return
-        except _ERRORS as error:
-            failure = self._failure("get_object", error)
-        raise failure
+        return b"" if response is None else response["Body"]
 
     async def _list(self, prefix: str, after: str = "") -> AsyncIterator[tuple[str, int]]:
         """Yield the keys that begin with a prefix and follow ``after``, with the sizes of their objects, in order."""
@@ -242,13 +201,21 @@ class S3Store:
             place = {"ContinuationToken": page["NextContinuationToken"]}
 
     async def _call(self, operation: str, refusal: str = "", **arguments: Any) -> Any:
-        """Return the response; None if the service refuses the request with the code ``refusal``."""
+        """Return the response with its body; None if the service refuses the request with the code ``refusal``."""
         await self._open()
         try:
-            return await getattr(self._client, operation)(Bucket=self._bucket, **arguments)
+            response = await getattr(self._client, operation)(Bucket=self._bucket, **arguments)
+            if "Body" in response:
+                async with response["Body"] as body:
+                    response["Body"] = await body.read()
+            return response
         except _ERRORS as error:
             code = _code(error)
-            failure: Exception = self._failure(operation, error)
+            failure: Exception = ArchiveError(
+                f"s3://{self._bucket}: {operation} failed: {_describe(error)}",
+                transient=_is_transient(error),
+                client_wide=code not in _SINGLE_KEY_CODES and not isinstance(error, aws.FlexibleChecksumError),
+            )
         if code is not None and code == refusal:
             return None
         # Only a response to `head_object` has no code of S3. Any other 404 may come from a proxy.
@@ -265,38 +232,23 @@ class S3Store:
                 return
             try:
                 session = aiobotocore.session.get_session()
-                problem, transient = roots_problem(session.get_config_variable("ca_bundle")), False
+                problem = roots_problem(session.get_config_variable("ca_bundle"))
                 if not problem:
                     self._client = await self._exits.enter_async_context(session.create_client("s3", **self._options))
                     return
             except ValueError:
-                problem, transient = "invalid endpoint URL", False  # not shown: it may contain a password
+                problem = "invalid endpoint URL"  # not shown: it may contain a password
             except (aws.BotoCoreError, OSError) as error:
-                problem, transient = _describe(error), _is_transient(error)
-        message = f"s3://{self._bucket}: {problem}"
-        raise ArchiveError(message) if transient else ConfigurationError(message)
-
-    def _failure(self, operation: str, error: Exception) -> ArchiveError:
-        kind = _InProgress if _code(error) in _CONFLICTS else ArchiveError
-        return kind(
-            f"s3://{self._bucket}: {operation} failed: {_describe(error)}",
-            transient=_is_transient(error),
-            client_wide=_code(error) not in _SINGLE_KEY_CODES and not isinstance(error, aws.FlexibleChecksumError),
-        )
-
-
-class _InProgress(ArchiveError):
-    """Another request for the same key is in progress."""
+                problem = _describe(error)
+        raise ConfigurationError(f"s3://{self._bucket}: {problem}")
 
 
 def _is_transient(error: Exception) -> bool:
     if isinstance(error, aws.ClientError):
         status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
-        return _code(error) in _TRANSIENT_CODES or status == 429 or (status >= 500 and status not in _NOT_SUPPORTED)
+        return _code(error) in _TRANSIENT_CODES or status in (429, 500, 502, 503, 504)
     if isinstance(error, aws.SSLError):
         return not is_untrusted(error.kwargs["error"])
-    if isinstance(error, aws.ProxyConnectionError):
-        return not is_refused_by_proxy(getattr(error.kwargs["error"], "status", 0))
     return isinstance(error, _TRANSIENT) or (isinstance(error, OSError) and is_transient(error))
 
 
@@ -321,30 +273,27 @@ def _parse_url(url: Any) -> tuple[str, str]:
     """Return the bucket and the prefix."""
     _checks.string("url", url)
     bucket, _, prefix = url.removeprefix("s3://").partition("/")
-    prefix = prefix.rstrip("/")
     if not url.startswith("s3://") or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", bucket):
         # The URL may contain a password.
-        shown = f", got {url!r}" if "@" not in url else ""
+        shown = "" if "@" in url else f", got {url!r}"
         raise ConfigurationError(f"url: must be s3://bucket or s3://bucket/prefix{shown}")
+    prefix = prefix.rstrip("/")
     if prefix:
         check_name(prefix)
     return bucket, prefix
 
 
 def _check_options(endpoint_url: Any, region: Any, object_lock: Any) -> None:
-    if endpoint_url is not None:
-        _checks.string("endpoint_url", endpoint_url)
-        if not re.fullmatch(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d+)?(/[^@]*)?", endpoint_url):
-            shown = f", got {endpoint_url!r}" if "@" not in endpoint_url else ""
-            raise ConfigurationError(f"endpoint_url: must be https://host or https://host:port, without a user{shown}")
-    if region is not None:
-        _checks.string("region", region)
+    for name, value in (("endpoint_url", endpoint_url), ("region", region)):
+        if value is not None:
+            _checks.string(name, value)
+    if endpoint_url and not re.fullmatch(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d+)?(/[^@]*)?", endpoint_url):
+        shown = "" if "@" in endpoint_url else f", got {endpoint_url!r}"
+        raise ConfigurationError(f"endpoint_url: must be https://host or https://host:port, without a user{shown}")
     if object_lock is not None:
         if not isinstance(object_lock, tuple) or len(object_lock) != 2 or object_lock[0] not in _LOCK_MODES:
-            modes = " or ".join(_LOCK_MODES)
-            raise ConfigurationError(
-                f"object_lock: must be a tuple of {modes} and a number of days, got {object_lock!r}"
-            )
+            problem = f"must be a tuple of {' or '.join(_LOCK_MODES)} and a number of days, got {object_lock!r}"
+            raise ConfigurationError(f"object_lock: {problem}")
         _checks.integer("object_lock: days", object_lock[1])
 
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import AsyncIterator, Collection
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import attrs
 
 from .. import _checks
 from .._api import Api, Client
-from ..bulk import Results, log
+from ..bulk import Results
 from ..dispatch.entry import SENDING, SENT, GuardedJournal, NoJournal, PackageState, open_journal
 from ..dispatch.journal import ClaimLost, Journal, JournalRecord, ListedJournal
-from ..errors import InvalidRequest, NotFound, NotYetSigned
+from ..errors import InvalidRequest
 from ..models import Document, Recipient, Signing, SigningState
 from ..recipients import RemindResult
 from .collector import raise_if_client_wide
@@ -99,23 +99,17 @@ async def archive_status(
     left out. With ``remind_every``, the recipients who have not finished a stuck signing are reminded, at most once in
     that time: the journal records when. A reminder that was surely not sent does not count.
 
-    The whole list of signings is fetched; of each that may be stuck, the signing or its recipients are read. If the
-    service does not say which documents are sealed, a download of each is opened. To examine fewer signings, pass
-    ``since``, or the ``kinds`` to look for. A signing that cannot be examined is reported with its error, whatever the
-    ``kinds``. An error that is ``client_wide`` is raised. ::
+    The whole list of signings is fetched; of each that may be stuck, the signing or its recipients are read. To examine
+    fewer signings, pass ``since``, or the ``kinds`` to look for. A signing that cannot be examined is reported with its
+    error, whatever the ``kinds``. An error that is ``client_wide`` is raised. ::
 
         status = await archive_status(client, "leases.journal", remind_every=timedelta(days=7))
         for stuck in status.signings:
             print(stuck.kind, stuck.signing.name, [recipient.email for recipient in stuck.pending])
     """
     now = datetime.now(UTC)
-    durations = {
-        "after": after,
-        "dispatches_after": dispatches_after,
-        "remind_every": _WEEK if remind_every is None else remind_every,
-    }
-    for name, value in durations.items():
-        if not isinstance(value, timedelta):
+    for name, value in (("after", after), ("dispatches_after", dispatches_after), ("remind_every", remind_every)):
+        if not isinstance(value, timedelta) and (name, value) != ("remind_every", None):
             raise InvalidRequest(f"{name}: must be a timedelta, got {value!r}")
     if isinstance(since, timedelta):
         since = now - since
@@ -135,8 +129,7 @@ async def archive_status(
             async for record in opened.records():
                 if (since or record.updated_at) <= record.updated_at <= now - dispatches_after:
                     dispatches += _open_dispatch(record)
-        results: Results[StuckSigning] = Results(search.candidates(), search.examine, _CONCURRENCY, flat=True)
-        async with results:
+        async with Results[StuckSigning](search.candidates(), search.examine, _CONCURRENCY, flat=True) as results:
             found = [stuck async for stuck in results]
     finally:
         if opened is not journal:
@@ -147,15 +140,10 @@ async def archive_status(
 
 def _open_dispatch(record: JournalRecord) -> list[OpenDispatch]:
     """Return the dispatch of a record unless it has an outcome or the record is not of a dispatch."""
-    fields: Any = None
     try:
-        fields = json.loads(record.state)
-        state = PackageState(**fields)
+        state = PackageState(**json.loads(record.state))
     except (ValueError, TypeError):
-        if not isinstance(fields, dict) or "content" not in fields:
-            return []
-        # A newer version wrote the entry of a dispatch.
-        return [OpenDispatch(record.key, None, True, "the journal entry cannot be decoded", record.updated_at)]
+        return []
     if state.status == SENT:
         return []
     return [OpenDispatch(record.key, state.signing, state.status == SENDING, state.error, record.updated_at)]
@@ -174,14 +162,13 @@ class _Search:
 
     async def candidates(self) -> AsyncIterator[Signing]:
         """Yield the listed signings that may be stuck."""
-        async with aclosing(self.api.signings.list().pages()) as pages:
-            async for page in pages:
-                for signing in page.items:
-                    updated = signing.updated_at
-                    # A signing whose date is unknown is reported rather than missed.
-                    is_due = updated is None or (self.since or updated) <= updated <= self.before
-                    if is_due and self._is_wanted(signing):
-                        yield signing
+        async with aclosing(aiter(self.api.signings.list())) as signings:
+            async for signing in signings:
+                updated = signing.updated_at
+                # A signing whose date is unknown is reported rather than missed.
+                is_due = updated is None or (self.since or updated) <= updated <= self.before
+                if is_due and self._is_wanted(signing):
+                    yield signing
 
     def _is_wanted(self, signing: Signing) -> bool:
         return signing.state is SigningState.UNKNOWN or _KIND_OF.get(signing.state) in self.kinds
@@ -198,28 +185,13 @@ class _Search:
                 return [StuckSigning("no_progress", signing, pending, reminders=reminders)]
             if signing.state is SigningState.DRAFT and signing.documents:
                 return [StuckSigning("not_sent", signing, documents=signing.documents)]
-            if signing.state is SigningState.COMPLETED and (documents := await self._unsealed(signing)):
-                return [StuckSigning("not_sealed", signing, documents=documents)]
-        except NotFound:
-            pass  # the signing was deleted after it was listed
+            if signing.state is SigningState.COMPLETED:
+                unsealed = [one for one in signing.documents if not (one.completed_at or one.signed_file_path)]
+                return [StuckSigning("not_sealed", signing, documents=tuple(unsealed))] if unsealed else []
         except Exception as error:
             raise_if_client_wide(error)
             return [StuckSigning("not_examined", signing, error=error)]
         return []
-
-    async def _unsealed(self, signing: Signing) -> tuple[Document, ...]:
-        unmarked = [one for one in signing.documents if one.completed_at is None and one.signed_file_path is None]
-        if len(unmarked) < len(signing.documents):
-            return tuple(unmarked)
-        # The service may send neither field for any document. Then only a download shows whether it is sealed.
-        found = []
-        for document in unmarked:
-            try:
-                async with self.api.documents.stream_signed(signing, document):
-                    pass
-            except NotYetSigned:
-                found.append(document)
-        return tuple(found)
 
     async def _remind(self, signing: Signing, pending: tuple[Recipient, ...]) -> tuple[RemindResult, ...]:
         """Remind recipients, except those who were reminded within ``remind_every``; the journal records when."""
@@ -229,22 +201,20 @@ class _Search:
         claim = await journal.claim(f"archive-remind:{self.api.origin}:{signing.id}")
         if claim is None:
             return ()
-        results: list[RemindResult] = []
         try:
-            now, reminded = datetime.now(UTC), dict[str, str]()
-            with suppress(ValueError):
-                reminded = json.loads(claim.state or "{}")
+            now, reminded = datetime.now(UTC), json.loads(claim.state or "{}")
             latest = (now - self.remind_every).isoformat()
             due = [one for one in pending if reminded.get(one.id, "") <= latest]
-            if due:
-                # Written first: if the run is killed after this, the recipients are not reminded twice.
-                await journal.write(claim, json.dumps(reminded | {one.id: now.isoformat() for one in due}))
-                results = await self.api.recipients.remind_pending(signing, due)
-                sent = [one.recipient.id for one in results if one.error is None or one.error.effect == "unknown"]
-                if len(sent) < len(due):
-                    await journal.write(claim, json.dumps(reminded | dict.fromkeys(sent, now.isoformat())))
-        except ClaimLost as error:
-            log.warning("%s", error)
+            if not due:
+                return ()
+            # Written first: if the run is killed after this, the recipients are not reminded twice.
+            await journal.write(claim, json.dumps(reminded | {one.id: now.isoformat() for one in due}))
+            results = await self.api.recipients.remind_pending(signing, due)
+            sent = [one.recipient.id for one in results if one.error is None or one.error.effect == "unknown"]
+            if len(sent) < len(due):
+                await journal.write(claim, json.dumps(reminded | dict.fromkeys(sent, now.isoformat())))
+            return tuple(results)
+        except ClaimLost:
+            return ()
         finally:
             await journal.release(claim)
-        return tuple(results)

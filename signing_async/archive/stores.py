@@ -3,40 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import os
-import secrets
-import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from .._files import check_locks, is_transient, locked, sync_folder
+from .._files import check_locks, is_transient, locked, place_new, sync_folder
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError, InvalidRequest
 
-__all__ = [
-    "ArchiveStore",
-    "FolderStore",
-    "ListedStore",
-    "MissingBytes",
-    "as_store",
-    "check_lines",
-    "check_name",
-    "make_folders",
-]
+__all__ = ["ArchiveStore", "FolderStore", "ListedStore", "as_store", "check_lines", "check_name"]
 
 T = TypeVar("T")
 
 _BLOCK = 1024 * 1024
-# A part of the path is not a folder, the target is not a regular file, or the file system does not allow the name.
-_UNUSABLE_NAME = {errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EILSEQ}
-
-
-class MissingBytes(ArchiveError):
-    """A file that grows by appends lacks bytes in its middle."""
-
-    transient: bool = False
 
 
 class ArchiveStore(Protocol):
@@ -155,12 +135,9 @@ class FolderStore:
         except FileNotFoundError:
             raise
         except OSError as error:
-            raise ArchiveError(_describe(self.path, error), transient=is_transient(error)) from None
-
-
-def _describe(root: Path, error: OSError) -> str:
-    # The second name is the target of a link or a replacement.
-    return f"the archive {root}: {error.strerror}: {error.filename2 or error.filename or ''}"
+            # The second name is the target of a replacement.
+            message = f"the archive {self.path}: {error.strerror}: {error.filename2 or error.filename or ''}"
+            raise ArchiveError(message, transient=is_transient(error)) from None
 
 
 def _raise_unless_missing(error: OSError) -> None:
@@ -172,53 +149,27 @@ def _raise_unless_missing(error: OSError) -> None:
 
 
 def _put(root: Path, target: Path, source: Path, sha256: str) -> None:
-    make_folders(root, root)
+    _make_folders(root, root)
     with source.open("r+b") as file:  # Windows syncs only files that are open for writing
         os.fsync(file.fileno())
+    conflict = ArchiveConflict(f"the archive {root}: {str(target.relative_to(root))!r} holds another file")
     try:
-        make_folders(target.parent, root)
-        if not _place(source, target) and (target.is_symlink() or _hash(target) != sha256):
-            raise ArchiveConflict(f"the archive {root}: {str(target.relative_to(root))!r} holds another file")
-    except OSError as error:
-        if error.errno not in _UNUSABLE_NAME:
-            raise
-        raise ArchiveConflict(_describe(root, error)) from None
+        _make_folders(target.parent, root)
+        place_new(source, target)
+    except (FileExistsError, NotADirectoryError):
+        if not target.is_file() or _hash(target) != sha256:
+            raise conflict from None
     # Even if the file was stored before: the run that placed it may have been killed before it synced the folder.
     sync_folder(target.parent)
 
 
-def make_folders(folder: Path, root: Path) -> None:
+def _make_folders(folder: Path, root: Path) -> None:
     """Make a folder in the archive ``root``, durably."""
     if not folder.is_dir():
         if folder != root:
-            make_folders(folder.parent, root)
+            _make_folders(folder.parent, root)
         folder.mkdir(parents=folder == root, exist_ok=True)
         sync_folder(folder.parent)
-
-
-def _place(source: Path, target: Path) -> bool:
-    """Link or copy the file to its target; return False if the target exists."""
-    try:
-        os.link(source, target)
-        source.unlink()  # with two names, a change of the source would change the archived file
-        return True
-    except FileExistsError:
-        return False
-    except OSError:
-        # Without links, a writer could replace the file that another one places at the same moment. With a journal,
-        # the claim of the signing allows only one writer at a time.
-        if os.path.lexists(target):
-            return False
-    part = target.with_name(f".{secrets.token_hex(8)}.part")
-    try:
-        with source.open("rb") as reading, part.open("xb") as writing:
-            shutil.copyfileobj(reading, writing, _BLOCK)
-            writing.flush()
-            os.fsync(writing.fileno())
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
-    return True
 
 
 def _hash(path: Path) -> str:
@@ -231,15 +182,13 @@ def _read(path: Path, offset: int) -> bytes:
         with path.open("rb") as file:
             file.seek(offset)
             return file.read(_BLOCK)
-    except OSError as error:
-        if error.errno not in _UNUSABLE_NAME:
-            raise
+    except (NotADirectoryError, IsADirectoryError) as error:
         raise FileNotFoundError(error.errno, error.strerror, error.filename) from None
 
 
 def _append(root: Path, path: Path, offset: int, data: bytes) -> None:
     if offset == 0:
-        make_folders(path.parent, root)
+        _make_folders(path.parent, root)
     conflict = ArchiveConflict(f"the archive {root}: the whole lines of {path.name} do not end at byte {offset}")
     try:
         file = path.open("r+b" if offset else "a+b", buffering=0)

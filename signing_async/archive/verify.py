@@ -5,17 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Literal
 
 import attrs
 
 from .. import telemetry
-from ..bulk import FileProgress, Progress, ProgressReporter
+from ..bulk import Progress, ProgressReporter
 from ..errors import InvalidRequest
 from ..telemetry.names import ARCHIVE_FINDINGS, FINDING
 from .manifest import FIRST, MANIFEST, ArchivedDocument, decode_line, digest, hash_of, read_lines
-from .stores import ArchiveStore, ListedStore, MissingBytes, as_store
+from .stores import ArchiveStore, ListedStore, as_store
 
 __all__ = ["ArchiveReport", "Finding", "verify_archive"]
 
@@ -73,55 +72,34 @@ async def verify_archive(
     store, reporter = as_store(archive), ProgressReporter(on_progress)
     findings: list[Finding] = []
     paths: set[bytes] = set()
-    number = end = files = total = 0
-    head, is_cut = FIRST, False
-    try:
-        async for line in read_lines(store):
-            if not line.endswith(b"\n"):
-                text = f"line {number + 1} is incomplete: its writer was interrupted"
-                findings.append(Finding("torn_line", text, line=number + 1))
-                break
-            number, end = number + 1, end + len(line)
-            try:
-                document, previous = decode_line(line)
-            except ValueError as error:
-                findings.append(Finding("changed_line", f"line {number} was changed: {error}", line=number))
+    number = documents = size = 0
+    head = FIRST
+    async for line in read_lines(store):
+        if not line.endswith(b"\n"):
+            text = f"line {number + 1} is incomplete: its writer was interrupted"
+            findings.append(Finding("torn_line", text, line=number + 1))
+            break
+        number += 1
+        try:
+            document, previous = decode_line(line)
+        except ValueError as error:
+            findings.append(Finding("changed_line", f"line {number} was changed: {error}", line=number))
+        else:
+            if previous != head:
+                after = f"line {number - 1}" if number > 1 else "the start"
+                text = f"line {number} does not follow {after}: lines were removed or replaced"
+                findings.append(Finding("removed_line", text, line=number))
+            paths.add(digest(document.path))
+            finding = await _check_file(store, document, number)
+            if finding is None:
+                documents, size = documents + 1, size + document.size
             else:
-                if previous != head:
-                    after = f"line {number - 1}" if number > 1 else "the start"
-                    text = f"line {number} does not follow {after}: lines were removed or replaced"
-                    findings.append(Finding("removed_line", text, line=number))
-                files, total = files + 1, total + document.size
-                paths.add(digest(document.path))
-            head = hash_of(line)
-    except MissingBytes as error:
-        is_cut = True
-        findings.append(Finding("removed_line", str(error), line=number + 1))
+                findings.append(finding)
+            reporter.add(1, document.size)
+        head = hash_of(line)
 
-    # The lines are read again: the documents of a large archive do not fit into memory.
-    reporter.files_total, reporter.bytes_total = files, total
-    reporter.add(0, 0)
-    at = documents = size = 0
-    with suppress(MissingBytes):
-        async for line in read_lines(store):
-            at += 1
-            if at > number:
-                break  # appended meanwhile
-            with suppress(ValueError):
-                document = decode_line(line)[0]
-                finding = await _check_file(store, document, at, FileProgress(reporter))
-                if finding is None:
-                    documents, size = documents + 1, size + document.size
-                else:
-                    findings.append(finding)
-
-    if isinstance(store, ListedStore) and not is_cut:
-        unknown = [name async for name in store.names() if name != MANIFEST and digest(name) not in paths]
-        # A run may have placed them since the manifest was read.
-        async for line in read_lines(store, end):
-            with suppress(ValueError):
-                paths.add(digest(decode_line(line)[0].path))
-        extra = sorted(name for name in unknown if digest(name) not in paths)
+    if isinstance(store, ListedStore):
+        extra = sorted([name async for name in store.names() if name != MANIFEST and digest(name) not in paths])
         findings += [Finding("extra_file", f"{name!r} is in no line of the manifest", name) for name in extra]
 
     recorder = telemetry.active(telemetry.is_enabled())
@@ -130,20 +108,15 @@ async def verify_archive(
     return ArchiveReport(documents, size, number, head, tuple(findings))
 
 
-async def _check_file(
-    store: ArchiveStore, document: ArchivedDocument, number: int, progress: FileProgress
-) -> Finding | None:
+async def _check_file(store: ArchiveStore, document: ArchivedDocument, number: int) -> Finding | None:
     """Return how a document's file differs from its line, None if it does not."""
     path, found, size = document.path, hashlib.sha256(), 0
     try:
         async for chunk in store.read(path):
             found.update(chunk)
             size += len(chunk)
-            progress.add(len(chunk))
     except (FileNotFoundError, InvalidRequest):
         return Finding("missing_file", f"{path!r} is missing", path, number)
-    finally:
-        progress.finish(document.size)
     if found.hexdigest() == document.sha256:
         return None
     text = f"{path!r} was changed: sha256 mismatch, {size} bytes instead of {document.size}"

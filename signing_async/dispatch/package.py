@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import unicodedata
 from collections.abc import AsyncIterable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import attrs
 
-from ..documents.source import OpenPdf, PdfSource, Source, is_seekable
+from ..documents.source import PdfSource, Source, is_seekable
 from ..errors import InvalidRequest
 from ..models import Language, NewRecipient, SigningOrder
 from ..recipients import check_recipient
@@ -24,7 +23,6 @@ __all__ = ["CheckedPdf", "NewRecipient", "Prepared", "SigningPackage", "prepare"
 
 T = TypeVar("T")
 
-_BLOCK = 256 * 1024
 _RECIPIENT_FIELDS = ("email", "first_name", "last_name", "signing_method", "order")
 
 
@@ -36,20 +34,11 @@ def _recipients(value: Iterable[NewRecipient]) -> tuple[NewRecipient, ...]:
     return _as_tuple(value)
 
 
-def _as_tuple(value: Iterable[T]) -> tuple[T, ...]:
+def _as_tuple(value: Any) -> tuple[Any, ...]:
     """Return the items as a tuple, which can be read twice. A single source or a wrong value is kept for `prepare`."""
-    given: Any = value
-    single = isinstance(given, str | bytes | bytearray | memoryview | os.PathLike) or hasattr(given, "read")
-    return cast("tuple[T, ...]", tuple(given) if isinstance(given, Iterable) and not single else given)
-
-
-def _format_documents(documents: object) -> str:
-    """Return the documents' `repr`, with a length in place of bytes."""
-    if not isinstance(documents, tuple):
-        return repr(documents)
-    in_memory = bytes | bytearray | memoryview
-    formatted = [f"<{len(each)} bytes>" if isinstance(each, in_memory) else repr(each) for each in documents]
-    return f"[{', '.join(formatted)}]"
+    single = isinstance(value, str | bytes | bytearray | memoryview) or hasattr(value, "read")
+    items: tuple[Any, ...] = tuple(value) if isinstance(value, Iterable) and not single else value
+    return items
 
 
 @attrs.frozen
@@ -60,7 +49,7 @@ class SigningPackage:
     sign by their ``order``; if none has one, in the order of the list. ``key`` identifies the package in a journal:
     each key (at most 1,000 bytes) is sent once. Without a key, a hash of the content identifies it: the fields, the
     recipients, and the documents' names and bytes. Identical packages need keys, in one `dispatch_many` and in separate
-    calls: without keys, the second call counts as a repetition and returns the signing of the first. ::
+    calls: without keys, the second one counts as a repetition and returns the signing of the first. ::
 
         SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com", "Anna", "Berg")],
                        key="lease-2031")
@@ -68,7 +57,7 @@ class SigningPackage:
 
     name: str
     language: Language | str
-    documents: tuple[Source | PdfSource, ...] = attrs.field(converter=_documents, repr=_format_documents)
+    documents: tuple[Source | PdfSource, ...] = attrs.field(converter=_documents, repr=False)
     recipients: tuple[NewRecipient, ...] = attrs.field(converter=_recipients)
     signing_order: SigningOrder | str | None = None
     message: str | None = None
@@ -107,12 +96,12 @@ class Prepared:
         self.buffers.close()
 
 
-@attrs.define
 class _Problems:
     """The problems of a package."""
 
-    found: list[str] = attrs.Factory(list)
-    all_transient: bool = True
+    def __init__(self) -> None:
+        self.found: list[str] = []
+        self.all_transient = True
 
     @contextmanager
     def of(self, field: str = "") -> Iterator[None]:
@@ -125,12 +114,12 @@ class _Problems:
 
     def items(self, field: str, values: tuple[T, ...]) -> Iterator[tuple[int, T]]:
         """Yield the values with their numbers; note the problem if they are not a list, or an empty one."""
-        with self.of(f"{field}: "):
-            if not isinstance(values, tuple):
-                raise InvalidRequest(f"must be a list, got {type(values).__name__}")
-            if not values:
-                raise InvalidRequest("must not be empty")
+        if isinstance(values, tuple) and values:
             yield from enumerate(values)
+        else:
+            problem = "not be empty" if values == () else f"be a list, got {type(values).__name__}"
+            self.found.append(f"{field}: must {problem}")
+            self.all_transient = False
 
 
 async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
@@ -148,10 +137,9 @@ async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
         separator = "." if isinstance(recipient, NewRecipient) else ": "
         with problems.of(f"recipients[{number}]{separator}"):
             recipients.append(_check_recipient(recipient))
-    if package.signing_order == SigningOrder.SEQUENTIAL and isinstance(package.recipients, tuple):
+    if package.signing_order == SigningOrder.SEQUENTIAL:
         with problems.of():
-            orders = _check_orders([getattr(recipient, "order", None) for recipient in package.recipients])
-            recipients = [{**recipient, "order": order} for recipient, order in zip(recipients, orders, strict=False)]
+            _number_recipients(recipients)
     with ExitStack() as buffers:
         for number, source in problems.items("documents", package.documents):
             with problems.of(f"documents[{number}]: "):
@@ -175,19 +163,14 @@ def _check_recipient(recipient: object) -> dict[str, Any]:
         raise InvalidRequest(f"extra: cannot be sent as JSON: {error}") from None
 
 
-def _check_orders(orders: list[int | None]) -> list[int | None]:
-    """Return the orders of sequential recipients: as given, or in the order of the list if none is given."""
-    if all(order is None for order in orders):
-        return [*range(1, len(orders) + 1)]
-    problems = []
-    for number, order in enumerate(orders):
-        if order is None:
-            problems.append(f"recipients[{number}].order: missing, though other recipients have one")
-        elif order in orders[:number]:
-            problems.append(f"recipients[{number}].order: {order!r} is the order of recipients[{orders.index(order)}]")
-    if problems:
-        raise InvalidRequest("; ".join(problems), problems=problems)
-    return orders
+def _number_recipients(recipients: list[dict[str, Any]]) -> None:
+    """Number the recipients of a sequential signing, unless they have orders, which must differ."""
+    orders = [recipient["order"] for recipient in recipients]
+    if not any(orders):
+        for number, recipient in enumerate(recipients, 1):
+            recipient["order"] = number
+    elif None in orders or len(set(orders)) < len(orders):
+        raise InvalidRequest(f"recipients: each must have an order of its own, or none must have one, got {orders}")
 
 
 async def _check_document(given: Source | PdfSource, max_pdf_bytes: int, buffers: ExitStack) -> CheckedPdf:
@@ -196,18 +179,13 @@ async def _check_document(given: Source | PdfSource, max_pdf_bytes: int, buffers
     pdf = await source.open(max_pdf_bytes)
     with ExitStack() as stack:
         stack.callback(pdf.close)
-        digest = _digest(source, pdf) if pdf.size <= _BLOCK else await asyncio.to_thread(_digest, source, pdf)
+        digest = await asyncio.to_thread(pdf.digest)
+        if source.sha256 not in (None, digest):
+            raise InvalidRequest(f"{source.filename}: sha256 mismatch: expected {source.sha256}, found {digest}")
         if not _is_single_use(source.source):
             return CheckedPdf(source.pinned(digest), pdf.size)
         buffers.push(stack.pop_all())
         return CheckedPdf(source.pinned(digest, pdf), pdf.size)
-
-
-def _digest(source: PdfSource, pdf: OpenPdf) -> str:
-    digest = pdf.digest()
-    if source.sha256 not in (None, digest):
-        raise InvalidRequest(f"{source.filename}: sha256 mismatch: expected {source.sha256}, found {digest}")
-    return digest
 
 
 def _is_single_use(source: Any) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -24,10 +24,10 @@ from ..errors import InvalidRequest, OutcomeUnknown, SigningError, amended
 from ..models import NewRecipient, Signing
 from ..telemetry.names import DISPATCH_SPAN, OUTCOME, PACKAGE_NUMBER, PACKAGE_SPAN, SIGNING_ID
 from ..transport.operation import log
-from .entry import Entry, GuardedJournal, NoJournal, find_context, open_journal
+from .entry import GuardedJournal, NoJournal, open_journal
 from .journal import ClaimLost, Journal, JournalError
-from .package import CheckedPdf, Prepared, SigningPackage, prepare
-from .send import Uploads, send_package
+from .package import Prepared, SigningPackage, prepare
+from .send import Draft
 
 __all__ = ["DispatchResult", "NewRecipient", "SigningPackage", "dispatch_many", "dispatch_one"]
 
@@ -102,7 +102,7 @@ def dispatch_many(
         raise InvalidRequest(f"packages: must be an iterable of SigningPackage, got {type(packages).__name__}")
     _checks.integer("concurrency", concurrency, error=InvalidRequest)
     run = _Run(api, journal, concurrency, ordered, on_progress)
-    return Results(run.number(packages), run.work, concurrency, around=run.opened())
+    return Results(_enumerate(packages), run.work, concurrency, around=run.opened())
 
 
 class _Run:
@@ -118,18 +118,12 @@ class _Run:
     ) -> None:
         self._api = api
         self._reporter = ProgressReporter(on_progress)
-        self._journal = open_journal(journal)
-        self._is_own_journal = self._journal is not journal
-        self._is_kept = not isinstance(journal, NoJournal)
-        self._guarded = GuardedJournal(self._journal, telemetry=api.telemetry and self._is_kept)
+        self._opened = open_journal(journal)
+        self._is_own_journal = self._opened is not journal
+        self._has_journal = not isinstance(journal, NoJournal)
+        self._journal = GuardedJournal(self._opened, telemetry=api.telemetry and self._has_journal)
         self._concurrency = 1 if ordered else concurrency
-        self._ordered = ordered
         self._free_uploads = asyncio.Semaphore(concurrency)
-        self._unprepared = 1
-        """The packages that are not prepared yet; the end of the packages counts as one more."""
-        self._files = self._bytes = 0
-        self._without_key: dict[str, int] = {}
-        """The numbers of this run's packages without a key, by the hash of their content."""
         self._ended_by: SigningError | None = None
         """The error after which nothing more is sent."""
 
@@ -142,115 +136,79 @@ class _Run:
                 yield
         finally:
             if self._is_own_journal:
-                await self._journal.aclose()
-
-    async def number(
-        self, packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage]
-    ) -> AsyncIterator[tuple[int, SigningPackage]]:
-        """Yield the packages with their numbers."""
-        number = 0
-        async for package in iterate(packages):
-            self._unprepared += 1
-            yield number, package
-            number += 1
-        self._count(())
-
-    def _count(self, documents: Sequence[CheckedPdf]) -> list[FileProgress]:
-        """Count the documents of a package, and return the progress of each of them.
-
-        An invalid package, and the end of the packages, count without documents. Totals are reported once all packages
-        are prepared.
-        """
-        self._unprepared -= 1
-        self._files += len(documents)
-        self._bytes += sum(document.size for document in documents)
-        if not self._unprepared:
-            self._reporter.files_total, self._reporter.bytes_total = self._files, self._bytes
-            # If the end is reached after the last upload, only this reports the totals.
-            self._reporter.add(0, 0)
-        return [FileProgress(self._reporter) for _ in documents]
+                await self._opened.aclose()
 
     async def work(self, numbered: tuple[int, SigningPackage]) -> DispatchResult:
         """Return the result of a package. If another run is working on it, wait for that run."""
         number, package = numbered
-        documents: Sequence[CheckedPdf] = ()
         try:
-            if self._ended_by is not None:
-                raise copy_unsent(self._ended_by)
             prepared = await prepare(package, self._api.transport.options.assumptions.max_pdf_bytes)
-            first = number if package.key is not None else self._without_key.setdefault(prepared.content, number)
-            if first != number:
-                prepared.close()
-                problem = f"key: missing, and packages[{number}] is the same package as packages[{first}]"
-                raise InvalidRequest(f"{problem}; if both are to be sent, give each a key")
-            documents = prepared.documents
         except Exception as error:
             return DispatchFailure(package, None, error)
-        finally:
-            uploads = Uploads(self._count(documents), self._ordered, self._concurrency, self._free_uploads)
         deferrals = Deferrals(f"package {prepared.label}")
+        files = [FileProgress(self._reporter) for _ in prepared.documents]
         try:
             with closing(prepared):
-                while (result := await self._attempt(number, package, prepared, uploads)) is None:
+                while (result := await self._attempt(number, package, prepared, files)) is None:
                     await deferrals.wait()
         except SigningError as error:
             self._ended_by = error
             raise
-        if result.error is not None and package.key is None:
-            # The caller can repeat the package.
-            del self._without_key[prepared.content]
         return result
 
     async def _attempt(
-        self, number: int, package: SigningPackage, prepared: Prepared, uploads: Uploads
+        self, number: int, package: SigningPackage, prepared: Prepared, files: list[FileProgress]
     ) -> DispatchResult | None:
         """Send the package under its claim; return None if another run holds the claim, or takes it."""
         if self._ended_by is not None:
             return DispatchFailure(package, None, copy_unsent(self._ended_by))
         try:
-            claim = await self._guarded.claim(prepared.key)
+            claim = await self._journal.claim(prepared.key)
         except SigningError as error:
             if error.client_wide:
                 raise
             return DispatchFailure(package, None, error)
         if claim is None:
             return None
-        recorder, links = telemetry.active(self._api.telemetry), [find_context(claim.state)]
-        with recorder.span(PACKAGE_SPAN, {PACKAGE_NUMBER: number}, links=links) as span:
-            entry = Entry(self._guarded, claim, prepared, self._api, span.context)
-            result: DispatchResult
+        draft = Draft(self._api, prepared, self._journal, claim, files, self._concurrency, self._free_uploads)
+        with telemetry.active(self._api.telemetry).span(PACKAGE_SPAN, {PACKAGE_NUMBER: number}) as span:
             try:
-                try:
-                    signing, sent_earlier = await send_package(self._api, prepared, entry, uploads)
-                    result = DispatchSuccess(package, signing, entry.abandoned, sent_earlier)
-                except Exception as error:
-                    result = await self._fail(package, entry, error)
-                    span.fail(error)
+                result = await self._send(package, draft)
             except ClaimLost as error:
                 log.warning("%s", error)
                 span.set({OUTCOME: "deferred"})
                 return None
             finally:
-                await self._guarded.release(claim)
-            span.set({SIGNING_ID: None if result.signing is None else result.signing.id})
+                await self._journal.release(claim)
+            span.set({SIGNING_ID: draft.state.signing})
+            if result.error is not None:
+                span.fail(result.error)
             return result
 
-    async def _fail(self, package: SigningPackage, entry: Entry, error: Exception) -> DispatchFailure:
-        """Save the error of a package; raise it if it ends the run, or another run has the package."""
-        if isinstance(error, ClaimLost):
+    async def _send(self, package: SigningPackage, draft: Draft) -> DispatchResult:
+        """Return the result of a claimed package. Raise an error that ends the run, and `ClaimLost`."""
+        try:
+            signing, sent_earlier = await draft.send()
+            return DispatchSuccess(package, signing, tuple(draft.state.abandoned), sent_earlier)
+        except ClaimLost:
+            raise
+        except Exception as caught:
+            error = caught
+        if isinstance(error, JournalError):
             raise error
-        entry.add_notes(error)
-        if isinstance(error, JournalError) and error.client_wide:
-            raise error
-        if isinstance(error, OutcomeUnknown) and self._is_kept:
+        if isinstance(error, OutcomeUnknown) and self._has_journal:
             # The next run knows from the journal what is ambiguous, and reads the service first.
             error = amended(error, transient=error.may_clear).with_traceback(error.__traceback__)
-        try:
-            await entry.note_failure(error)
-        except SigningError as unsaved:
-            if unsaved.client_wide:
-                raise
-            log.warning("%s", unsaved)
+        await draft.note_failure(error)
         if isinstance(error, SigningError) and error.fatal:
             self._ended_by = error
-        return DispatchFailure(package, entry.signing, error, entry.abandoned)
+        return DispatchFailure(package, draft.signing, error, tuple(draft.state.abandoned))
+
+
+async def _enumerate(
+    packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage],
+) -> AsyncIterator[tuple[int, SigningPackage]]:
+    number = 0
+    async for package in iterate(packages):
+        yield number, package
+        number += 1

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from aiohttp import web
 
+from signing_async import ArchiveError
 from signing_async.archive import S3Store
-from signing_async.errors import ArchiveError
 from tests.archive import kill
 from tests.archive.s3_server import CREDENTIALS, S3Server, failing
 from tests.archive.victim import UNFINISHED

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 
 from signing_async import (
-    Claim,
+    ArchiveConflict,
+    ArchiveError,
     ConfigurationError,
     DecodeError,
     InvalidRequest,
+    JournalError,
     NotFound,
     NotSound,
     NotYetSigned,
@@ -26,7 +28,6 @@ from signing_async import (
     Unauthorized,
 )
 from signing_async.archive import Archive, ArchiveResult, FolderStore, verify_archive
-from signing_async.errors import ArchiveConflict, ArchiveError, JournalError
 from signing_async.sandbox import Sandbox
 from signing_async.webhooks import Event, Wakeups
 from tests.archive.tenants import Tenant, archived, completed, count, front_of, judge, lines_of, sent, sweep
@@ -154,24 +155,6 @@ async def test_failure_of_one_document_or_signing_does_not_stop_the_sweep(
         assert (failed.document is not None, failed.entry) == (operation == DOWNLOAD, None)
         assert f"signing {failed.signing.id} was not archived" in caplog.text
         assert len(await archived(archive)) == 4 - added
-
-
-async def test_signing_whose_claim_the_journal_refuses_is_a_result_and_the_others_are_archived(tenant: Tenant) -> None:
-    signings = [await tenant.complete(f"Lease {number}", "a.pdf") for number in range(3)]
-    long = signings[1].id
-
-    class WithLongId(SqliteJournal):
-        """A journal that finds one signing's id too long."""
-
-        async def claim(self, key: str) -> Claim | None:
-            return await super().claim(key + "x" * 1000 if key.endswith(long) else key)
-
-    async with WithLongId(tenant.journal) as refusing, tenant.archive(journal=refusing) as archive:
-        results = await sweep(archive)
-        (failed,) = (result for result in results if result.error is not None)
-        assert (len(results), failed.signing.id, failed.document) == (3, long, None)
-        with pytest.raises(InvalidRequest, match="at most 1,000 bytes"):
-            await archive.collect(long)
 
 
 async def test_failing_journal_stops_the_sweep(tenant: Tenant) -> None:
@@ -320,9 +303,6 @@ async def test_journal_that_would_be_an_extra_file_is_refused(tenant: Tenant, tm
         with pytest.raises(ConfigurationError, match=problem):
             tenant.archive(journal=path)
     assert not tenant.folder.exists()
-    (tmp_path / "file").touch()
-    with pytest.raises(ArchiveError, match="Not a directory"):
-        tenant.archive(tmp_path / "file/archive", journal=tmp_path / "file/archive/.journal")
 
 
 # One signing
@@ -467,24 +447,6 @@ async def test_event_that_names_no_signing_starts_a_sweep(tenant: Tenant, follow
     wakeups.publish(event())
     await follower.wait_for(2)
     assert tenant.count("signings.list") == 2
-
-
-async def test_event_during_a_sweep_is_collected_at_once(tenant: Tenant) -> None:
-    await tenant.complete("Slow", "a.pdf")
-    signing = await sent(tenant.client)
-    store, wakeups = Store(tenant.folder), Wakeups()
-    async with tenant.archive(store) as archive:
-        follower = Follower(archive, wakeups)
-        await store.reached.wait()
-        await tenant.sandbox.complete(signing.id)
-        wakeups.publish(event(signing_id=signing.id))
-        await follower.wait_for(2)
-        assert {result.signing.id for result in follower.results} == {signing.id}
-        store.opened.set()
-        await follower.wait_for(3)
-        follower.task.cancel()
-        await asyncio.wait([follower.task])
-    assert (await judge(tenant.sandbox, tenant.folder)).wrong == []
 
 
 async def test_sweep_that_fails_for_now_does_not_end_the_following(

@@ -6,24 +6,23 @@ import contextlib
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import attrs
+import aiohttp
 import pytest
+from yarl import URL
 
 from signing_async import (
     Claim,
     DispatchResult,
-    Document,
     NewRecipient,
     PdfSource,
+    SigningClient,
     SigningPackage,
     SqliteJournal,
 )
-from signing_async.dispatch.package import prepare
-from signing_async.documents.resource import Documents
 from signing_async.sandbox import Sandbox
 from tests.dispatch.parcels import Parcel, judge
 from tests.pdfs import make_pdf
@@ -59,41 +58,30 @@ def state_of(path: Path) -> dict[str, Any]:
     return found
 
 
-async def key_of(package: SigningPackage) -> str:
-    """Return the content key of a package."""
-    prepared = await prepare(package, 2**20)
-    prepared.close()
-    return prepared.key
-
-
 def count(sandbox: Sandbox) -> Counter[str | None]:
     """Return the number of requests of each operation."""
     return Counter(record.operation for record in sandbox.requests)
 
 
-@attrs.define
-class Uploads:
-    """The uploads under way, and the most at any time."""
+@contextlib.asynccontextmanager
+async def counting_client(sandbox: Sandbox) -> AsyncIterator[tuple[SigningClient, list[int]]]:
+    """Yield a client, and the number of uploads in progress whenever one begins."""
+    seen, current = list[int](), 0
 
-    current: int = 0
-    most: int = 0
+    async def change(by: int, url: URL) -> None:
+        nonlocal current
+        if url.path.endswith("/documents"):
+            current += by
+            seen.append(current)
 
-
-@contextlib.contextmanager
-def concurrent_uploads() -> Iterator[Uploads]:
-    uploads, upload = Uploads(), Documents.upload
-
-    async def counted(*given: Any, **named: Any) -> Document:
-        uploads.current += 1
-        uploads.most = max(uploads.most, uploads.current)
-        try:
-            return await upload(*given, **named)
-        finally:
-            uploads.current -= 1
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Documents, "upload", counted)
-        yield uploads
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(lambda _, __, params: change(1, params.url))
+    trace.on_request_end.append(lambda _, __, params: change(-1, params.url))
+    async with (
+        aiohttp.ClientSession(trace_configs=[trace]) as session,
+        SigningClient(sandbox.base_url, sandbox.access_token(), session=session) as client,
+    ):
+        yield client, seen
 
 
 def abandoned(caplog: pytest.LogCaptureFixture) -> list[str]:

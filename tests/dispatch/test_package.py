@@ -121,11 +121,7 @@ _SEQUENTIAL = {"signing_order": "sequential"}
         (package(recipients=None, signing_order="sequential"), ["recipients: must be a list, got NoneType"]),
         (
             package([], [ANNA, NewRecipient("no address", order=2)], signing_order="sequential"),
-            [
-                "recipients[1].email: must be an e-mail address, got 'no address'",
-                "recipients[0].order: missing, though other recipients have one",
-                "documents: must not be empty",
-            ],
+            ["recipients[1].email: must be an e-mail address, got 'no address'", "documents: must not be empty"],
         ),
         (package(key="k" * 1001), ["key: must be at most 1,000 bytes in UTF-8, got 1,001"]),
         (package(key="Å" * 501), ["key: must be at most 1,000 bytes in UTF-8, got 1,002"]),
@@ -133,15 +129,11 @@ _SEQUENTIAL = {"signing_order": "sequential"}
         (_with_extra(float("nan")), ["recipients[0].extra: cannot be sent as JSON"]),
         (
             package(recipients=[NewRecipient("a@b.c", order=order) for order in (2, 1, 2)], **_SEQUENTIAL),
-            ["recipients[2].order: 2 is the order of recipients[0]"],
+            ["recipients: each must have an order of its own, or none must have one, got [2, 1, 2]"],
         ),
         (
             package(recipients=[NewRecipient("a@b.c", order=1), NewRecipient("d@e.f")], **_SEQUENTIAL),
-            ["recipients[1].order: missing, though other recipients have one"],
-        ),
-        (
-            package([PdfSource(make_pdf(), "a.pdf", sha256="0" * 64)]),
-            [f"documents[0]: a.pdf: sha256 mismatch: expected {'0' * 64}, found "],
+            ["recipients: each must have an order of its own, or none must have one, got [1, None]"],
         ),
     ],
 )
@@ -150,16 +142,18 @@ async def test_invalid_package_is_refused(problems_of: Any, wrong: Any, problems
     assert [one[: len(start)] for one, start in zip(found, problems, strict=True)] == problems
 
 
-async def test_large_file_with_another_hash_is_refused(problems_of: Any, tmp_path: Path) -> None:
-    path = tmp_path / "large.pdf"
-    path.write_bytes(make_pdf(1_200_000))
-    (problem,) = await problems_of(package([PdfSource(path, sha256="0" * 64)]))
-    assert problem.startswith(f"documents[0]: large.pdf: sha256 mismatch: expected {'0' * 64}, found ")
+async def test_file_with_another_hash_is_refused(problems_of: Any, tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(make_pdf())
+    (problem,) = await problems_of(package([PdfSource(tmp_path / "a.pdf", sha256="0" * 64)]))
+    assert problem.startswith(f"documents[0]: a.pdf: sha256 mismatch: expected {'0' * 64}, found ")
 
 
-async def test_sequential_recipients_without_orders_are_numbered(sandbox: Sandbox, client: SigningClient) -> None:
-    people = [NewRecipient(f"{name}@example.com") for name in "abc"]
-    for order, numbers in ((SigningOrder.SEQUENTIAL, [1, 2, 3]), (None, [None] * 3)):
+@pytest.mark.parametrize("given", [[None] * 3, [3, 1, 2]])
+async def test_sequential_recipients_without_orders_are_numbered(
+    sandbox: Sandbox, client: SigningClient, given: list[int | None]
+) -> None:
+    people = [NewRecipient(f"{name}@example.com", order=one) for name, one in zip("abc", given, strict=True)]
+    for order, numbers in ((SigningOrder.SEQUENTIAL, given if given[0] else [1, 2, 3]), (None, given)):
         signing = await client.dispatch(package(recipients=people, signing_order=order))
         assert [one.order for one in sandbox.recipients(signing.id)] == numbers
 
@@ -289,7 +283,5 @@ async def test_what_changed_after_the_check_is_not_sent(
     assert sandbox.documents() == []
 
 
-def test_repr_of_a_package_does_not_contain_documents_bytes() -> None:
-    shown = repr(SigningPackage("Lease", "EN", [b"secret", "lease.pdf", PdfSource(b"secret", "a.pdf")], [ANNA]))
-    assert "documents=[<6 bytes>, 'lease.pdf', PdfSource('a.pdf')]" in shown
-    assert "documents=5" in repr(SigningPackage("Lease", "EN", 5, [ANNA]))  # type: ignore[arg-type]  # wrong on purpose
+def test_repr_of_a_package_does_not_contain_documents() -> None:
+    assert "secret" not in repr(SigningPackage("Lease", "EN", [b"secret", PdfSource(b"secret", "a.pdf")], [ANNA]))

@@ -1,4 +1,4 @@
-"""The archive: spans of sweeps and documents, which link to those of interrupted runs, and what is counted."""
+"""The archive: spans of sweeps and documents, and what is counted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from signing_async import ServerError, SigningClient
+from signing_async import SigningClient
 from signing_async.archive import Archive, verify_archive
 from signing_async.sandbox import Profile, Sandbox
 from signing_async.telemetry import names
@@ -62,30 +62,6 @@ async def test_sweep_has_a_span_and_each_document_one_under_it(
     assert recorded.total(names.ARCHIVE_DOCUMENTS, signing_async__outcome="success") == 4
     assert recorded.total(names.ARCHIVE_SIZE) == size
     assert recorded.total(names.SWEEP_DURATION, signing_async__outcome="success") == 1
-
-
-async def test_sweep_links_to_the_interrupted_one_that_it_resumes(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
-) -> None:
-    for _ in range(8):
-        await completed(sandbox, client, documents=("a.pdf",))
-    async with Archive(client, folder, journal=journal, concurrency=1) as archive:
-        results = archive.sweep()
-        for _ in range(3):
-            await anext(results)
-        sandbox.faults.add("signings.list", "500", times=None)
-        with pytest.raises(ServerError):
-            async for _ in results:
-                pass
-        sandbox.faults.clear()
-    for _ in range(2):
-        async with Archive(client, folder, journal=journal) as archive:
-            await _sweep(archive)
-    interrupted, resumed, whole = recorded.named("archive.sweep")
-    assert attributes(interrupted)["signing_async.outcome"] == "error"
-    assert interrupted.context is not None
-    assert [link.context.span_id for link in resumed.links] == [interrupted.context.span_id]
-    assert not whole.links
 
 
 @pytest.mark.parametrize("is_on", [False, True])

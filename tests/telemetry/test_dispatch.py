@@ -56,7 +56,7 @@ async def test_run_has_a_span_and_each_package_one_under_it(
     assert timed == {"claim", "write", "release"}
 
 
-async def test_failed_package_is_an_error_and_the_next_run_links_to_it(
+async def test_failed_package_is_an_error(
     sandbox: Sandbox, client: SigningClient, recorded: Recorded, tmp_path: Path
 ) -> None:
     (lease,) = _packages(tmp_path, 1)
@@ -65,12 +65,11 @@ async def test_failed_package_is_an_error_and_the_next_run_links_to_it(
         await client.with_options(retry=RetryPolicy.none()).dispatch(lease, tmp_path / "journal")
     fault.remove()
     await client.dispatch(lease, tmp_path / "journal")
-    failed, sent = recorded.named("dispatch.package")
+    failed, _ = recorded.named("dispatch.package")
     assert failed.status.status_code is StatusCode.ERROR
     assert attributes(failed)["error.type"] == "ServerError"
     assert [attributes(run).get("error.type") for run in recorded.named("dispatch")] == ["ServerError", None]
     assert attributes(failed)["signing_async.outcome"] == "error"
-    assert [link.context.span_id for link in sent.links] == [failed.context.span_id]
     assert recorded.total(names.DISPATCH_DURATION, signing_async__outcome="error") == 1
 
 
