@@ -152,18 +152,21 @@ class Manifest:
                 line, end = encode_line(document, self._head), self._end
                 try:
                     await self._store.append(MANIFEST, end, line)
+                    self._note(line)
+                    return True
                 except ArchiveError as error:
                     # Another writer was first, or only the response was lost.
                     await self._read_new()
-                    if self._end == end and isinstance(error, ArchiveConflict):
-                        message = f"{MANIFEST} was replaced or truncated after it was read; verify the archive"
-                        raise ArchiveError(message, transient=False) from None
-                    if self._end == end:
-                        raise
-                else:
-                    self._note(line)
-                    return True
+                    self._check_growth(end, error)
         return False
+
+    def _check_growth(self, end: int, error: ArchiveError) -> None:
+        """Raise the error of an append at ``end``, unless lines were read behind it."""
+        if self._end == end and isinstance(error, ArchiveConflict):
+            message = f"{MANIFEST} was replaced or truncated after it was read; verify the archive"
+            raise ArchiveError(message, transient=False) from None
+        if self._end == end:
+            raise error
 
     async def _read_new(self) -> None:
         async for line in read_lines(self._store, self._end):

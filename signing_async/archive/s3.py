@@ -20,7 +20,7 @@ from .. import _checks
 from .._connections import is_untrusted, roots_problem
 from .._files import is_transient
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
-from .stores import check_lines, check_name
+from .stores import check_name
 
 try:
     import aiobotocore.session
@@ -38,8 +38,7 @@ _PART = re.compile(r"(.+)/([0-9]{20})\.part")
 _LOCK_MODES = ("COMPLIANCE", "GOVERNANCE")
 _ERRORS = (aws.ClientError, aws.BotoCoreError, aiohttp.ClientError, OSError)
 _NO_CREDENTIALS = (aws.CredentialRetrievalError, aws.MetadataRetrievalError)
-_LOST = (aws.ConnectionError, aws.HTTPClientError, aws.IncompleteReadError, aws.FlexibleChecksumError)
-_TRANSIENT = (*_LOST, *_NO_CREDENTIALS, aiohttp.ClientError)
+_LOST = (aws.ConnectionError, aws.HTTPClientError, aws.IncompleteReadError, aiohttp.ClientError)
 # Another request for the key is in progress, or the request was damaged in transit.
 _TRANSIENT_CODES = {"ConditionalRequestConflict", "OperationAborted", "BadDigest", "IncompleteBody"}
 # The error concerns one key, not the whole bucket.
@@ -110,7 +109,6 @@ class S3Store:
 
     async def append(self, name: str, offset: int, data: bytes) -> None:
         key = self._key(name)
-        check_lines(data)
         if offset and self._ends.get(name) != offset:
             async for _ in self._parts(name, self._ends.get(name, 0)):
                 pass
@@ -214,7 +212,7 @@ class S3Store:
             failure: Exception = ArchiveError(
                 f"s3://{self._bucket}: {operation} failed: {_describe(error)}",
                 transient=_is_transient(error),
-                client_wide=code not in _SINGLE_KEY_CODES and not isinstance(error, aws.FlexibleChecksumError),
+                client_wide=code not in _SINGLE_KEY_CODES,
             )
         if code is not None and code == refusal:
             return None
@@ -249,7 +247,9 @@ def _is_transient(error: Exception) -> bool:
         return _code(error) in _TRANSIENT_CODES or status in (429, 500, 502, 503, 504)
     if isinstance(error, aws.SSLError):
         return not is_untrusted(error.kwargs["error"])
-    return isinstance(error, _TRANSIENT) or (isinstance(error, OSError) and is_transient(error))
+    return isinstance(error, (*_LOST, *_NO_CREDENTIALS, aws.FlexibleChecksumError)) or (
+        isinstance(error, OSError) and is_transient(error)
+    )
 
 
 def _code(error: Exception) -> str | None:
@@ -284,11 +284,12 @@ def _parse_url(url: Any) -> tuple[str, str]:
 
 
 def _check_options(endpoint_url: Any, region: Any, object_lock: Any) -> None:
-    for name, value in (("endpoint_url", endpoint_url), ("region", region)):
-        if value is not None:
-            _checks.string(name, value)
-    if endpoint_url and not re.fullmatch(r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d+)?(/[^@]*)?", endpoint_url):
-        shown = "" if "@" in endpoint_url else f", got {endpoint_url!r}"
+    if region is not None:
+        _checks.string("region", region)
+    pattern = r"https?://([\w.-]+|\[[\da-fA-F:.]+\])(:\d+)?(/[^@]*)?"
+    if endpoint_url is not None and not re.fullmatch(pattern, str(endpoint_url)):
+        # The URL may contain a password.
+        shown = "" if "@" in str(endpoint_url) else f", got {endpoint_url!r}"
         raise ConfigurationError(f"endpoint_url: must be https://host or https://host:port, without a user{shown}")
     if object_lock is not None:
         if not isinstance(object_lock, tuple) or len(object_lock) != 2 or object_lock[0] not in _LOCK_MODES:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from .._files import check_locks, is_transient, locked, place_new, sync_folder
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError, InvalidRequest
 
-__all__ = ["ArchiveStore", "FolderStore", "ListedStore", "as_store", "check_lines", "check_name"]
+__all__ = ["ArchiveStore", "FolderStore", "ListedStore", "as_store", "check_name"]
 
 T = TypeVar("T")
 
@@ -62,12 +62,6 @@ def check_name(name: object) -> None:
         raise InvalidRequest(f"name: must be a relative path with parts separated by '/', got {name!r}")
 
 
-def check_lines(data: bytes) -> None:
-    """Raise `InvalidRequest` unless the data ends with a newline."""
-    if not data.endswith(b"\n"):
-        raise InvalidRequest(f"data: must be whole lines, got {data[-20:]!r} at the end")
-
-
 def as_store(to: ArchiveStore | str | os.PathLike[str]) -> ArchiveStore:
     """Return the store. For a path, return a `FolderStore`."""
     if isinstance(to, str) and "://" in to:
@@ -113,7 +107,6 @@ class FolderStore:
             offset += len(block)
 
     async def append(self, name: str, offset: int, data: bytes) -> None:
-        check_lines(data)
         await self._in_thread(_append, self.path, self._path(name), offset, data)
 
     async def names(self) -> AsyncIterator[str]:

@@ -10,6 +10,7 @@ lost its claim.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, closing
@@ -19,7 +20,7 @@ import attrs
 
 from .. import _checks, telemetry
 from .._api import Api
-from ..bulk import Deferrals, FileProgress, Progress, ProgressReporter, Results, copy_unsent, iterate
+from ..bulk import Deferrals, FileProgress, Progress, ProgressReporter, Results, copy_unsent
 from ..errors import InvalidRequest, OutcomeUnknown, SigningError, amended
 from ..models import NewRecipient, Signing
 from ..telemetry.names import DISPATCH_SPAN, OUTCOME, PACKAGE_NUMBER, PACKAGE_SPAN, SIGNING_ID
@@ -83,7 +84,7 @@ async def dispatch_one(
     """Send one package. If another run is working on it, wait for that run."""
     run = _Run(api, NoJournal() if journal is None else journal, _MAX_UPLOADS, ordered, None)
     async with run.opened():
-        result = await run.work((0, package))
+        result = await run.work(package)
         if result.error is not None:
             raise result.error
         return result.signing
@@ -102,7 +103,7 @@ def dispatch_many(
         raise InvalidRequest(f"packages: must be an iterable of SigningPackage, got {type(packages).__name__}")
     _checks.integer("concurrency", concurrency, error=InvalidRequest)
     run = _Run(api, journal, concurrency, ordered, on_progress)
-    return Results(_enumerate(packages), run.work, concurrency, around=run.opened())
+    return Results(packages, run.work, concurrency, around=run.opened())
 
 
 class _Run:
@@ -124,6 +125,7 @@ class _Run:
         self._journal = GuardedJournal(self._opened, telemetry=api.telemetry and self._has_journal)
         self._concurrency = 1 if ordered else concurrency
         self._free_uploads = asyncio.Semaphore(concurrency)
+        self._numbers = itertools.count()
         self._ended_by: SigningError | None = None
         """The error after which nothing more is sent."""
 
@@ -138,9 +140,9 @@ class _Run:
             if self._is_own_journal:
                 await self._opened.aclose()
 
-    async def work(self, numbered: tuple[int, SigningPackage]) -> DispatchResult:
+    async def work(self, package: SigningPackage) -> DispatchResult:
         """Return the result of a package. If another run is working on it, wait for that run."""
-        number, package = numbered
+        number = next(self._numbers)
         try:
             prepared = await prepare(package, self._api.transport.options.assumptions.max_pdf_bytes)
         except Exception as error:
@@ -203,12 +205,3 @@ class _Run:
         if isinstance(error, SigningError) and error.fatal:
             self._ended_by = error
         return DispatchFailure(package, draft.signing, error, tuple(draft.state.abandoned))
-
-
-async def _enumerate(
-    packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage],
-) -> AsyncIterator[tuple[int, SigningPackage]]:
-    number = 0
-    async for package in iterate(packages):
-        yield number, package
-        number += 1

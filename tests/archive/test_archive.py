@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from signing_async import (
     ConfigurationError,
     DecodeError,
     InvalidRequest,
-    JournalError,
     NotFound,
     NotSound,
     NotYetSigned,
@@ -32,7 +30,6 @@ from signing_async.sandbox import Sandbox
 from signing_async.webhooks import Event, Wakeups
 from tests.archive.tenants import Tenant, archived, completed, count, front_of, judge, lines_of, sent, sweep
 from tests.dispatch.holders import taken
-from tests.dispatch.observing import Failing
 
 DOWNLOAD = "documents.download_signed"
 
@@ -155,22 +152,6 @@ async def test_failure_of_one_document_or_signing_does_not_stop_the_sweep(
         assert (failed.document is not None, failed.entry) == (operation == DOWNLOAD, None)
         assert f"signing {failed.signing.id} was not archived" in caplog.text
         assert len(await archived(archive)) == 4 - added
-
-
-async def test_failing_journal_stops_the_sweep(tenant: Tenant) -> None:
-    """Whenever it fails; the next sweep with a journal that works finds what is missing."""
-    await tenant.complete()
-    for at in range(1, 8):
-        folder = tenant.folder / f"{at}"
-        async with (
-            SqliteJournal(tenant.journal) as kept,
-            tenant.archive(folder, journal=Failing(kept, at, OSError("disk"))) as archive,
-        ):
-            with suppress(JournalError):  # a late failure may come after all work
-                await sweep(archive)
-        async with tenant.archive(folder) as archive:
-            await archived(archive)
-        assert (await judge(tenant.sandbox, folder)).wrong == []
 
 
 async def test_failing_store_stops_the_sweep_and_a_name_that_is_always_taken_does_not(tenant: Tenant) -> None:
@@ -368,41 +349,33 @@ async def test_client_archives_one_signing_and_returns_all_its_documents_each_ti
 # Follow
 
 
-class Follower:
-    """A task that follows, and the results that it reported."""
-
-    def __init__(self, archive: Archive, wakeups: Wakeups | None = None, every: float = 60) -> None:
-        self.results: list[ArchiveResult] = []
-        self._changed = asyncio.Event()
-        self.task = asyncio.create_task(archive.follow(wakeups, every, self._note))
-
-    def _note(self, result: ArchiveResult) -> None:
-        self.results.append(result)
-        self._changed.set()
-
-    async def wait_for(self, number: int) -> None:
-        """Wait until there are this many results."""
-        async with asyncio.timeout(30):
-            while len(self.results) < number:
-                self._changed.clear()
-                await self._changed.wait()
+Follow = Callable[..., asyncio.Task[None]]
 
 
 @pytest.fixture
-async def following(archive: Archive) -> AsyncIterator[Callable[..., Follower]]:
-    """Starts a follower, which is cancelled at the end of the test."""
-    started: list[Follower] = []
+async def results() -> asyncio.Queue[ArchiveResult]:
+    """The results that the follower reports."""
+    return asyncio.Queue()
 
-    def start(*arguments: Any) -> Follower:
-        started.append(Follower(archive, *arguments))
+
+@pytest.fixture
+async def follow(archive: Archive, results: asyncio.Queue[ArchiveResult]) -> AsyncIterator[Follow]:
+    """Starts to follow; the task is cancelled at the end of the test."""
+    started: list[asyncio.Task[None]] = []
+
+    def start(wakeups: Wakeups | None = None, every: float = 60) -> asyncio.Task[None]:
+        started.append(asyncio.create_task(archive.follow(wakeups, every, results.put_nowait)))
         return started[-1]
 
     yield start
-    for follower in started:
-        if not follower.task.done():
-            follower.task.cancel()
-            await asyncio.wait([follower.task])
-            assert follower.task.cancelled()
+    for task in started:
+        task.cancel()
+    await asyncio.wait(started)
+
+
+async def taken_from(results: asyncio.Queue[ArchiveResult], number: int) -> list[ArchiveResult]:
+    async with asyncio.timeout(30):
+        return [await results.get() for _ in range(number)]
 
 
 def event(**payload: Any) -> Event:
@@ -416,58 +389,58 @@ async def listed(tenant: Tenant, times: int) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_follow_sweeps_at_once_and_again(tenant: Tenant, following: Callable[..., Follower]) -> None:
-    await tenant.complete()
-    follower = following(None, 0.05)
-    await follower.wait_for(2)
-    await tenant.complete()
-    await follower.wait_for(4)
-    assert [result.error for result in follower.results] == [None] * 4
+@pytest.mark.parametrize("wakeups", [None, Wakeups()], ids=["sweeps", "events"])
+async def test_follow_sweeps_at_once_and_again(
+    tenant: Tenant, follow: Follow, results: asyncio.Queue[ArchiveResult], wakeups: Wakeups | None
+) -> None:
+    follow(wakeups, 0.05)
+    for _ in range(2):
+        await tenant.complete()
+        assert [result.error for result in await taken_from(results, 2)] == [None] * 2
 
 
-async def test_event_is_collected_at_once_without_a_sweep(tenant: Tenant, following: Callable[..., Follower]) -> None:
+async def test_event_is_collected_at_once_without_a_sweep(
+    tenant: Tenant, follow: Follow, results: asyncio.Queue[ArchiveResult]
+) -> None:
     wakeups, signing = Wakeups(), await sent(tenant.client)
-    follower = following(wakeups)
+    follow(wakeups)
     await listed(tenant, 1)
     await tenant.sandbox.complete(signing.id)
     wakeups.publish(event(signing_id="of another tenant"))
     wakeups.publish(event(signing_id=signing.id))
-    await follower.wait_for(3)
-    assert sum(result.entry is not None for result in follower.results) == 2
-    (failed,) = [result for result in follower.results if result.error]
-    assert isinstance(failed.error, NotFound)
+    errors = [result.error for result in await taken_from(results, 3) if result.error is not None]
+    assert [type(error) for error in errors] == [NotFound]
     assert tenant.count("signings.list") == 1
 
 
-async def test_event_that_names_no_signing_starts_a_sweep(tenant: Tenant, following: Callable[..., Follower]) -> None:
+async def test_event_that_names_no_signing_starts_a_sweep(
+    tenant: Tenant, follow: Follow, results: asyncio.Queue[ArchiveResult]
+) -> None:
     wakeups, signing = Wakeups(), await sent(tenant.client)
-    follower = following(wakeups)
+    follow(wakeups)
     await listed(tenant, 1)
     await tenant.sandbox.complete(signing.id)
     wakeups.publish(event())
-    await follower.wait_for(2)
+    await taken_from(results, 2)
     assert tenant.count("signings.list") == 2
 
 
 async def test_sweep_that_fails_for_now_does_not_end_the_following(
-    tenant: Tenant, following: Callable[..., Follower], caplog: pytest.LogCaptureFixture
+    tenant: Tenant, follow: Follow, results: asyncio.Queue[ArchiveResult], caplog: pytest.LogCaptureFixture
 ) -> None:
     await tenant.complete()
     hits = tenant.sandbox.faults.add("signings.list", "500", times=6)
-    follower = following(None, 0.02)
-    await follower.wait_for(2)
+    follower = follow(None, 0.02)
+    await taken_from(results, 2)
     assert hits.hits == 6
     assert "archiving continues after: HTTP 500 on signings.list" in caplog.text
-    assert not follower.task.done()
+    assert not follower.done()
 
 
-@pytest.mark.parametrize("wakeups", [None, Wakeups()], ids=["sweeps", "events"])
-async def test_rejected_token_ends_the_following(
-    tenant: Tenant, following: Callable[..., Follower], wakeups: Wakeups | None
-) -> None:
+async def test_rejected_token_ends_the_following(tenant: Tenant, follow: Follow) -> None:
     tenant.sandbox.faults.add("signings.list", "expired-token", times=None)
     with pytest.raises(Unauthorized):
-        await following(wakeups, 0.02).task
+        await follow()
 
 
 async def test_interval_is_checked(archive: Archive) -> None:
@@ -475,19 +448,14 @@ async def test_interval_is_checked(archive: Archive) -> None:
         await archive.follow(every=0)
 
 
-@pytest.mark.parametrize("is_kept", [False, True], ids=["dropped", "kept"])
-async def test_closing_ends_the_sweeps_first(tenant: Tenant, is_kept: bool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_ends_the_sweeps_first(tenant: Tenant, caplog: pytest.LogCaptureFixture) -> None:
     """A sweep that was left by ``break``."""
     for number in range(4):
         await tenant.complete(f"Lease {number}")
-    kept = []
     async with tenant.archive() as archive:
-        results = archive.sweep()
-        if is_kept:
-            kept.append(results)
-        async for _ in results:
+        sweep = archive.sweep()
+        async for _ in sweep:
             break
-        del results
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
     async with tenant.archive() as other:
         await archived(other)

@@ -91,13 +91,14 @@ async def test_completed_signing_without_sealed_documents_is_found() -> None:
         {**signing, "id": "s2", "documents": [sealed]},
         {**signing, "id": "s3", "documents": [sealed, {"id": "d2", "name": "b.pdf"}]},
         {**signing, "id": "s4", "documents": [{"id": "d3", "signed_file_path": "/x.pdf"}]},
+        {"id": "s5"},
     ]
 
     async def respond(request: web.Request) -> web.Response:
         if request.path.endswith("/signings"):
             return web.json_response({"data": listed})
-        if request.path.endswith("/download-signed"):
-            return web.json_response({"code": "not_signed"}, status=404)
+        if request.path.endswith("/signings/s5"):
+            return web.json_response({"id": "s5", "is_draft": False, "cancelled_at": old})
         assert request.path.endswith("/signings/s1")
         return web.json_response({**signing, "documents": [{"id": "d4", "name": "c.pdf"}]})
 

@@ -142,6 +142,7 @@ async def test_changed_line_is_logged_and_its_document_is_archived_again(
     edit(filled, lambda lines: lines.append(lines[-1]))
     async with Archive(client, folder, journal=journal) as archive:
         assert [result.error async for result in archive.sweep()] == [None]
+        assert len([entry async for entry in archive.entries()]) == 6
     assert "hash does not match its content; verify the archive" in caplog.text
 
 
