@@ -143,7 +143,7 @@ async def test_invalid_package_is_refused(problems_of: Any, wrong: Any, problems
 
 
 async def test_file_with_another_hash_is_refused(problems_of: Any, tmp_path: Path) -> None:
-    (tmp_path / "a.pdf").write_bytes(make_pdf())
+    (tmp_path / "a.pdf").write_bytes(make_pdf(LARGE))
     (problem,) = await problems_of(package([PdfSource(tmp_path / "a.pdf", sha256="0" * 64)]))
     assert problem.startswith(f"documents[0]: a.pdf: sha256 mismatch: expected {'0' * 64}, found ")
 
