@@ -187,7 +187,7 @@ def check_recipient(named: Mapping[str, Any], extra: Mapping[str, Any]) -> None:
     """Raise one `InvalidRequest` with all problems of a new recipient."""
     problems = []
     email, order = named["email"], named["order"]
-    if not isinstance(email, str) or "@" not in email.strip("@ \t\r\n"):
+    if not isinstance(email, str) or "@" not in email.strip("@ \t\r\n") or "@@" in email:
         problems.append(f"email: must be an e-mail address, got {email!r}")
     for field in ("first_name", "last_name", "signing_method"):
         if named[field] is not None and not (_checks.is_text(named[field]) and named[field].strip()):

@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from ..errors import AuthError, ConfigurationError, WaitTimeout
+from ..errors import ConfigurationError, WaitTimeout
 from .command_base import Seconds, State, command
 from .output import on_one_line
 
 if TYPE_CHECKING:
-    from ..auth.oauth import OAuth
+    from ..auth.oauth import AuthorizationRequest, OAuth
     from ..models import User
     from ..settings import Settings
 
-_LOCK_TIMEOUT = 30.0
 _PROMPTS = {
     "base_url": "The tenant's URL, such as https://tenant.example.com",
     "client_id": "The app's client id (register an app at {base_url}/developer/my-apps)",
@@ -59,7 +58,7 @@ def login(state: State, no_browser: bool, wait: float) -> None:
     Register the app at the tenant's /developer/my-apps, with a redirect URI such as http://127.0.0.1:8000/callback: the
     browser is redirected there, where this command listens. With --no-browser, or a redirect URI that is not on this
     machine, enter the URL of the page where the browser ends up, or the code in it, on the terminal or on standard
-    input. Over SSH or without a display, the login URL is printed and no browser is opened.
+    input. Over SSH, the login URL is printed and no browser is opened.
 
     On a terminal, the command prompts for missing settings; the client secret is not shown. If there is no settings
     file yet, the answers are saved in one.
@@ -72,9 +71,9 @@ def login(state: State, no_browser: bool, wait: float) -> None:
 
     answers = _prompt_for_missing(state)
     settings = attrs.evolve(state.settings, **answers)
-    oauth = state.oauth(settings)
     # Fail before the user goes to the browser if the token file holds anything but a token: `save` would raise.
     state.run(settings.store.load())
+    oauth = _oauth(state, settings)
     if not no_browser and is_loopback(oauth.redirect_uri):
         state.run(_login_with_browser(state, settings, oauth.redirect_uri, wait))
     else:
@@ -85,15 +84,22 @@ def login(state: State, no_browser: bool, wait: float) -> None:
             url = click.prompt("The URL where the browser ended up (or the code in it)", err=True)
         else:
             url = sys.stdin.readline().strip()
-
-        async def finish() -> None:
-            async with oauth:
-                await oauth.exchange(url, request.state, request.code_verifier)
-                await _report_login(state, settings, oauth)
-
-        state.run(finish())
+        state.run(_exchange(state, settings, oauth, url, request))
     if answers:
         _save_answers(state, answers)
+
+
+def _oauth(state: State, settings: Settings, redirect_uri: str | None = None) -> OAuth:
+    oauth = settings.oauth(redirect_uri)
+    if state.verbose:
+        oauth.current.observer.on_attempt = state.print_attempt
+    return oauth
+
+
+async def _exchange(state: State, settings: Settings, oauth: OAuth, url: str, request: AuthorizationRequest) -> None:
+    async with oauth:
+        await oauth.exchange(url, request.state, request.code_verifier)
+        await _report_login(state, settings, oauth)
 
 
 def _prompt_for_missing(state: State) -> dict[str, Any]:
@@ -126,37 +132,29 @@ def _save_answers(state: State, answers: dict[str, Any]) -> None:
 
     folder, file = config_folder(), state.settings.file
     if file is not None or folder is None:
-        place = file or "the environment"
-        state.out.warn(f"{', '.join(answers)} not saved: add them to {place} to avoid the prompt")
+        state.out.warn(f"{', '.join(answers)} not saved: add them to {file or 'the environment'} to avoid the prompt")
         return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / "config.toml"
     path.touch(mode=0o600, exist_ok=False)
-    path.write_text(
-        "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in answers.items()), "utf-8"
-    )
+    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in answers.items()), "utf-8")
     state.out.say(f"Settings saved in {path}.")
 
 
 async def _login_with_browser(state: State, settings: Settings, redirect_uri: str, wait: float) -> None:
     from .callback import listen
 
-    async with listen(redirect_uri) as callback, state.oauth(settings, callback.redirect_uri) as oauth:
+    async with listen(redirect_uri) as callback, _oauth(state, settings, callback.redirect_uri) as oauth:
         request = oauth.authorization_request()
+        state.out.say(f"Log in with your browser, on this machine:\n  {request.url}", url=request.url)
+        if "SSH_CONNECTION" not in os.environ:
+            # In a daemon thread: some browsers return only when they are closed.
+            threading.Thread(target=webbrowser.open, args=(request.url,), daemon=True).start()
 
         async def exchange(query: str) -> str:
             await oauth.exchange(query, request.state, request.code_verifier)
             return f"The token for {settings.origin} is saved on your machine."
 
-        is_remote = any(map(os.environ.get, ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")))
-        has_display = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
-        if os.environ.get("BROWSER") or (has_display and not is_remote):
-            state.out.say(f"Opening your browser. If nothing happens, visit\n  {request.url}", url=request.url)
-            # In a daemon thread: some browsers return only when they are closed.
-            threading.Thread(target=webbrowser.open, args=(request.url,), daemon=True).start()
-        else:
-            hint = f"The browser must reach {callback.redirect_uri} on this machine; else use login --no-browser."
-            state.out.say(f"Visit this URL in a browser:\n  {request.url}\n{hint}", url=request.url)
         try:
             async with asyncio.timeout(wait) as deadline:
                 await callback.wait(exchange)
@@ -194,16 +192,14 @@ async def logout(state: State) -> None:
     store, origin = state.settings.store, state.settings.origin
     was_logged_in = store.path.exists()
     if was_logged_in:
-        try:
-            # Hold the lock: otherwise a refresh in another process may save the token again.
-            async with asyncio.timeout(_LOCK_TIMEOUT), store.lock():
-                await store.load()  # raises if the file holds anything but a token
-                store.path.unlink(missing_ok=True)
-        except TimeoutError:
-            raise AuthError(f"the token file {store.path} is in use: try again", transient=True) from None
+        # Hold the lock: otherwise a refresh in another process may save the token again.
+        async with store.lock():
+            await store.load()  # raises if the file holds anything but a token
+            store.path.unlink(missing_ok=True)
     facts = {"base_url": origin, "token_file": str(store.path), "removed": was_logged_in}
-    state.out.result(facts, f"Token removed: {store.path}" if was_logged_in else f"Not logged in at {origin}")
-    if was_logged_in:
-        state.out.say("The service was not told: a copy of the token works until it expires.")
+    text = (
+        f"Token removed: {store.path}; a copy works until it expires" if was_logged_in else f"Not logged in at {origin}"
+    )
+    state.out.result(facts, text)
     if state.settings.access_token is not None:
         state.out.warn("SIGNING_ACCESS_TOKEN is still set")

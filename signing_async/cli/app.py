@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from .._toml import did_you_mean
 from ..errors import AuthError, SigningError, Unauthorized
 
 try:
@@ -22,8 +20,6 @@ from .output import Output, discard_output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from click.shell_completion import CompletionItem
 
 COMMANDS = {
     "add-recipient": ("recipients:add_recipient", "Add a recipient to a draft."),
@@ -55,47 +51,34 @@ COMMANDS = {
 
 
 class _LazyGroup(click.Group):
-    """Imports a command when it runs, so that ``--help`` is fast and a missing extra affects only its command."""
+    """Imports a command only to run it: help is fast, and a missing extra affects only its command."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[name][0].partition(":")
-        try:
-            found: click.Command = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
-        except ModuleNotFoundError as error:
-            if ctx.resilient_parsing:  # a shell asks for completions
-                return None
-            message = f"{name} needs the module {error.name}: pip install 'signing-async[all]'"
-            raise click.ClickException(message) from None
-        return found
-
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        if args[0] not in COMMANDS and not ctx.resilient_parsing and (hint := did_you_mean(args[0], COMMANDS)):
-            raise click.UsageError(f"No such command {args[0]!r}{hint}", ctx)
-        return super().resolve_command(ctx, args)
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        # Click would import every command for its help line, and leave out those whose extra is missing.
-        from click.shell_completion import CompletionItem
-
-        names = [name for name in sorted(COMMANDS) if name.startswith(incomplete)]
-        found = [CompletionItem(name, help=COMMANDS[name][1]) for name in names]
-        return found + click.Command.shell_complete(self, ctx, incomplete)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, COMMANDS[name][1]) for name in sorted(COMMANDS)])
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, found, rest = super().resolve_command(ctx, args)
+        if name is not None:
+            module, _, attribute = COMMANDS[name][0].partition(":")
+            try:
+                found = getattr(importlib.import_module(f"{__package__}.{module}"), attribute)
+            except ModuleNotFoundError as error:
+                if ctx.resilient_parsing:  # a shell asks for completions
+                    return None, None, []
+                message = f"{name} needs the module {error.name}: pip install 'signing-async[all]'"
+                raise click.ClickException(message) from None
+        return name, found, rest
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Exit codes"):
             formatter.write_dl([(str(code), meaning) for code, meaning in CODES.items()])
 
 
-@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]}, params=list(common_options()))
+@click.group(
+    cls=_LazyGroup,
+    commands={name: click.Command(name, short_help=line) for name, (_, line) in COMMANDS.items()},
+    context_settings={"help_option_names": ["-h", "--help"]},
+    params=list(common_options()),
+)
 @click.version_option(package_name="signing-async")
 def group() -> None:
     """Use the electronic signing service from the terminal.
@@ -132,19 +115,14 @@ def completion(state: State, shell: str) -> None:
 
 
 def main() -> None:
-    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
-        if getattr(sys, name) is None:  # closed: no file or connection must get its descriptor
-            os.open(os.devnull, os.O_RDWR)
-            setattr(sys, name, os.fdopen(number, mode, closefd=False))
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    # Escape characters that an output's encoding lacks; decode invalid input as Python decodes arguments.
-    for name, errors in (("stdin", "surrogateescape"), ("stdout", "backslashreplace"), ("stderr", "backslashreplace")):
+    for stream in (sys.stdout, sys.stderr):  # escape characters that an output's encoding lacks
         with contextlib.suppress(AttributeError):  # not every stream has reconfigure()
-            getattr(sys, name).reconfigure(errors=errors)
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # of a TextIOWrapper
     out, state = Output(json="--json" in arguments), State(arguments)
     problem: BaseException
     try:
@@ -164,12 +142,11 @@ def run(arguments: Sequence[str]) -> int:
         if not out.json:
             error.show()
             return error.exit_code
-        code, message, problem = error.exit_code, error.format_message(), error
+        problem, code, message = error, error.exit_code, error.format_message()
     except ModuleNotFoundError as error:  # of an extra
         problem, code, message = error, USAGE, str(error)
     except OSError as error:
         discard_output()
-        message = f"{error.filename or 'could not write the output'}: {error.strerror}"
-        code, problem = FAILED, error
+        problem, code, message = error, FAILED, f"{error.filename or 'could not write the output'}: {error.strerror}"
     out.error(message, {**facts_of(problem, code), "message": message})
     return code

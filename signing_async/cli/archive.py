@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,27 +15,25 @@ import click
 from .._toml import did_you_mean
 from ..errors import InvalidRequest, NotYetSigned, SigningError
 from .command_base import (
-    NAME_HELP,
     Seconds,
     State,
     command,
     common_options,
-    duration,
-    duration_or_moment,
     journal_option,
     make_folder,
-    moment,
-    name_pattern,
+    moment_option,
+    name_option,
     refuse_password,
+    span_option,
 )
-from .dispatch import MAX_SHOWN, open_journal
-from .exits import FAILED, NOT_SOUND, STUCK, code_of, code_of_all, facts_of
-from .output import Output, ProgressDisplay, ago, count, iso, on_one_line
+from .dispatch import open_journal
+from .exits import FAILED, NOT_SOUND, STUCK, code_of_all, facts_of
+from .output import count, on_one_line
 from .recipients import show_reminder
 from .signings import recipient_facts, signing_facts
 
 if TYPE_CHECKING:
-    from ..archive import ArchiveReport, ArchiveResult, ArchiveStore
+    from ..archive import ArchiveResult, ArchiveStore
     from ..client import SigningClient
     from ..dispatch.journal import Journal
 
@@ -47,8 +45,6 @@ _KINDS = {
     "not_sent": "not sent",
     "not_examined": "could not be examined",
 }
-# Words that are more likely a mistyped command than a new folder.
-_VERBS = ("check", "fetch", "get", "help", "list", "ls", "pull", "run", "start", "stats", "sync", "update")
 
 
 class _Group(click.Group):
@@ -61,9 +57,9 @@ class _Group(click.Group):
         if word in self.commands:
             return super().resolve_command(ctx, args)
         hint = did_you_mean(word, self.commands) if word.isidentifier() else ""
-        if (hint or word in _VERBS) and not Path(word).exists():
-            problem = f"No such command {word!r}{hint or '; the commands are status and verify.'}"
-            raise click.UsageError(f"{problem} To archive into a new folder of that name, use {word}/", ctx)
+        if hint and not Path(word).exists():
+            text = f"No such command {word!r}{hint} To archive into a new folder of that name, use {word}/"
+            raise click.UsageError(text, ctx)
         return "", run, args
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -81,16 +77,16 @@ def archive() -> None:
 
 @command()
 @click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX")
-@journal_option
+@journal_option()
 @click.option("--follow", is_flag=True, help="Keep archiving until Ctrl-C or SIGTERM.")
 @click.option("--every", default=300.0, show_default=True, type=Seconds(1), help="With --follow: the interval.")
-@click.option("--since", type=duration_or_moment, help="Only signings updated since: 30d, 12h, 2031-03-31, ...")
-@click.option("--name", "where", metavar="PATTERN", type=name_pattern, help=NAME_HELP)
+@moment_option("--since", help="Only signings updated since.")
+@name_option("where")
 @click.option("--template", metavar="TEXT", help="Template for the names of the files.")
 @click.option("--object-lock", type=_LOCK, metavar="MODE DAYS", help="S3 only: COMPLIANCE or GOVERNANCE, and the time.")
 @click.option("--verify", is_flag=True, help="Archive only PDFs whose signatures are sound.")
 @click.option("--trust", multiple=True, metavar="ROOTS", help='As in verify-sealed: a file, a folder or "system".')
-@click.option("--remind-after", type=duration, help="Remind recipients who have not signed for this long.")
+@span_option("--remind-after", help="Remind recipients who have not signed for this long.")
 @click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Signings at once.")
 async def run(
     state: State,
@@ -98,7 +94,6 @@ async def run(
     journal: str | None,
     follow: bool,
     every: float,
-    since: datetime | timedelta | None,
     remind_after: timedelta | None,
     template: str | None,
     object_lock: tuple[str, int] | None,
@@ -133,19 +128,17 @@ async def run(
             raise InvalidRequest("--journal: an archive in S3 needs one: a path, or postgresql://... for many machines")
         make_folder(Path(to), "FOLDER")
         journal = str(Path(to, ".journal"))  # names that begin with a dot are not part of the archive
-    work = _Run(state, follow)
     async with contextlib.AsyncExitStack() as exits:
         store = await exits.enter_async_context(_store(to, object_lock))
         opened = await exits.enter_async_context(open_journal(journal))
         client = await exits.enter_async_context(state.client())
         await client.me()  # a rejected token would fail every document
         archived = await exits.enter_async_context(
-            Archive(client, store, journal=opened, since=since, trust=trust or None, **options)
+            Archive(client, store, journal=opened, trust=trust or None, **options)
         )
-        async for _ in archived.entries():
-            work.present += 1
+        work = _Run(state, follow, present=len([entry async for entry in archived.entries()]))
         exits.callback(work.summarize)
-        exits.enter_context(work.display)
+        work.advance = exits.enter_context(state.out.item_progress("Archiving"))
         try:
             async with asyncio.TaskGroup() as group:
                 if remind_after is not None:
@@ -157,7 +150,69 @@ async def run(
                         work.report(result)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-    return code_of_all(work.errors.values(), done=work.archived)
+    return code_of_all(work.errors, done=work.archived)
+
+
+class _Run:
+    """One run of `archive`, and its results."""
+
+    def __init__(self, state: State, follow: bool, present: int) -> None:
+        self._out, self._follow, self._present = state.out, follow, present
+        self.archived = self._size = self._reminded = 0
+        self.advance: Callable[[bool], object] = bool
+        self._open: dict[tuple[str, str | None], Exception] = {}
+        """The last errors, by the ids of signing and document: with --follow, each sweep tries again."""
+        self.errors: list[Exception] = []
+
+    def report(self, result: ArchiveResult) -> None:
+        signing, document = result.signing, None if result.document is None else result.document.id
+        facts: dict[str, Any] = {"signing": signing.id, "name": signing.name, "document": document}
+        self._open.pop((signing.id, None), None)
+        earlier = self._open.pop((signing.id, document), None)
+        if result.error is None:
+            self.archived, self._size = self.archived + 1, self._size + result.entry.size
+            self._out.result({**facts, **result.entry.as_dict(), "signing": signing.id})
+        else:
+            self._open[signing.id, document] = result.error
+            if earlier is None and not isinstance(result.error, NotYetSigned):
+                self.errors.append(result.error)
+                self._out.failed(signing.name or signing.id, result.error, facts)
+        self.advance(result.error is not None)
+
+    async def remind(self, client: SigningClient, journal: Journal, after: timedelta) -> None:
+        """Remind the recipients of signings without progress; with --follow, again and again."""
+        from ..archive import archive_status
+
+        while True:
+            try:
+                found = await archive_status(client, journal, after=after, remind_every=after, kinds=["no_progress"])
+            except SigningError as error:
+                if not (self._follow and error.transient):
+                    raise
+                self._out.warn(f"reminders are retried later: {error}")
+            else:
+                for stuck in found.signings:
+                    name, facts = stuck.signing.name or stuck.signing.id, {"signing": stuck.signing.id}
+                    if stuck.error is not None:
+                        self._out.failed(name, stuck.error, {**facts, "reminded": False})
+                    for reminder in stuck.reminders:
+                        show_reminder(self._out, reminder, facts, f" of {name}")
+                    errors = [stuck.error, *(reminder.error for reminder in stuck.reminders)]
+                    self.errors += filter(None, errors)
+                    self._reminded += errors[1:].count(None)
+            if not self._follow:
+                return
+            await asyncio.sleep(_SECONDS_BETWEEN_REMINDERS)
+
+    def summarize(self) -> None:
+        unsealed = sum(isinstance(error, NotYetSigned) for error in self._open.values())
+        failed = len(self._open) - unsealed
+        facts = {"archived": self.archived, "bytes": self._size, "failed": failed}
+        facts |= {"already_there": self._present, "not_yet_sealed": unsealed, "reminded": self._reminded}
+        text = f"{count(self.archived, 'document')} archived ({self._size} bytes), {failed} failed."
+        text += f" Already there: {self._present}." if self._present else ""
+        text += f" Not yet sealed: {unsealed}; a later run fetches them." if unsealed else ""
+        self._out.result({"summary": facts}, text)
 
 
 @command()
@@ -174,17 +229,24 @@ async def verify(state: State, to: str) -> int:
     from ..archive import verify_archive
 
     async with _store(to) as store:
-        with state.out.progress("Verifying") as on_progress:
+        with state.out.byte_progress("Verifying") as on_progress:
             found = await verify_archive(store, on_progress)
-        return _print_report(state.out, to, found)
+    if not found.lines and not found.findings:
+        raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")
+    for finding in found.findings:
+        facts = {"finding": finding.kind, "path": finding.path, "line": finding.line, "text": finding.text}
+        state.out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")
+    summary = {"ok": found.ok, "documents": found.documents, "bytes": found.size, "head": found.head}
+    verdict = "the archive matches its manifest" if found.ok else count(len(found.findings), "finding")
+    text = f"{count(found.documents, 'document')} ({found.size} bytes): {verdict}. Head: {found.head}"
+    state.out.result({"summary": {**summary, "lines": found.lines, "findings": len(found.findings)}}, text)
+    return 0 if found.ok else NOT_SOUND
 
 
 @command()
-@journal_option
-@click.option(
-    "--after", default="7d", show_default=True, type=duration, help="List what was not updated for this time."
-)
-@click.option("--since", type=moment, help="Only signings and dispatches updated since: 90d, 2031-03-31, ...")
+@journal_option()
+@span_option("--after", default="7d", show_default=True, help="What was not updated for this time.")
+@moment_option("--since", help="Only signings and dispatches updated since.")
 async def status(state: State, journal: str | None, after: timedelta, since: datetime | None) -> int:
     """List what is stuck.
 
@@ -208,31 +270,34 @@ async def status(state: State, journal: str | None, after: timedelta, since: dat
         client = await exits.enter_async_context(state.client())
         opened = None if journal is None else await exits.enter_async_context(open_journal(journal))
         found = await archive_status(client, opened, after=after, since=since)
-    when = ago if state.out.is_terminal else iso
     rows: list[tuple[object, ...]] = []
     for stuck in found.signings:
         signing, error = stuck.signing, stuck.error
         facts: dict[str, Any] = {"stuck": stuck.kind, "signing": signing_facts(signing)}
-        facts["pending"] = [recipient_facts(state, recipient) for recipient in stuck.pending]
+        facts["pending"] = [recipient_facts(recipient) for recipient in stuck.pending]
         facts["documents"] = [{"id": document.id, "name": document.name} for document in stuck.documents]
         names = [one.email for one in stuck.pending] or [one.name or one.id for one in stuck.documents]
         if error is not None:
             facts["error"], names = facts_of(error), [str(error)]
         state.out.result(facts)
-        rows.append((signing.id, signing.name, _KINDS[stuck.kind], when(signing.updated_at), ", ".join(names)))
+        when = state.out.when(signing.updated_at)
+        rows.append((signing.id, signing.name, _KINDS[stuck.kind], when, ", ".join(names)))
     known = {stuck.signing.id: stuck.signing.name for stuck in found.signings}
     for dispatch in found.dispatches:
         state.out.result({"stuck": "dispatch", "dispatch": dispatch})
         name = dispatch.key
         if re.fullmatch("[0-9a-f]{64}", name):  # a hash, which says nothing
             name = known.get(dispatch.signing or "") or f"{name[:12]}…"
-        problem = "perhaps sent" if dispatch.may_be_sent else "not dispatched"
-        rows.append((dispatch.signing or "", name, problem, when(dispatch.updated_at), dispatch.error or ""))
+        problem, when = (
+            "perhaps sent" if dispatch.may_be_sent else "not dispatched",
+            state.out.when(dispatch.updated_at),
+        )
+        rows.append((dispatch.signing or "", name, problem, when, dispatch.error or ""))
     if found.ok:
         state.out.say("Nothing is stuck.")
         return 0
     if not state.json:
-        state.out.table(("ID", "NAME", "PROBLEM", "SINCE", "DETAILS"), rows, optional=("SINCE",))
+        state.out.table(("ID", "NAME", "PROBLEM", "SINCE", "DETAILS"), rows)
     return STUCK if found.dispatches or any(stuck.error is None for stuck in found.signings) else FAILED
 
 
@@ -245,100 +310,14 @@ def _journal_of(state: State, given: str | None) -> str | None:
     return given or (None if state.settings.journal is None else str(state.settings.journal))
 
 
-def _print_report(out: Output, to: str, found: ArchiveReport) -> int:
-    if not found.lines and not found.findings:
-        raise InvalidRequest(f"{to} is not an archive: it has no manifest.jsonl")
-    for finding in found.findings:
-        facts = {"finding": finding.kind, "path": finding.path, "line": finding.line, "text": finding.text}
-        out.result(facts, on_one_line(f"{finding.kind.replace('_', ' ')}: {finding.text}"), "red")
-    facts = {"ok": found.ok, "documents": found.documents, "bytes": found.size, "head": found.head}
-    verdict = "the archive matches its manifest" if found.ok else count(len(found.findings), "finding")
-    text = f"{count(found.documents, 'document')} ({found.size} bytes): {verdict}. Head: {found.head}"
-    out.result({"summary": {**facts, "lines": found.lines, "findings": len(found.findings)}}, text)
-    return 0 if found.ok else NOT_SOUND
-
-
 @contextlib.asynccontextmanager
 async def _store(to: str, object_lock: tuple[str, int] | None = None) -> AsyncIterator[ArchiveStore]:
-    from ..archive import FolderStore
+    if "://" in to:
+        from ..archive import S3Store
 
-    if "://" not in to:
+        async with S3Store(to, object_lock=object_lock) as store:
+            yield store
+    else:
+        from ..archive import FolderStore
+
         yield FolderStore(to)
-        return
-    from ..archive import S3Store
-
-    async with S3Store(to, object_lock=object_lock) as store:
-        yield store
-
-
-class _Run:
-    """One run of `archive`, and its results."""
-
-    def __init__(self, state: State, follow: bool) -> None:
-        self._out = state.out
-        self._follow = follow
-        self.display = ProgressDisplay(state.out, "Archiving", None)
-        self.archived = self.present = self._size = self._reminded = 0
-        self._last_errors: dict[tuple[str, str | None], Exception] = {}
-        """The errors of the last sweep, by the ids of signing and document (None: the signing was not read)."""
-        self.errors: dict[int, BaseException] = {}
-        """One error for each exit code."""
-
-    def report(self, result: ArchiveResult) -> None:
-        signing, document = result.signing, None if result.document is None else result.document.id
-        facts: dict[str, Any] = {"signing": signing.id, "name": signing.name, "document": document}
-        had_failed = (signing.id, document) in self._last_errors  # with --follow, each sweep tries again
-        for key in ((signing.id, None), (signing.id, document)):
-            self._last_errors.pop(key, None)
-        if result.error is None:
-            self.archived, self._size = self.archived + 1, self._size + result.entry.size
-            self._out.result({**facts, **result.entry.as_dict(), "signing": signing.id})
-        else:
-            self._last_errors[signing.id, document] = result.error
-            if not isinstance(result.error, NotYetSigned):
-                self.errors.setdefault(code_of(result.error), result.error)
-                if self._out.json or (not had_failed and self._failures() <= MAX_SHOWN):
-                    self._out.failed(signing.name or signing.id, result.error, facts)
-        self.display.advance(failed=result.error is not None)
-
-    def _failures(self) -> int:
-        return sum(not isinstance(error, NotYetSigned) for error in self._last_errors.values())
-
-    async def remind(self, client: SigningClient, journal: Journal, after: timedelta) -> None:
-        """Remind the recipients of signings without progress; with --follow, again and again."""
-        from ..archive import archive_status
-
-        while True:
-            try:
-                found = await archive_status(client, journal, after=after, remind_every=after, kinds=["no_progress"])
-            except SigningError as error:
-                if not (self._follow and error.transient):
-                    raise
-                self._out.warn(f"reminders are retried later: {error}")
-            else:
-                for stuck in found.signings:
-                    name, facts = stuck.signing.name or stuck.signing.id, {"signing": stuck.signing.id}
-                    if stuck.error is not None:
-                        self._out.failed(name, stuck.error, {**facts, "reminded": False})
-                    for reminder in stuck.reminders:
-                        show_reminder(self._out, reminder, facts, f" of {name}")
-                        self._reminded += reminder.error is None
-                    for failure in (stuck.error, *(reminder.error for reminder in stuck.reminders)):
-                        if failure is not None:
-                            self.errors.setdefault(code_of(failure), failure)
-            if not self._follow:
-                return
-            await asyncio.sleep(_SECONDS_BETWEEN_REMINDERS)
-
-    def summarize(self) -> None:
-        failed = self._failures()
-        unsealed = len(self._last_errors) - failed
-        facts = {"archived": self.archived, "bytes": self._size, "failed": failed}
-        facts |= {"already_there": self.present, "not_yet_sealed": unsealed, "reminded": self._reminded}
-        archived = f"{count(self.archived, 'document')} {'was' if self.archived == 1 else 'were'} archived"
-        text = f"{archived} ({self._size} bytes), {failed} failed."
-        if self.present:
-            text += f" {self.present} {'was' if self.present == 1 else 'were'} there already."
-        if unsealed:
-            text += f" {unsealed} not yet sealed: a later run fetches them."
-        self._out.result({"summary": facts}, text)

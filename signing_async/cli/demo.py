@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 
 import click
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from .._sample_pdf import sample_pdf
 from ..archive import verify_archive
@@ -65,7 +66,6 @@ async def demo(state: State, folder: Path | None) -> None:
         url = await exits.enter_async_context(_webhooks(private / "inbox.db", events, wakeups))
         sandbox = await exits.enter_async_context(Sandbox(webhook_url=url, webhook_secret=_SECRET))
         steps.show("A sandbox of the signing service", sandbox.base_url, "not a legal signing service")
-
         app = sandbox.register_app(redirect_uri="http://127.0.0.1:8000/callback", name="Demo")
         oauth = OAuth(
             sandbox.base_url,
@@ -83,7 +83,6 @@ async def demo(state: State, folder: Path | None) -> None:
         user = await client.me()
         who = f"{user.name} <{user.email}>"
         steps.show("The user allows access; the code is exchanged", who, "state checked, token saved")
-
         facts = await _sign(steps, sandbox, client, folder, events, wakeups)
         facts["archive"] = await _archive(steps, sandbox, client, folder, private / "berths.journal")
     if not state.json:
@@ -108,14 +107,8 @@ async def _webhooks(path: Path, events: list[Event], wakeups: Wakeups) -> AsyncI
     inbox.on("*")(events.append)
     app = web.Application()
     app.router.add_post("/webhooks", aiohttp_handler(Receiver(WebhookVerifier(_SECRET), inbox)))
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        async with inbox, inbox.running():
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}/webhooks"
-    finally:
-        await runner.cleanup()
+    async with TestServer(app) as server, inbox, inbox.running():
+        yield str(server.make_url("/webhooks"))
 
 
 async def _sign(

@@ -18,15 +18,13 @@ import click
 from .._files import resolve_path
 from ..errors import ConfigurationError, InvalidRequest
 from .command_base import Seconds, State, command, journal_option, on_signal, refuse_password
-from .exits import INTERRUPTED, code_of, code_of_all
+from .exits import INTERRUPTED, code_of_all
 from .manifest import CheckedManifest, Entry, FailureReport, Manifest, check_manifest
-from .output import ProgressDisplay, count
+from .output import count
 
 if TYPE_CHECKING:
     from ..dispatch.journal import Journal
     from ..dispatch.package import SigningPackage
-    from ..transport.operation import Attempt
-    from .workers import WorkerResult
 
 MAX_SHOWN = 20
 """How many failures, and how many abandoned drafts, are printed without --json."""
@@ -34,7 +32,7 @@ MAX_SHOWN = 20
 
 @command(changing=True)
 @click.argument("manifest", type=click.Path(path_type=Path))
-@journal_option
+@journal_option()
 @click.option("--failures", type=click.Path(path_type=Path), help="The report of failed packages, itself a manifest.")
 @click.option("--dry-run", is_flag=True, help="Check the manifest and every PDF; send nothing.")
 @click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Packages sent at once.")
@@ -68,9 +66,8 @@ async def dispatch(
     signing_async.taskiq:broker"; their environment holds SIGNING_BROKER, SIGNING_JOURNAL and a client's settings. The
     workers read the documents under the same paths.
 
-    Exit code 0: all packages were sent. 1: some failed, or a PDF temporarily cannot be read. 2: the manifest is
-    invalid, nothing was sent. 3: the outcome of some is unknown. 5: --for expired before a worker reported on any
-    package.
+    Exit code 0: all packages were sent. 1: some failed. 2: the manifest is invalid, nothing was sent. 3: the outcome of
+    some is unknown. 5: --for expired before a worker reported on any package.
 
     \b
     Example:
@@ -79,40 +76,36 @@ async def dispatch(
     """
     refuse_password("--journal", journal, "put the URL into SIGNING_JOURNAL")
     refuse_password("--broker", broker, "put the URL into SIGNING_BROKER, and use --broker env:SIGNING_BROKER")
-    for option, given in (("--wait", wait), ("--for", seconds is not None)):
-        if given and broker is None:
-            raise click.UsageError(f"{option}: needs --broker; without it the command itself sends the packages")
-    if broker is not None and broker.startswith("env:") and not dry_run:
+    if broker is None and (wait or seconds is not None):
+        raise click.UsageError("--wait and --for need --broker; without it the command itself sends the packages")
+    if broker is not None and broker.startswith("env:"):
         variable = broker.removeprefix("env:")
         broker = os.environ.get(variable)
         if not broker:
             raise ConfigurationError(f"--broker: {variable or 'the variable'} is not set")
-    stem = manifest.stem
-    while stem.endswith(".failures") and stem != ".failures":
-        stem = stem.removesuffix(".failures")  # a report of failures shares the journal of its manifest
+    stem = re.sub(r"(\.failures)+$", "", manifest.stem)  # a report of failures shares the journal of its manifest
     place = journal or str(state.settings.journal or manifest.parent / f"{stem}.journal")
-    if broker is not None and "://" not in place and not dry_run:
+    if broker is not None and "://" not in place:
         raise InvalidRequest("--broker: needs a journal that all workers can reach: --journal postgresql://...")
-    if failures is not None and failures.is_dir():
-        raise InvalidRequest(f"--failures: {str(failures)!r} is a folder")
-    if failures is not None and failures.resolve() == manifest.resolve():
-        raise click.UsageError("--failures: must not be the manifest itself")
     opened = Manifest(manifest)
     report = FailureReport(failures or manifest.parent / f"{stem}.failures{manifest.suffix}", opened)
+    if failures is not None and failures.resolve() == manifest.resolve():
+        raise click.UsageError("--failures: must not be the manifest itself")
+    # The report would replace the journal, and packages would be sent twice.
+    if "://" not in place and resolve_path("--journal", place) in (manifest.resolve(), report.path.resolve()):
+        raise InvalidRequest("--journal: must not be the manifest, nor the report of failures")
     if not dry_run:
         report.check()
-        _check_journal(place, manifest, report.path)
-    with ProgressDisplay(state.out, "Checking", None) as display:
-        checked = await check_manifest(opened, state.settings.assumptions.max_pdf_bytes, display.advance)
+    with state.out.item_progress("Checking") as advance:
+        checked = await check_manifest(opened, state.settings.assumptions.max_pdf_bytes, advance)
     if dry_run:
         packages = len(checked.lines)
         counts = f"{count(packages, 'package')} with {count(checked.documents, 'document')} ({checked.size} bytes)"
         facts = {"packages": packages, "documents": checked.documents, "bytes": checked.size, "sent": 0}
         state.out.result({"dry_run": facts}, f"{manifest}: {counts}: all valid. Nothing was sent.")
         return 0
-    work = _Run(
-        state, opened, checked, report, place, by_workers=broker is not None, enqueues=bool(broker and not wait)
-    )
+    shown = re.sub(r"(://[^:/@]*):.*@", r"\1@", place).partition("?")[0] if "://" in place else place
+    work = _Run(state, opened, checked, report, shown, broker is not None, broker is not None and not wait)
     async with open_journal(place) as opened_journal, contextlib.AsyncExitStack() as exits:
         if broker is not None:
             from .workers import worker_results
@@ -120,30 +113,11 @@ async def dispatch(
             max_bytes = state.settings.assumptions.max_pdf_bytes
             results: Any = worker_results(broker, work.packages(), max_bytes, seconds, state.out.warn, wait=wait)
         else:
-            client = await exits.enter_async_context(state.client(work.note_attempt))
+            client = await exits.enter_async_context(state.client())
             await client.me()  # a rejected token would fail every package
             results = client.dispatch_many(work.packages(), opened_journal, concurrency)
         await work.report_results(results)
     return work.summarize()
-
-
-def _check_journal(place: str, manifest: Path, report: Path) -> None:
-    if "://" in place:
-        return
-    path = resolve_path("--journal", place)
-    if path.is_dir():
-        raise InvalidRequest(f"--journal: {place!r} is a folder")
-    if not path.parent.is_dir():
-        raise InvalidRequest(f"--journal: the folder {str(path.parent)!r} does not exist")
-    if path == manifest.resolve():
-        raise InvalidRequest("--journal: must not be the manifest itself")
-    if path == report.resolve():
-        # The report would replace the journal, and packages would be sent twice.
-        raise InvalidRequest("--journal: must not be the report of failures")
-
-
-def _without_password(place: str) -> str:
-    return re.sub(r"(://[^:/@]*):.*@", r"\1@", place.partition("?")[0]) if "://" in place else place
 
 
 @contextlib.asynccontextmanager
@@ -173,19 +147,17 @@ class _Run:
     checked: CheckedManifest
     failures: FailureReport
     journal: str
-    by_workers: bool = attrs.field(kw_only=True)
-    enqueues: bool = attrs.field(kw_only=True)
+    """The journal's place, without a password."""
+    by_workers: bool
+    enqueues: bool
     """Whether a package is done when workers will send it."""
     under_way: dict[str, Entry] = attrs.field(factory=dict)
     sent: int = 0
     earlier: int = 0
-    failed: int = 0
     abandoned: int = 0
     interrupts: int = 0
     """How often Ctrl-C was pressed. The first finishes the packages under way, the second cancels them."""
-    errors: dict[int, BaseException] = attrs.field(factory=dict)
-    """One error for each exit code."""
-    display: ProgressDisplay | None = None
+    errors: list[Exception] = attrs.field(factory=list)
 
     def packages(self) -> Iterator[SigningPackage]:
         """Yield the packages with their keys. After Ctrl-C, yield no other package."""
@@ -208,30 +180,24 @@ class _Run:
             else:
                 cancel()
 
-        place = _without_password(self.journal)
-        out.say(f"Journal: {place}", journal=place)
-        with on_signal(signal.SIGINT, interrupt), ProgressDisplay(out, "Sending", len(self.checked.lines)) as display:
-            self.display = display
-            try:
+        out.say(f"Journal: {self.journal}", journal=self.journal)
+        on_signal(signal.SIGINT, interrupt)
+        try:
+            with out.item_progress("Sending", len(self.checked.lines)) as advance:
                 async with results as stream:
                     async for result in stream:
                         self._add(result)
-                        display.advance(failed=result.error is not None)
-            except asyncio.CancelledError:
-                if self.interrupts < 2:
-                    raise
+                        advance(result.error is not None)
+        except asyncio.CancelledError:
+            if self.interrupts < 2:
+                raise
 
-    def note_attempt(self, attempt: Attempt) -> None:
-        """Say in the progress bar that an unknown outcome is settled. A spare draft has none."""
-        if self.display is not None and attempt.ambiguous and attempt.operation != "signings.create":
-            self.display.note("settling an unknown outcome")
-
-    def _add(self, result: WorkerResult) -> None:
+    def _add(self, result: Any) -> None:
         key = str(result.package.key)
         entry = self.under_way.pop(key)
         out, where = self.state.out, f"{self.manifest.path}, line {entry.line}"
-        facts: dict[str, Any] = {"line": entry.line, "key": key, "name": result.package.name}
-        facts["signing"] = None if result.signing is None else result.signing.id
+        signing = None if result.signing is None else result.signing.id
+        facts: dict[str, Any] = {"line": entry.line, "key": key, "name": result.package.name, "signing": signing}
         facts["abandoned"] = result.abandoned
         for draft in result.abandoned:
             self.abandoned += 1
@@ -242,60 +208,54 @@ class _Run:
             self.earlier += result.sent_earlier
             out.result(facts)
             return
-        self.failed += 1
-        self.errors.setdefault(code_of(result.error), result.error)
+        self.errors.append(result.error)
         self.failures.add(entry.row, key, str(result.error))
-        if out.json or self.failed <= MAX_SHOWN:
+        if out.json or len(self.errors) <= MAX_SHOWN:
             out.failed(where, result.error, facts)
-            if result.signing is not None and not out.json:
-                out.say(f"{where}: its signing at the service is {result.signing.id}")
+            if signing is not None and not out.json:
+                out.say(f"{where}: its signing at the service is {signing}")
 
     def summarize(self) -> int:
         """Write the report of failures, print the totals, and return the exit code."""
-        packages, verb = len(self.checked.lines), "enqueued" if self.enqueues else "sent"
-        left = packages - self.sent - self.failed
+        failed, verb = len(self.errors), "enqueued" if self.enqueues else "sent"
+        left = len(self.checked.lines) - self.sent - failed
         interrupted = self.interrupts > 0 and left > 0
         counts = f"{self.sent} {verb}"
         if not self.by_workers:  # workers do not report what was sent earlier
             counts += f": {self.earlier} earlier, {self.sent - self.earlier} now"
-        lines = [f"{counts}, {self.failed} failed." if self.failed else f"{counts}."]
-        reported = self._write_report(lines, keep=interrupted or self.enqueues)
+        lines = [f"{counts}, {failed} failed." if failed else f"{counts}."]
+        reported = self._write_report(lines, is_partial=interrupted or self.enqueues)
         if self.abandoned:
             lines.append(f"Abandoned drafts, left unsent at the service: {self.abandoned}.")
         if interrupted:
             command = shlex.join(["signing-async", *self.state.arguments])
             lines.append(f"Interrupted: {left} left. To resume, run the same command:\n  {command}")
         facts = {
-            "packages": packages,
+            "packages": len(self.checked.lines),
             verb: self.sent,
             "sent_earlier": None if self.by_workers else self.earlier,
-            "failed": self.failed,
+            "failed": failed,
             "left": left,
             "abandoned": self.abandoned,
-            "journal": _without_password(self.journal),
+            "journal": self.journal,
             "failures": str(self.failures.path) if reported else None,
             "interrupted": interrupted,
         }
         self.state.out.result({"summary": facts}, "\n".join(lines))
-        return INTERRUPTED if interrupted else code_of_all(self.errors.values(), done=self.sent)
+        return INTERRUPTED if interrupted else code_of_all(self.errors, done=self.sent)
 
-    def _write_report(self, lines: list[str], *, keep: bool) -> bool:
-        """Write the report of failures, add what to say about it, and return whether this run's failures are in it.
-
-        ``keep``: an earlier report may be the only record of packages that were not tried, or not sent yet.
-        """
+    def _write_report(self, lines: list[str], *, is_partial: bool) -> bool:
+        """Write the report of failures, add what to say about it, and return whether this run's failures are in it."""
         path, manifest = self.failures.path, self.manifest.path
-        again = f"to retry the failed packages, dispatch {manifest} again"
-        if keep and path.exists():
-            if self.enqueues:
-                lines.append(f"{path} is kept until its packages are sent; dispatch it again with --wait.")
-            if self.failed and path.resolve() != manifest.resolve():
-                lines.append(f"The failed packages are not added to the earlier {path}; {again}.")
+        if is_partial and path.exists():
+            # The earlier report may be the only record of packages that were not tried, or not sent yet.
+            lines.append(f"{path} is kept until a run has sent its packages.")
             return False
         try:
             reported = self.failures.write()
         except OSError as error:  # the journal has all results
-            self.state.out.warn(f"--failures: {str(path)!r} cannot be written: {error.strerror}; {again}")
+            problem = f"--failures: {str(path)!r} cannot be written: {error.strerror}"
+            self.state.out.warn(f"{problem}; to retry the failed packages, dispatch {manifest} again")
             return False
         if reported:
             lines.append(f"Failed packages and their errors are in {path}; dispatch it to retry them.")

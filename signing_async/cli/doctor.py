@@ -34,20 +34,8 @@ from .output import on_one_line
 _CERTIFICATE_WARNING_DAYS = 21
 _MAX_CLOCK_SKEW = 10.0
 _MAX_RECIPIENT_LISTS = 5
-_NO_SUCH = "00000000-0000-0000-0000-000000000000"
 _REJECTIONS = (400, 401, 403)  # statuses of `GET /me` that reject a token
-_LIMITS = (
-    "limit",
-    "per_page",
-    "page_size",
-    "perPage",
-    "pageSize",
-    "size",
-    "count",
-    "take",
-    "max_results",
-    "page[size]",
-)
+_LIMITS = ("limit", "per_page", "page_size", "perPage", "pageSize", "size", "count", "take", "page[size]")
 _CURSORS = (
     *("cursor", "after", "starting_after", "page_token", "pageToken", "next_cursor", "nextCursor", "next"),
     *("page[after]", "page[cursor]", "continuation_token", "start", "offset", "page"),
@@ -85,11 +73,8 @@ async def doctor(state: State, output: Path, force: bool, check_only: bool, wron
     if output.exists() and not force and not check_only:
         raise InvalidRequest(f"--output: {output} exists: use --force to replace it")
     failed = set()
-    settings = state.settings
-    async with (
-        state.client() as client,
-        SigningClient(settings.origin, "not-a-token-of-this-service", **settings.client_options()) as wrong,
-    ):
+    origin, options = state.settings.origin, state.settings.client_options()
+    async with state.client() as client, SigningClient(origin, "not-a-token-of-this-service", **options) as wrong:
         examination = Examination(client)
         async with aclosing(examination.findings(wrong if wrong_token else None)) as findings:
             async for found in findings:
@@ -100,7 +85,7 @@ async def doctor(state: State, output: Path, force: bool, check_only: bool, wron
                     failed.add(found.check)
     if not check_only:
         try:
-            replace_file(output, examination.to_toml(settings.origin))
+            replace_file(output, examination.to_toml(origin))
         except OSError as error:
             raise unusable(f"--output: {str(output)!r} cannot be written: {error.strerror}", error) from None
         words = f"Written to {output}. To use it: export SIGNING_ASSUMPTIONS={shlex.quote(str(output.absolute()))}"
@@ -123,10 +108,8 @@ class Examination:
 
     def __init__(self, client: SigningClient) -> None:
         self._responses: list[Response] = []
-        retry = RetryPolicy(max_attempts=3, base_delay=0.1)
-        self._client = client.with_options(retry=retry, on_response=self._responses.append)
-        self._options = client._api.transport.options
-        self.assumptions: Assumptions = self._options.assumptions
+        self._client = self._observed(client)
+        self.assumptions: Assumptions = client._api.transport.options.assumptions
         """The known assumptions with the learned values."""
         self._evidence: dict[str, str] = {}
 
@@ -134,24 +117,70 @@ class Examination:
     def values(self) -> dict[str, Any]:
         """The learned values, by the names of `Assumptions`."""
         values = {name: getattr(self.assumptions, name) for name in self._evidence}
-        values = {name: value if isinstance(value, str) else list(value) for name, value in values.items()}
-        return {name: sorted(value) if "statuses" in name else value for name, value in values.items()}
+        return {name: value if isinstance(value, str) else list(value) for name, value in values.items()}
 
     def to_toml(self, origin: str) -> str:
         """Return a file of assumptions, with the evidence for each as a comment."""
-        lines = [
-            f"# How {origin} responds, observed by `signing-async doctor` at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.",
-            "# To use it, set SIGNING_ASSUMPTIONS or the setting `assumptions`, or call Assumptions.from_file(...).",
-        ]
+        text = (
+            f"# How {origin} responds, observed by `signing-async doctor` at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC.\n"
+        )
+        text += (
+            "# To use it, set SIGNING_ASSUMPTIONS or the setting `assumptions`, or call Assumptions.from_file(...).\n"
+        )
         for name, value in self.values.items():
-            lines += [
-                "",
-                f"# {self._evidence[name][0].upper()}{self._evidence[name][1:]}.",
-                f"{name} = {json.dumps(value)}",
-            ]
-        return "\n".join(lines) + "\n"
+            text += f"\n# {self._evidence[name]}.\n{name} = {json.dumps(value)}\n"
+        return text
 
-    def _learn(self, name: str, value: Any, evidence: str = "observed") -> None:
+    async def findings(self, wrong: SigningClient | None = None) -> AsyncGenerator[Finding, None]:
+        """Yield the finding of each check; stop if ``GET /me`` fails. ``wrong`` is a client with a wrong token."""
+        yield await _certificate(self._client)
+        me = await self._get("/me")
+        yield _clock(me)
+        yield self._token(me)
+        if not _ok(me):
+            return
+        if wrong is not None:
+            yield self._wrong_token(await self._get("/me", client=self._observed(wrong)))
+        page = await self._get("/signings")
+        path, items = self._items(page)
+        size: dict[str, str] = {}
+        if path is None:
+            words = f"no list in the response to GET /signings (HTTP {page.status})"
+            yield Finding("list", "failed", words, {"status": page.status})
+        else:
+            where = f"in {path}" if path else "which is the list itself"
+            yield Finding("list", "ok", f"{len(items)} signings on the first page, {where}", {"items": path or None})
+            if len(items) > 1 and (name := await self._size_parameter()):
+                size = {name: "1"}
+                page = await self._get("/signings", size)
+            words = (
+                f"the parameter is {name!r}" if size else "unknown: a list of two signings could not be limited to one"
+            )
+            yield Finding("page size", "ok" if size else "unknown", words, {"limit_param": next(iter(size), None)})
+            yield await self._next_page(page, size)
+            if items:
+                yield await self._record(items[0])
+                yield await self._recipients(items)
+        status = (await self._get("/signings/{id}", id="00000000-0000-0000-0000-000000000000")).status
+        words = f"HTTP {status} for a signing that does not exist"
+        yield Finding("errors", "ok" if 400 <= status < 500 else "warning", words, {"status": status})
+        yield self._request_id()
+        if path is not None:
+            yield await self._read_pages(1 if size else None)
+
+    def _observed(self, client: SigningClient) -> SigningClient:
+        retry = RetryPolicy(max_attempts=3, base_delay=0.1)
+        return client.with_options(retry=retry, on_response=self._responses.append)
+
+    async def _get(
+        self, path: str, params: Mapping[str, str] = {}, client: SigningClient | None = None, **ids: str
+    ) -> Response:
+        """Return the response, whatever its status."""
+        with suppress(APIError):
+            await (client or self._client).request("GET", f"/api/1.0{path}", path=ids, params=params)
+        return self._responses[-1]
+
+    def _learn(self, name: str, value: Any, evidence: str = "Observed") -> None:
         """Note a value with its evidence; one of several goes in front of the known ones."""
         known = getattr(self.assumptions, name)
         if not isinstance(known, str):
@@ -159,134 +188,62 @@ class Examination:
         self.assumptions = attrs.evolve(self.assumptions, **{name: value})
         self._evidence[name] = evidence
 
-    async def _get(self, path: str, params: Mapping[str, str] = {}, **ids: str) -> Response:
-        """Return the response, whatever its status."""
-        try:
-            return await self._client.request("GET", f"/api/1.0{path}", path=ids, params=params)
-        except APIError:
-            return self._responses[-1]
-
-    async def findings(self, wrong: SigningClient | None = None) -> AsyncGenerator[Finding, None]:
-        """Yield the finding of each check; stop if ``GET /me`` fails. ``wrong`` is a client with a wrong token."""
-        yield await self._certificate()
-        began = time.time()
-        me = await self._get("/me")
-        yield _clock(me, began)
-        yield self._token(me)
-        if not _ok(me):
-            return
-        if wrong is not None:
-            yield await self._wrong_token(wrong)
-        page = await self._get("/signings")
-        path, items = self._items(page)
-        params: dict[str, str] = {}
-        if path is None:
-            words = f"no list in the response to GET /signings (HTTP {page.status})"
-            yield Finding("list", "failed", words, {"status": page.status})
-        else:
-            if path:
-                self._learn("item_paths", path)
-            where = f"in {path}" if path else "which is the list itself"
-            yield Finding("list", "ok", f"{len(items)} signings on the first page, {where}", {"items": path or None})
-            page, params, finding = await self._page_size(page, len(items))
-            yield finding
-            yield await self._next_page(page, params)
-            if items:
-                yield await self._record(items[0])
-                yield await self._recipients(items)
-        yield await self._errors()
-        yield self._request_id()
-        if path is not None:
-            yield await self._read_pages(1 if params else None)
-
-    async def _certificate(self) -> Finding:
-        parts = urlsplit(self._client.base_url)
-        if parts.scheme == "http":
-            return Finding("https", "ok", "plain HTTP, on this machine")
-        try:
-            async with asyncio.timeout(self._options.timeouts.connect):
-                _, writer = await asyncio.open_connection(parts.hostname, parts.port or 443, ssl=True)
-        except (OSError, TimeoutError) as error:
-            reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or type(error).__name__
-            raise connection_error(f"no secure connection to {self._client.base_url}: {reason}", error) from None
-        expires = ssl.cert_time_to_seconds(writer.get_extra_info("peercert")["notAfter"])
-        version = writer.get_extra_info("ssl_object").version()
-        writer.transport.abort()
-        days = int((expires - time.time()) // 86_400)
-        words = f"{version}; the certificate is valid for {days} more days"
-        return Finding("https", "warning" if days < _CERTIFICATE_WARNING_DAYS else "ok", words, {"days_left": days})
+    def _members(self, data: object, known: str) -> Iterator[tuple[str, Any]]:
+        """Yield the members of a response with their paths; members that an assumption names come first."""
+        yield from ((path, look_up(data, path)) for path in getattr(self.assumptions, known))
+        yield from _walk(data)
 
     def _token(self, me: Response) -> Finding:
-        facts = {"status": me.status}
         if _ok(me):
             user = record(_json(me), self.assumptions)
             named = [str(user[name]) for name in ("name", "email") if isinstance(user, dict) and user.get(name)]
-            shown = self._client._api.transport.redacted(", ".join(named))[:200]
-            return Finding("token", "ok", f"works: {shown or 'GET /me succeeds'}")
-        if me.status >= 500 or me.status == 429:
-            return Finding("service", "failed", f"failing: HTTP {me.status} on GET /me", facts)
+            return Finding("token", "ok", f"works: {', '.join(named) or 'GET /me succeeds'}")
         if me.status in _REJECTIONS:
-            self._learn("expired_token_statuses", me.status, "observed for a token that was not accepted")
-        return Finding("token", "failed", f"not accepted: HTTP {me.status} on GET /me", facts)
+            self._learn("expired_token_statuses", me.status, "Observed for a token that was not accepted")
+        is_failing = me.status >= 500 or me.status == 429
+        words = f"{'failing' if is_failing else 'not accepted'}: HTTP {me.status} on GET /me"
+        return Finding("service" if is_failing else "token", "failed", words, {"status": me.status})
 
-    async def _wrong_token(self, wrong: SigningClient) -> Finding:
-        try:
-            status = (await wrong.request("GET", "/api/1.0/me")).status
-        except APIError as error:
-            status = error.status
-        words = f"HTTP {status} with a wrong token"
-        if status not in _REJECTIONS:
-            words += ", which says nothing about expired tokens"
-            return Finding("wrong token", "warning", words, {"status": status})
-        self._learn("expired_token_statuses", status, "observed for a wrong token")
-        return Finding("wrong token", "ok", words, {"status": status})
-
-    # Lists
+    def _wrong_token(self, me: Response) -> Finding:
+        words, facts = f"HTTP {me.status} with a wrong token", {"status": me.status}
+        if me.status not in _REJECTIONS:
+            return Finding("wrong token", "warning", f"{words}, which says nothing about expired tokens", facts)
+        self._learn("expired_token_statuses", me.status, "Observed for a wrong token")
+        return Finding("wrong token", "ok", words, facts)
 
     def _items(self, page: Response) -> tuple[str | None, list[dict[str, Any]]]:
         """Return the path of a page's list ("" if it is the page itself) and its records; None if there is no list."""
         data = _json(page)
-        lists = [
-            (path, [item for item in value if isinstance(item, dict)])
-            for path, value in [("", data), *self._members(data, "item_paths")]
-            if isinstance(value, list)
-        ]
-        return next((one for one in lists if one[1]), next(iter(lists), (None, [])))
-
-    def _members(self, data: object, known: str) -> list[tuple[str, Any]]:
-        """Return the members of a response with their paths; members that an assumption names come first."""
-        return [*((path, look_up(data, path)) for path in getattr(self.assumptions, known)), *_walk(data)]
+        lists = [one for one in [("", data), *self._members(data, "item_paths")] if isinstance(one[1], list)]
+        path, items = next((one for one in lists if one[1]), lists[0] if lists else (None, []))
+        if path:
+            self._learn("item_paths", path)
+        return path, [item for item in items if isinstance(item, dict)]
 
     def _ids(self, page: Response) -> set[str]:
-        return {str(item["id"]) for item in self._items(page)[1] if "id" in item}
+        return {str(item.get("id")) for item in self._items(page)[1]}
 
-    async def _page_size(self, page: Response, count: int) -> tuple[Response, dict[str, str], Finding]:
-        """Return a page of one item, its parameters and the finding; the given page if the size cannot be limited."""
-        state, words = "unknown", "undetermined: there are fewer than two signings"
-        if count >= 2:
-            for name in dict.fromkeys((self.assumptions.limit_param, *_LIMITS)):
-                one = await self._get("/signings", {name: "1"})
-                if len(self._items(one)[1]) == 1:
-                    self._learn("limit_param", name, "observed: one item was requested, and one returned")
-                    found = Finding("page size", "ok", f"the parameter is {name!r}", {"limit_param": name})
-                    return one, {name: "1"}, found
-            state, words = "warning", f"none of these parameters has an effect: {', '.join(_LIMITS)}"
-        return page, {}, Finding("page size", state, words)
+    async def _size_parameter(self) -> str | None:
+        """Return the name of the parameter that limits a page to one item."""
+        for name in dict.fromkeys((self.assumptions.limit_param, *_LIMITS)):
+            if len(self._items(await self._get("/signings", {name: "1"}))[1]) == 1:
+                self._learn("limit_param", name, "Observed: one item was requested, and one returned")
+                return name
+        return None
 
-    async def _next_page(self, page: Response, params: dict[str, str]) -> Finding:
+    async def _next_page(self, page: Response, size: dict[str, str]) -> Finding:
         """Determine where a page has its cursor, and which parameter takes it."""
         place, cursor = self._find_cursor(page)
         if place is None:
-            words = "the first page has no cursor" if params else "there are not enough signings for a second page"
-            return Finding("next page", "unknown", words)
+            return Finding("next page", "unknown", "the first page has no cursor, or holds all signings")
         if cursor.startswith(("http:", "https:", "/")):
             return Finding("next page", "ok", f"its URL is in {place}", {"next": place})
         first = self._ids(page)
         for name in dict.fromkeys((self.assumptions.cursor_param, *_CURSORS)):
-            after = self._ids(await self._get("/signings", {**params, name: cursor}))
+            after = self._ids(await self._get("/signings", {**size, name: cursor}))
             # A signing created meanwhile changes the first page too.
-            if after and not first & after and not self._ids(await self._get("/signings", params)) & after:
-                self._learn("cursor_param", name, "observed: with it, the service returned other items")
+            if after and not first & after and not self._ids(await self._get("/signings", size)) & after:
+                self._learn("cursor_param", name, "Observed: with it, the service returned other items")
                 words = f"the cursor in {place} is sent back as {name!r}"
                 return Finding("next page", "ok", words, {"next": place, "cursor_param": name})
         words = f"a page has a cursor in {place}, but no known parameter takes it"
@@ -294,30 +251,23 @@ class Examination:
 
     def _find_cursor(self, page: Response) -> tuple[str | None, str]:
         """Return the place of a page's cursor, and the cursor; learn the place."""
-        data, known = _json(page), self.assumptions
+        data = _json(page)
         for path, found in self._members(data, "next_paths"):
-            is_next = path in known.next_paths or _NEXT.match(path)
-            if is_next and found and isinstance(found, str | int) and not isinstance(found, bool):
+            is_named = path in self.assumptions.next_paths or _NEXT.match(path)
+            if is_named and found and isinstance(found, str | int) and not isinstance(found, bool):
                 self._learn("next_paths", path)
                 return path, str(found)
-        if re.search(r';\s*rel="?next\b', page.headers.get("Link", "")):
+        if 'rel="next"' in page.headers.get("Link", ""):
             return "the Link header", "/"
         for path, found in self._members(data, "has_more_paths"):
-            if found is True and (path in known.has_more_paths or "more" in path.lower()):
+            if found is True and (path in self.assumptions.has_more_paths or "more" in path.lower()):
                 self._learn("has_more_paths", path)
-                ids = [item.get("id") for item in self._items(page)[1]]
-                return f"{path} and the last item's id", str(ids[-1] if ids else "")
+                return f"{path} and the last item's id", str(self._items(page)[1][-1].get("id"))
         return None, ""
 
-    # Records, errors, and headers
-
     async def _record(self, item: Mapping[str, Any]) -> Finding:
-        response = await self._get("/signings/{id}", id=str(item.get("id") or _NO_SUCH))
-        data = _json(response)
-        if not isinstance(data, dict):
-            words = f"a signing cannot be read: HTTP {response.status}"
-            return Finding("record", "failed", words, {"status": response.status})
-        if "id" in data:
+        data = _json(await self._get("/signings/{id}", id=str(item.get("id"))))
+        if isinstance(data, dict) and "id" in data:
             return Finding("record", "ok", "the response is the signing itself")
         for path, value in self._members(data, "record_paths"):
             if isinstance(value, dict) and "id" in value:
@@ -326,42 +276,21 @@ class Examination:
         return Finding("record", "failed", "no id in the response for a signing")
 
     async def _recipients(self, items: list[dict[str, Any]]) -> Finding:
-        """Determine which field shows that a recipient has finished."""
-        some = [item for item in items if item.get("id")]
-        some.sort(key=lambda item: (not item.get("is_completed"), bool(item.get("is_draft"))))
-        empty = ""
-        for item in some[:_MAX_RECIPIENT_LISTS]:
-            path, people = self._items(await self._get("/signings/{id}/recipients", id=str(item["id"])))
-            if path and path not in self.assumptions.item_paths:
-                self._learn("item_paths", path, "observed in the list of recipients")
-            for name, value in [member for person in people for member in _walk(person) if _DONE.match(member[0])]:
-                if value is not None:
-                    self._learn("recipient_done_fields", name, "observed with a value")
+        """Determine which field shows that a recipient has finished: one with a value, best of a completed signing."""
+        for item in sorted(items, key=lambda item: not item.get("is_completed"))[:_MAX_RECIPIENT_LISTS]:
+            _, people = self._items(await self._get("/signings/{id}/recipients", id=str(item.get("id"))))
+            for name, value in (member for person in people for member in person.items()):
+                if value and _NAME.fullmatch(name) and _DONE.fullmatch(name):
+                    self._learn("recipient_done_fields", name, "Observed with a value")
                     return Finding("recipients", "ok", f"a recipient who has finished has a {name!r}", {"field": name})
-                empty = empty or name
-        if not empty:
-            return Finding("recipients", "unknown", "no field shows whether a recipient has finished")
-        state = "ok" if empty in self.assumptions.recipient_done_fields else "warning"
-        self._learn("recipient_done_fields", empty, "observed, but always empty: chosen by its name")
-        words = f"a recipient who has finished may have a {empty!r}: it was always empty"
-        return Finding("recipients", state, words, {"field": empty})
-
-    async def _errors(self) -> Finding:
-        facts: dict[str, Any] = {}
-        state, words = "warning", ""
-        try:
-            facts["status"] = (await self._client.request("GET", f"/api/1.0/signings/{_NO_SUCH}")).status
-        except APIError as error:
-            facts = {"status": error.status, "code": error.code}
-            state, words = "warning" if error.transient else "ok", f"; code {error.code or 'missing'}"
-        return Finding("errors", state, f"HTTP {facts['status']} for a signing that does not exist{words}", facts)
+        return Finding("recipients", "unknown", "no recipient who has finished was found")
 
     def _request_id(self) -> Finding:
-        for response in self._responses:
-            for name in (*self.assumptions.request_id_headers, *filter(_REQUEST_ID.search, response.headers)):
-                if response.headers.get(name) and _NAME.fullmatch(name):
-                    self._learn("request_id_headers", name)
-                    return Finding("request id", "ok", f"in the header {name}", {"header": name})
+        headers = self._responses[0].headers
+        for name in (*self.assumptions.request_id_headers, *filter(_REQUEST_ID.search, headers)):
+            if headers.get(name) and _NAME.fullmatch(name):
+                self._learn("request_id_headers", name)
+                return Finding("request id", "ok", f"in the header {name}", {"header": name})
         if any(response.request_id for response in self._responses):
             return Finding("request id", "ok", "in the body")
         return Finding("request id", "unknown", "not found in any response")
@@ -384,19 +313,33 @@ class Examination:
         return Finding("client", "ok", f"{shown} read with these assumptions", {"pages": len(ids)})
 
 
-def _clock(response: Response, began: float) -> Finding:
+async def _certificate(client: SigningClient) -> Finding:
+    parts = urlsplit(client.base_url)
+    if parts.scheme == "http":
+        return Finding("https", "ok", "plain HTTP, on this machine")
+    try:
+        async with asyncio.timeout(client._api.transport.options.timeouts.connect):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port or 443, ssl=True)
+    except (OSError, TimeoutError) as error:
+        reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or type(error).__name__
+        raise connection_error(f"no secure connection to {client.base_url}: {reason}", error) from None
+    expires = ssl.cert_time_to_seconds(writer.get_extra_info("peercert")["notAfter"])
+    version = writer.get_extra_info("ssl_object").version()
+    writer.transport.abort()
+    days = int((expires - time.time()) // 86_400)
+    words = f"{version}; the certificate is valid for {days} more days"
+    return Finding("https", "warning" if days < _CERTIFICATE_WARNING_DAYS else "ok", words, {"days_left": days})
+
+
+def _clock(response: Response) -> Finding:
     """Compare this machine's clock with the response's Date header, which has whole seconds."""
     try:
-        date = parsedate_to_datetime(response.headers.get("Date", ""))
+        skew = parsedate_to_datetime(response.headers.get("Date", "")).timestamp() - time.time()
     except ValueError:
         return Finding("clock", "unknown", "no Date header in the response")
-    ended = time.time()
-    # With retries, the response may be much later than the first request.
-    skew, uncertain = date.timestamp() + 0.5 - (began + ended) / 2, 0.5 + (ended - began) / 2
     facts = {"skew_seconds": round(skew, 1)}
-    if abs(skew) <= _MAX_CLOCK_SKEW + uncertain:
-        words = f"the clocks of this machine and the service agree within {abs(skew) + uncertain:.1f} s"
-        return Finding("clock", "ok", words, facts)
+    if abs(skew) <= _MAX_CLOCK_SKEW:
+        return Finding("clock", "ok", "the clocks of this machine and the service agree", facts)
     words = f"this machine's clock is {abs(skew):.0f} s {'behind' if skew > 0 else 'ahead of'} the service's"
     return Finding("clock", "failed", f"{words}: tokens and webhooks may seem expired", facts)
 

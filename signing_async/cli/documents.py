@@ -6,14 +6,14 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import InvalidRequest, NotSound, SigningError
+from ..errors import InvalidRequest, NotSound, NotYetSigned, SigningError
 from .command_base import State, command, make_folder
 from .exits import code_of_all
 from .output import CONTROLS, on_one_line
@@ -21,11 +21,9 @@ from .signings import document_facts
 from .verify_sealed import load_inspector
 
 if TYPE_CHECKING:
-    from ..documents.download import SealedFile
     from ..models import Document
 
-_UNSAFE = re.compile(f'[{CONTROLS}<>:"|?*]')
-_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
+_UNSAFE = re.compile(rf'[{CONTROLS}<>:"/\\|?*]')
 _LONGEST_NAME = 180
 
 
@@ -51,7 +49,7 @@ async def upload(state: State, signing: str, files: tuple[Path, ...], again: boo
     present = 0
     async with state.client() as client:
         held = set() if again else {document.id for document in (await client.signings.get(signing)).documents}
-        with state.out.progress("Uploading") as on_progress:
+        with state.out.byte_progress("Uploading") as on_progress:
             async with client.documents.upload_many(
                 signing, files, concurrency=concurrency, on_progress=on_progress, skip_existing=not again
             ) as results:
@@ -84,13 +82,7 @@ def _end(state: State, verb: str, total: int, present: int, errors: list[BaseExc
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @click.option("--verify", is_flag=True, help="Keep only files that are sound, as verify-sealed judges them.")
 async def download(
-    state: State,
-    signing: str,
-    documents: tuple[str, ...],
-    everything: bool,
-    output: str | None,
-    force: bool,
-    verify: bool,
+    state: State, signing: str, documents: tuple[str, ...], everything: bool, output: str | None, **how: Any
 ) -> int:
     """Download sealed PDFs: DOCUMENTS by id or name, or the only one, or --all.
 
@@ -107,13 +99,12 @@ async def download(
     """
     if documents and everything:
         raise click.UsageError("use either DOCUMENTS or --all, not both")
-    if output == "-" and sys.stdout.isatty():
-        raise click.UsageError("--output -: refusing to write a PDF to a terminal; redirect it to a file or a program")
-    if output == "-" and verify:
-        raise click.UsageError("--output -: cannot be used with --verify, which needs a file")
-    inspect = load_inspector() if verify else None
-    from ..bulk import ProgressReporter, Results
-
+    if output == "-" and (how["verify"] or sys.stdout.isatty()):
+        raise click.UsageError("--output -: not with --verify, nor to a terminal: redirect it to a file or a program")
+    inspect = load_inspector() if how["verify"] else None
+    errors: list[BaseException] = []
+    unsealed: list[str] = []
+    present = 0
     async with state.client() as client:
         selected = _select((await client.signings.get(signing)).documents, documents, everything)
         if output == "-":
@@ -123,46 +114,41 @@ async def download(
             state.out.binary(await client.documents.read_signed(signing, selected[0]))
             return 0
         paths, is_folder = _target_paths(selected, output, is_folder=everything)
-
-        async def fetch(target: tuple[Document, Path]) -> tuple[Document, Path, SealedFile | BaseException | None]:
-            document, path = target
-            try:
-                if is_folder and not force and path.is_file():
-                    report = None if inspect is None else await asyncio.to_thread(inspect, path)
-                    if report is not None and not report.sound:
-                        raise NotSound(f"{path} already exists and is not sound: {'; '.join(report.problems)}")
-                    return document, path, None
-                if os.path.lexists(path) and not force:
-                    raise InvalidRequest(f"{path} already exists: use --force to replace it")
-                sealed = client.documents.download_signed(signing, document, path, overwrite=force, verify=verify)
-                return document, path, await sealed
-            except (SigningError, OSError) as error:
-                if isinstance(error, SigningError) and error.fatal:
-                    raise
-                return document, path, error
-
-        errors: list[BaseException] = []
-        present = 0
-        with state.out.progress("Downloading") as on_progress:
-            reporter = ProgressReporter(on_progress, len(paths))
-            reporter.add(0, 0)
-            results: Results[tuple[Document, Path, SealedFile | BaseException | None]] = Results(
-                list(zip(selected, paths, strict=True)), fetch, 4
-            )
-            async with results:
-                async for document, path, result in results:
-                    facts: dict[str, object] = {"id": document.id, "name": document.name, "path": str(path)}
-                    if isinstance(result, BaseException):
-                        errors.append(result)
-                        state.out.failed(document.name or document.id, result, facts)
-                    elif result is None:
+        with state.out.item_progress("Downloading", len(paths)) as advance:
+            for document, path in zip(selected, paths, strict=True):
+                facts: dict[str, Any] = {"id": document.id, "name": document.name, "path": str(path)}
+                try:
+                    if is_folder and path.is_file() and not how["force"]:
+                        if inspect is not None:
+                            await asyncio.to_thread(_check_sound, inspect, path)
                         present += 1
                         state.out.result({**facts, "already_there": True}, f"{path}  (already there)")
                     else:
-                        facts |= {"size": result.size, "sha256": result.sha256, "already_there": False}
+                        if os.path.lexists(path) and not how["force"]:
+                            raise InvalidRequest(f"{path} already exists: use --force to replace it")
+                        sealed = await client.documents.download_signed(
+                            signing, document, path, overwrite=how["force"], verify=how["verify"]
+                        )
+                        facts |= {"size": sealed.size, "sha256": sealed.sha256, "already_there": False}
                         state.out.result(facts, str(path))
-                    reporter.add(1, getattr(result, "size", 0))
+                except (SigningError, OSError) as error:
+                    if isinstance(error, SigningError) and error.fatal:
+                        raise
+                    errors.append(error)
+                    if isinstance(error, NotYetSigned) and not state.json:
+                        unsealed.append(document.name or document.id)
+                    else:
+                        state.out.failed(document.name or document.id, error, facts)
+                advance(bool(errors))
+    if unsealed:
+        state.out.error(f"not sealed yet, because somebody has not signed: {', '.join(unsealed)}", {})
     return _end(state, "downloaded", len(paths), present, errors)
+
+
+def _check_sound(inspect: Callable[..., Any], path: Path) -> None:
+    report = inspect(path)
+    if not report.sound:
+        raise NotSound(f"{path} already exists and is not sound: {'; '.join(report.problems)}")
 
 
 def _select(documents: Sequence[Document], names: Sequence[str], everything: bool) -> list[Document]:
@@ -176,10 +162,9 @@ def _select(documents: Sequence[Document], names: Sequence[str], everything: boo
     selected: dict[str, Document] = {}
     for name in names:
         found = [one for one in documents if name == one.id] or [one for one in documents if name == one.name]
-        if not found:
-            raise InvalidRequest(f"no document of the signing has the id or name {name!r}")
-        if len(found) > 1:
-            raise InvalidRequest(f"{len(found)} documents of the signing are named {name!r}: use an id")
+        if len(found) != 1:
+            how_many = f"{len(found)} documents" if found else "no document"
+            raise InvalidRequest(f"{how_many} of the signing with the id or name {name!r}: use an id")
         selected[found[0].id] = found[0]
     return list(selected.values())
 
@@ -189,26 +174,17 @@ def _target_paths(documents: Sequence[Document], output: str | None, *, is_folde
     is_folder = is_folder or len(documents) > 1 or not output or folder.is_dir() or output.endswith(("/", "\\"))
     if not is_folder:
         return [folder], False
-    if folder.is_file():
-        raise InvalidRequest(f"--output: must be a folder for these documents, but {output!r} is a file")
     make_folder(folder, "--output")
     return [folder / name for name in _file_names(documents)], True
 
 
 def _file_names(documents: Sequence[Document]) -> Iterator[str]:
+    """Yield a safe file name for each document: names from the service must not become paths."""
     taken: set[str] = set()
     for document in documents:
-        stem = _safe_stem(document.name) or _safe_stem(document.id) or "document"
+        name = re.sub(r"\.pdf$", "", _UNSAFE.sub("_", document.name or document.id), flags=re.IGNORECASE).strip(" .-")
+        stem = name.encode("utf-8", "replace")[:_LONGEST_NAME].decode("utf-8", "ignore") or "document"
         names = (f"{stem}-signed{number}.pdf" for number in chain([""], (f"-{again}" for again in count(2))))
-        name = next(name for name in names if name.casefold() not in taken)
-        taken.add(name.casefold())
-        yield name
-
-
-def _safe_stem(name: str) -> str:
-    """Return a safe file name, without .pdf, made of a name from the server; empty if nothing is left."""
-    name = name.encode("utf-8", "replace").decode().replace("\\", "/").rstrip("/").rsplit("/", 1)[-1]
-    name = _UNSAFE.sub("_", name).strip(" .").lstrip("-")
-    stem = name[:-4].rstrip(" .") if name.lower().endswith(".pdf") else name
-    stem = stem.encode()[:_LONGEST_NAME].decode("utf-8", "ignore").rstrip(" .")
-    return f"_{stem}" if _RESERVED.fullmatch(stem) else stem
+        chosen = next(name for name in names if name.casefold() not in taken)
+        taken.add(chosen.casefold())
+        yield chosen

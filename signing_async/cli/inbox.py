@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,11 +12,23 @@ import click
 
 from ..errors import ConfigurationError, InboxError
 from ..webhooks.event_store import EventFilter, EventStatus, StoredEvent, event_error
-from .command_base import State, command, common_options, moment, refuse_password, shared_options
-from .output import ago, count, iso, on_one_line
+from .command_base import MOMENT, State, command, common_options, limit_option, moment, refuse_password, state_option
+from .output import count, on_one_line
 
 if TYPE_CHECKING:
     from ..webhooks import Inbox
+
+_PLACE: list[click.Parameter] = [
+    state_option("--inbox", metavar="PATH|URL", help="The inbox: a file, or postgresql://..."),
+    state_option("--table", metavar="NAME", help="The table in PostgreSQL.  [default: signing_events]"),
+]
+_FILTERS: list[click.Parameter] = [
+    click.Option(
+        ["--type"], metavar="TYPE", help="Only events of this type. A final * matches any ending: recipient.*"
+    ),
+    click.Option(["--since"], metavar=MOMENT, type=moment, help="Only events received since this time."),
+    click.Option(["--until"], metavar=MOMENT, type=moment, help="Only events received before this time."),
+]
 
 
 @click.group(params=list(common_options()))
@@ -33,37 +44,26 @@ def inbox() -> None:
     """
 
 
-_place_options = shared_options(
-    click.option("--inbox", "address", metavar="PATH|URL", help="The inbox: a file, or postgresql://..."),
-    click.option("--table", default="signing_events", show_default=True, help="The table in PostgreSQL."),
-)
-_filter_options = shared_options(
-    click.option("--type", metavar="TYPE", help="Only events of this type. A final * matches any ending: recipient.*"),
-    click.option("--since", type=moment, help="Only events received since this time: 90min, 7d, 2031-03-31, ..."),
-    click.option("--until", type=moment, help="Only events received before this time: 7d, 2031-03-31, ..."),
-)
-
-
 @contextlib.asynccontextmanager
-async def _open_inbox(state: State, address: str | None, table: str) -> AsyncIterator[Inbox]:
+async def _open_inbox(state: State) -> AsyncIterator[Inbox]:
     """Open the inbox; raise `ConfigurationError` if it does not exist."""
-    refuse_password("--inbox", address, "put the URL into SIGNING_INBOX")
-    chosen, key = address or state.settings.inbox, state.settings.inbox_key
-    if chosen is None:
+    refuse_password("--inbox", state.inbox, "put the URL into SIGNING_INBOX")
+    place, key = state.inbox or state.settings.inbox, state.settings.inbox_key
+    if place is None:
         raise click.UsageError("no inbox: use --inbox PATH, or set SIGNING_INBOX")
-    if "://" in str(chosen):
+    if "://" in str(place):
         from ..postgres import PostgresInbox
 
-        async with PostgresInbox(str(chosen), table=table, key=key) as shared:
+        async with PostgresInbox(str(place), table=state.table, key=key) as shared:
             if not await shared.table_exists():
-                raise ConfigurationError(f"{shared!r} has no table {table!r}: no receiver has used it yet")
+                raise ConfigurationError(f"{shared!r} has no table {state.table!r}: no receiver has used it yet")
             yield shared
         return
     from ..webhooks import Inbox
 
-    if not Path(chosen).expanduser().exists():
-        raise ConfigurationError(f"the inbox {str(chosen)!r} does not exist")
-    async with Inbox(chosen, key=key) as opened:
+    if not Path(place).expanduser().exists():
+        raise ConfigurationError(f"the inbox {str(place)!r} does not exist")
+    async with Inbox(place, key=key) as opened:
         yield opened
 
 
@@ -72,28 +72,19 @@ def _facts(stored: StoredEvent) -> dict[str, Any]:
     return {name: getattr(stored, name) for name in names}
 
 
-def _no_event(ids: list[str]) -> InboxError:
-    return event_error(f"no such event: {', '.join(on_one_line(name) for name in ids)}")
+async def _find(inbox: Inbox, ids: tuple[str, ...]) -> list[StoredEvent]:
+    found = [stored async for stored in inbox.store.select(EventFilter(ids=ids))]
+    if missing := set(ids) - {stored.id for stored in found}:
+        raise event_error(f"no such event: {', '.join(map(on_one_line, sorted(missing)))}")
+    return found
 
 
-@command("list")
-@_place_options
+@command("list", params=[*_FILTERS, *_PLACE])
 @click.option("--status", type=click.Choice([status.value for status in EventStatus]), help="Only in this state.")
-@_filter_options
-@click.option("--limit", type=click.IntRange(1), help="Stop after this many.  [default: 50; with --all: no limit]")
+@limit_option()
 @click.option("--all", "everything", is_flag=True, help="List everything.")
-async def list_events(
-    state: State,
-    address: str | None,
-    table: str,
-    status: str | None,
-    limit: int | None,
-    everything: bool,
-    **filters: Any,
-) -> None:
-    """List events in order of arrival.
-
-    --json prints one object per line, without the body.
+async def list_events(state: State, status: str | None, limit: int | None, everything: bool, **filters: Any) -> None:
+    """List events in order of arrival. --json prints one object per line, without the body.
 
     \b
     Example:
@@ -102,72 +93,46 @@ async def list_events(
     """
     limit = limit or (None if everything else 50)
     rows: list[tuple[object, ...]] = []
-    shown, has_more = 0, False
+    has_more = False
     selection = EventFilter(status=EventStatus(status) if status else None, **filters)
-    async with _open_inbox(state, address, table) as inbox:
+    async with _open_inbox(state) as inbox:
         async for stored in inbox.store.select(selection):  # without the bodies, no key is needed
-            if has_more := shown == limit:
+            if has_more := len(rows) == limit:
                 break
-            shown += 1
-            if state.json:
-                state.out.result(_facts(stored))
-            else:
-                received = ago(stored.received_at) if state.out.is_terminal else iso(stored.received_at)
-                row = (stored.id, stored.status.value, stored.type, stored.signing_id or "", received)
-                rows.append((*row, stored.attempts, stored.error or ""))
+            state.out.result(_facts(stored))
+            row = (stored.id, stored.status.value, stored.type, stored.signing_id or "")
+            rows.append((*row, state.out.when(stored.received_at), stored.attempts, stored.error or ""))
     if rows:
-        columns = ("ID", "STATE", "TYPE", "SIGNING", "RECEIVED", "ATTEMPTS", "ERROR")
-        state.out.table(columns, rows, optional=("ATTEMPTS", "SIGNING", "RECEIVED", "ERROR"))
+        state.out.table(("ID", "STATE", "TYPE", "SIGNING", "RECEIVED", "ATTEMPTS", "REMARK"), rows)
     if has_more:
         state.out.say(f"There are more than {limit}: use --all, or a filter such as --since.", more=True)
-    elif not shown:
+    elif not rows:
         state.out.say("No events.")
 
 
-@command()
-@_place_options
+@command(params=_PLACE)
 @click.argument("event")
-async def show(state: State, address: str | None, table: str, event: str) -> None:
+async def show(state: State, event: str) -> None:
     """Show the event with the id EVENT and its payload.
 
     \b
     Example:
       signing-async inbox show $EVENT
     """
-    async with _open_inbox(state, address, table) as inbox:
-        found = [stored async for stored in inbox.store.select(EventFilter(ids=[event]))]
-        if not found:
-            raise _no_event([event])
-        stored, payload, problem = found[0], None, None if found[0].body else "purged"
+    async with _open_inbox(state) as inbox:
+        (stored,) = await _find(inbox, (event,))
+        payload, problem = None, None if stored.body else "purged"
         try:
             payload = inbox.decrypt(stored).event.payload if stored.body else None
         except InboxError as error:  # without the key of an encrypted inbox, all but the payload is shown
             problem = f"{error}; set SIGNING_INBOX_KEY"
-    if state.json:
-        state.out.result({**_facts(stored), "payload": payload, "payload_problem": problem})
-        return
-    facts = [
-        ("state", stored.status.value),
-        ("type", stored.type),
-        ("signing", stored.signing_id or "none"),
-        ("received", iso(stored.received_at)),
-        ("attempts", stored.attempts),
-        ("next attempt", iso(stored.due_at)),
-        ("settled", iso(stored.settled_at)),
-        ("error", stored.error),
-        ("payload", problem or json.dumps(payload, indent=2, ensure_ascii=False)),
-    ]
-    state.out.facts(stored.id, [(name, value) for name, value in facts if value not in (None, "")])
+    state.out.facts(stored.id, {**_facts(stored), "payload": payload, "payload_problem": problem})
 
 
-@command()
-@_place_options
+@command(params=[*_FILTERS, *_PLACE])
 @click.argument("events", nargs=-1, metavar="[EVENT]...")
 @click.option("--dead", is_flag=True, help="Only events whose handler failed too often.")
-@_filter_options
-async def retry(
-    state: State, address: str | None, table: str, events: tuple[str, ...], dead: bool, **filters: Any
-) -> int:
+async def retry(state: State, events: tuple[str, ...], dead: bool, **filters: Any) -> int:
     """Make events due at once, as if they had just arrived.
 
     Give either the ids of the events, or options that select them. Without --dead, events that were handled before are
@@ -181,11 +146,9 @@ async def retry(
     """
     if bool(events) == (dead or any(value is not None for value in filters.values())):
         raise click.UsageError("give either ids of events or at least one of --dead, --type, --since and --until")
-    selection = EventFilter(list(events) or None, status=EventStatus.DEAD if dead else None, **filters)
-    async with _open_inbox(state, address, table) as inbox:
-        known = {stored.id async for stored in inbox.store.select(selection)} if events else set()
-        if missing := set(events) - known:
-            raise _no_event(sorted(missing))
+    selection = EventFilter(events or None, status=EventStatus.DEAD if dead else None, **filters)
+    async with _open_inbox(state) as inbox:
+        known = await _find(inbox, events)
         retried = await inbox.retry(selection)
     left = len(known) - retried if events else 0
     text = f"{count(retried, 'event')} will be handled again."
@@ -202,10 +165,9 @@ def _age(text: str) -> float:
     return age
 
 
-@command()
-@_place_options
-@click.option("--older-than", "age", type=_age, required=True, metavar="AGE", help="90d, 2w, 2031-03-31, ...")
-async def purge(state: State, address: str | None, table: str, age: float) -> None:
+@command(params=_PLACE)
+@click.option("--older-than", "age", metavar=MOMENT, type=_age, required=True)
+async def purge(state: State, age: float) -> None:
     """Delete the bodies of events that were handled or dropped long ago.
 
     Their ids stay: a late duplicate is recognized. Pending and dead events are kept.
@@ -214,14 +176,13 @@ async def purge(state: State, address: str | None, table: str, age: float) -> No
     Example:
       signing-async inbox purge --older-than 90d
     """
-    async with _open_inbox(state, address, table) as inbox:
+    async with _open_inbox(state) as inbox:
         purged = await inbox.purge(older_than=age)
     state.out.result({"purged": purged}, f"Purged {count(purged, 'event')}.")
 
 
-@command()
-@_place_options
-async def stats(state: State, address: str | None, table: str) -> None:
+@command(params=_PLACE)
+async def stats(state: State) -> None:
     """Count events by state; show the age of the oldest pending event.
 
     \b
@@ -229,16 +190,12 @@ async def stats(state: State, address: str | None, table: str) -> None:
       signing-async inbox stats
       signing-async inbox stats --json
     """
-    async with _open_inbox(state, address, table) as inbox:
+    async with _open_inbox(state) as inbox:
         found = await inbox.stats()
     counts = {status.value: found.counts.get(status, 0) for status in EventStatus}
     oldest = found.oldest_pending
-    if state.json:
-        waited = None if oldest is None else (datetime.now(UTC) - oldest).total_seconds()
-        state.out.result({**counts, "oldest_pending": oldest, "oldest_pending_seconds": waited})
-        return
-    pending = [] if oldest is None else [("oldest pending", f"{iso(oldest)} ({ago(oldest)})")]
-    state.out.facts("Events", [*counts.items(), *pending])
+    waited = None if oldest is None else round((datetime.now(UTC) - oldest).total_seconds(), 1)
+    state.out.facts("Events", {**counts, "oldest_pending": oldest, "oldest_pending_seconds": waited})
 
 
 for _command in (list_events, show, retry, purge, stats):

@@ -1,11 +1,6 @@
 """Manifests of signing packages: read and checked before anything is sent, and written as reports of failures.
 
-A CSV manifest has one row per package. The columns are ``key``, ``name``, ``language``, ``signing_order``, ``message``,
-``documents`` (paths separated by ``;`` or line breaks) and for each recipient, from 1, ``recipient1_email``,
-``recipient1_first_name``, ``recipient1_last_name``, ``recipient1_signing_method``, ``recipient1_order``, and
-``recipient1_extra_NAME`` for fields that the specification does not name. Commas, semicolons, tabs or vertical bars
-separate the cells. A JSON manifest has one object per line, with the same names; ``documents`` and ``recipients`` are
-lists.
+A row of a CSV manifest becomes an object like a line of a JSON manifest, and both are checked in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +10,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +26,17 @@ from .command_base import replace_file
 _FIELDS = ("key", "name", "language", "signing_order", "message")
 _RECIPIENT_FIELDS = ("email", "first_name", "last_name", "signing_method", "order")
 _MEMBERS = (*_FIELDS, "documents", "recipients", "error")
-_COLUMN = re.compile(
-    rf"{'|'.join(_FIELDS)}|documents|error|recipient([1-9]\d{{0,3}})_({'|'.join(_RECIPIENT_FIELDS)}|extra_.+)"
-)
+_RECIPIENT = re.compile(rf"recipient([1-9]\d{{0,3}})_({'|'.join(_RECIPIENT_FIELDS)}|extra_.+)")
 
 
 @attrs.frozen
 class Entry:
-    """One row of a manifest and its package, which is None if the row can't be read."""
+    """One row of a manifest: a package, or the problems that keep it from being one."""
 
     line: int
     row: Mapping[str, Any] = {}
     package: SigningPackage | None = None
-    problems: Sequence[tuple[str, str]] = ()
-    """The column and the text of each problem. The column is empty if the problem concerns the whole line."""
+    problems: Sequence[str] = ()
     recipient_numbers: Sequence[int] = ()
     """The numbers of the recipients in a CSV file's column names; empty for JSON, where they are list indexes."""
 
@@ -70,13 +62,13 @@ class Manifest:
             self.mode: int = path.stat().st_mode
         except OSError as error:
             raise unusable(f"{path}: cannot be opened: {error.strerror}", error) from None
-        if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-            raise InvalidRequest(f"{path}: encoded as UTF-16; save it as UTF-8 (in Excel: 'CSV UTF-8')")
         try:
             self._text = content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
             line = content.count(b"\n", 0, error.start) + 1
-            raise InvalidRequest(f"{path}, line {line}: not UTF-8; save the manifest as UTF-8") from None
+            raise InvalidRequest(
+                f"{path}, line {line}: not UTF-8; save the manifest as UTF-8 (in Excel: 'CSV UTF-8')"
+            ) from None
         self.is_json: bool = self._text.lstrip().startswith(("{", "["))
         self.columns: list[str] = []
         """The normalized names of a CSV manifest's columns, once it was read."""
@@ -84,42 +76,33 @@ class Manifest:
         self.delimiter: str = max(",;\t|", key=first.count)
 
     def entries(self) -> Iterator[Entry]:
-        text = io.StringIO(self._text, newline="")
-        return self._json_entries(text) if self.is_json else self._csv_entries(text)
+        return self._json_entries() if self.is_json else self._csv_entries()
 
-    def _csv_entries(self, text: io.StringIO) -> Iterator[Entry]:
-        names: list[str] = []
-        line = 1
-        reader = csv.reader(text, delimiter=self.delimiter, strict=True)
+    def _csv_entries(self) -> Iterator[Entry]:
+        reader = csv.DictReader(io.StringIO(self._text, newline=""), restval="", delimiter=self.delimiter, strict=True)
         try:
-            for cells in reader:
-                number, line = line, reader.line_num + 1
-                if not any(map(str.strip, cells)):
-                    continue
-                if names:
-                    yield self._csv_entry(number, names, cells)
-                    continue
-                names = [_normalize(cell) for cell in cells]
-                self.columns = [name for name in names if name]
-                if problems := _check_header(cells, names):
-                    yield Entry(number, problems=[("", problem) for problem in problems])
-                if any(problem.startswith("missing") for problem in problems):
-                    return
+            header = list(reader.fieldnames or ())
+            reader.fieldnames = self.columns = [_normalize(name) for name in header]
+            if problems := _check_header(header, self.columns):
+                yield Entry(1, problems=problems)
+                return
+            for row in reader:
+                surplus: list[str] = list(row.pop(None, ()) or ())  # the key of surplus cells
+                # A cell may span several lines.
+                line = reader.line_num - sum(cell.count("\n") for cell in (*row.values(), *surplus))
+                if any(map(str.strip, surplus)):
+                    yield Entry(line, problems=[f"{next(filter(str.strip, surplus))!r} has no column"])
+                elif any(map(str.strip, row.values())):
+                    yield self._csv_entry(line, {name: cell.strip() for name, cell in row.items()})
         except csv.Error as error:
-            yield Entry(line, problems=[("", f"invalid CSV: {error}; nothing after it was checked")])
+            problem = f"invalid CSV: {error}; nothing after it was checked"
+            yield Entry(reader.reader.line_num, problems=[problem])
 
-    def _csv_entry(self, line: int, names: Sequence[str], cells: Sequence[str]) -> Entry:
-        row = dict.fromkeys(self.columns, "")
-        for index, cell in enumerate(map(str.strip, cells)):
-            name = names[index] if index < len(names) else ""
-            if name:
-                row[name] = cell
-            elif cell:
-                return Entry(line, problems=[("", f"{_shorten(cell)} has no column")])
+    def _csv_entry(self, line: int, row: Mapping[str, str]) -> Entry:
         recipients: dict[int, dict[str, Any]] = {}
         for name, cell in row.items():
-            match = _COLUMN.fullmatch(name)
-            if not cell or not match or not match[1]:
+            match = _RECIPIENT.fullmatch(name)
+            if not cell or not match:
                 continue
             recipient = recipients.setdefault(int(match[1]), {"extra": {}})
             if match[2].startswith("extra_"):
@@ -134,73 +117,60 @@ class Manifest:
         fields["recipients"] = [recipients[number] for number in numbers]
         return self._entry(line, row, fields, numbers or (1,))
 
-    def _json_entries(self, lines: Iterable[str]) -> Iterator[Entry]:
-        is_first = True
-        for line, content in enumerate(map(str.strip, lines), 1):
-            if not content:
+    def _json_entries(self) -> Iterator[Entry]:
+        for line, content in enumerate(self._text.splitlines(), 1):
+            if not content.strip():
                 continue
-            if is_first and not (content.startswith("{") and content.endswith("}")):
-                # A JSON array or indented JSON: every line would be a problem.
-                yield Entry(line, problems=[("", "not one JSON object; a JSON manifest has one object per line")])
-                return
-            is_first = False
             try:
                 row = json.loads(content)
                 json.dumps(row, ensure_ascii=False).encode()  # escapes such as \ud800 are not text
             except (ValueError, RecursionError) as error:
-                yield Entry(line, problems=[("", f"invalid JSON: {error}")])
-                continue
+                yield Entry(line, problems=[f"invalid JSON: {error}; a JSON manifest has one object per line"])
+                return
             if isinstance(row, dict):
                 yield self._entry(line, row, row)
             else:
-                yield Entry(line, problems=[("", f"must be an object, got {_shorten(row)}")])
+                yield Entry(line, problems=[f"must be an object, got {_shorten(row)}"])
 
     def _entry(
         self, line: int, row: Mapping[str, Any], fields: Mapping[str, Any], numbers: Sequence[int] = ()
     ) -> Entry:
         """Return the entry of a row; ``fields`` holds its values by the names of a JSON manifest."""
-        problems = [(name, f"unknown member{did_you_mean(name, _MEMBERS)}") for name in fields if name not in _MEMBERS]
-        values: dict[str, Any] = {name: fields.get(name) for name in _FIELDS}
-        makers: dict[str, tuple[Callable[[Any], Any], Any]] = {
-            "documents": (self._document, PdfSource(b"")),
-            "recipients": (_recipient, NewRecipient("")),
-        }
-        for name, (make, placeholder) in makers.items():
-            values[name] = []
-            given = fields.get(name, [])
-            if not isinstance(given, list):
-                problems.append((name, f"must be a list, got {_shorten(given)}"))
-                continue
-            for index, each in enumerate(given):
-                try:
-                    values[name].append(make(each))
-                except ValueError as error:
-                    problems.append((f"{name}[{index}]", str(error)))
-                    values[name].append(placeholder)  # the other values are checked too
-        return Entry(line, row, SigningPackage(**values), problems, numbers)  # of any types: `prepare` checks them
+        try:
+            _check_members("", fields, _MEMBERS)
+            values: dict[str, Any] = {name: fields.get(name) for name in _FIELDS}
+            values["documents"] = [self._document(*each) for each in _items(fields, "documents")]
+            values["recipients"] = [_recipient(*each) for each in _items(fields, "recipients")]
+        except ValueError as error:
+            return Entry(line, problems=[str(error)])
+        return Entry(line, row, SigningPackage(**values), (), numbers)  # of any types: `prepare` checks them
 
-    def _document(self, given: Any) -> PdfSource:
+    def _document(self, name: str, given: Any) -> PdfSource:
         given = {"path": given} if isinstance(given, str) else given
         if not isinstance(given, dict) or not isinstance(given.get("path"), str) or not given["path"]:
-            raise ValueError(f"must be a path, or an object with a path, got {_shorten(given)}")
-        _check_members(given, ("path", "filename"))
-        filename = given.get("filename")
-        if filename is not None and (not isinstance(filename, str) or not filename.strip()):
-            raise ValueError(f"filename must be a non-empty string, got {_shorten(filename)}")
-        return PdfSource(self.folder / given["path"], filename)
+            raise ValueError(f"{name}: must be a path, or an object with a path, got {_shorten(given)}")
+        _check_members(f"{name}: ", given, ("path", "filename"))
+        return PdfSource(self.folder / given["path"], given.get("filename"))
 
 
-def _recipient(given: Any) -> NewRecipient:
+def _items(fields: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
+    given = fields.get(name, [])
+    if not isinstance(given, list):
+        raise ValueError(f"{name}: must be a list, got {_shorten(given)}")  # noqa: TRY004  # a problem of the row
+    return [(f"{name}[{index}]", each) for index, each in enumerate(given)]
+
+
+def _recipient(name: str, given: Any) -> NewRecipient:
     if not isinstance(given, dict):
-        raise ValueError(f"must be an object, got {_shorten(given)}")  # noqa: TRY004  # reported as a problem of the row
-    _check_members(given, (*_RECIPIENT_FIELDS, "extra"))
+        raise ValueError(f"{name}: must be an object, got {_shorten(given)}")  # noqa: TRY004  # a problem of the row
+    _check_members(f"{name}: ", given, (*_RECIPIENT_FIELDS, "extra"))
     return NewRecipient(**{"email": None, **{name: value for name, value in given.items() if value is not None}})
 
 
-def _check_members(given: Mapping[str, object], known: Sequence[str]) -> None:
+def _check_members(where: str, given: Mapping[str, object], known: Sequence[str]) -> None:
     for name in given:
         if name not in known:
-            raise ValueError(f"unknown member {name!r}{did_you_mean(name, known)}")
+            raise ValueError(f"{where}unknown member {name!r}{did_you_mean(name, known)}")
 
 
 def _normalize(name: str) -> str:
@@ -213,17 +183,15 @@ def _normalize(name: str) -> str:
 def _check_header(cells: Sequence[str], names: Sequence[str]) -> list[str]:
     problems = []
     for number, (cell, name) in enumerate(zip(cells, names, strict=True)):
-        if name and not _COLUMN.fullmatch(name):
+        if name and name in names[:number]:
+            problems.append(f"duplicate column {cell.strip()!r}")
+        elif name and name not in _MEMBERS and not _RECIPIENT.fullmatch(name):
             recipient = re.search(r"\d+", name)
             known = [f"recipient{recipient[0] if recipient else 1}_{field}" for field in _RECIPIENT_FIELDS]
             meant = f"recipient1_{name}" if name in _RECIPIENT_FIELDS else name
-            problems.append(f"unknown column {cell.strip()!r}{did_you_mean(meant, [*_FIELDS, 'documents', *known])}")
-        elif name and name in names[:number]:
-            problems.append(f"duplicate column {cell.strip()!r}")
-    problems += [f"missing column {name!r}" for name in ("name", "language", "documents") if name not in names]
-    if not any(re.fullmatch(r"recipient\d+_email", name) for name in names):
-        problems.append("missing column 'recipient1_email'")
-    return problems
+            problems.append(f"unknown column {cell.strip()!r}{did_you_mean(meant, [*_MEMBERS, *known])}")
+    required = ("name", "language", "documents", "recipient1_email")
+    return problems + [f"missing column {name!r}" for name in required if name not in names]
 
 
 def _split_paths(documents: str) -> list[str]:
@@ -245,45 +213,39 @@ class CheckedManifest:
     size: int = 0
 
 
-async def check_manifest(manifest: Manifest, max_pdf_bytes: int, on_entry: Callable[[], None]) -> CheckedManifest:
+async def check_manifest(manifest: Manifest, max_pdf_bytes: int, on_entry: Callable[[bool], None]) -> CheckedManifest:
     """Check a manifest and all of its PDFs; raise `InvalidRequest` with all problems."""
     checked, problems = CheckedManifest(), list[str]()
-    transient = True
     for entry in manifest.entries():
-        found, is_transient = list(entry.problems), False
+        found = list(entry.problems)
         if entry.package is not None:
             try:
                 prepared = await prepare(entry.package, max_pdf_bytes)
             except InvalidRequest as error:
-                is_transient = error.transient and not entry.problems
-                reported = {name for name, _ in entry.problems}
                 for problem in error.problems:
                     field, _, text = problem.partition(": ")
                     text = re.sub(r".*, got None$|^must not be empty$", "is empty", text)
-                    if reported.isdisjoint((field, field.partition(".")[0])):
-                        found.append((entry.column_of(field), text))
+                    found.append(f"{entry.column_of(field)}: {text}")
             else:
                 prepared.close()
                 checked.documents += len(prepared.documents)
                 checked.size += sum(document.size for document in prepared.documents)
                 first = checked.lines.setdefault(prepared.key, entry.line)
                 if first != entry.line and entry.package.key is not None:
-                    found.append(("key", f"{prepared.key!r} is also the key of line {first}"))
+                    found.append(f"key: {prepared.key!r} is also the key of line {first}")
                 elif first != entry.line:
                     words = f"missing, and this is the same package as line {first}"
-                    found.append(("key", f"{words}; if both are to be sent, give each a key"))
-        transient = transient and (is_transient or not found)
-        problems += [f"line {entry.line}{', ' if column else ''}{column}: {text}" for column, text in found]
-        on_entry()
+                    found.append(f"key: {words}; if both are to be sent, give each a key")
+        problems += [f"{manifest.path}, line {entry.line}, {text}" for text in found]
+        on_entry(bool(found))
         # Small files are read without suspending; this lets Ctrl-C through.
         await asyncio.sleep(0)
     if not checked.lines and not problems:
-        problems, transient = ["line 1: the manifest has no packages"], False
+        problems = [f"{manifest.path}: the manifest has no packages"]
     if problems:
-        shown = [f"{manifest.path}, {problem}" for problem in problems]
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        message = "\n  ".join([f"{count} in {manifest.path}; nothing was sent:", *shown])
-        raise InvalidRequest(message, problems=shown, transient=transient)
+        message = "\n  ".join([f"{count} in {manifest.path}; nothing was sent:", *problems])
+        raise InvalidRequest(message, problems=problems)
     return checked
 
 
@@ -299,28 +261,24 @@ class FailureReport:
         self._failed: list[dict[str, Any]] = []
 
     def check(self) -> None:
+        """Raise `InvalidRequest` if the folder is missing, or the report would replace another kind of file."""
         if not self.path.absolute().parent.is_dir():
             raise InvalidRequest(f"--failures: {str(self.path)!r} cannot be written: No such file or directory")
         if not self.path.exists() or self.path.samefile(self._manifest.path):
             return
-        first = b""
-        if self.path.is_file():
-            with self.path.open("rb") as file:
-                first = file.readline(2**20).lower()
+        first = self.path.read_bytes()[:4096] if self.path.is_file() else b""
         if not {b"key", b"error"} <= set(re.findall(rb"\w+", first)):
             raise InvalidRequest(f"--failures: {str(self.path)!r} exists and is not a report of failures")
 
     def add(self, row: Mapping[str, Any], key: str, error: str) -> None:
         """Add a failed package; when the report is dispatched, the error is ignored."""
-        documents: Any = row["documents"]
-        if isinstance(documents, str):
-            documents = ";".join(str(self._folder / path) for path in _split_paths(documents))
-        else:
-            documents = [
-                {**one, "path": str(self._folder / one["path"])} if isinstance(one, dict) else str(self._folder / one)
-                for one in documents
-            ]
-        self._failed.append({**row, "documents": documents, "key": key, "error": " ".join(error.split())})
+        given: Any = row["documents"]
+        documents: list[Any] = [
+            {**one, "path": str(self._folder / one["path"])} if isinstance(one, dict) else str(self._folder / one)
+            for one in (_split_paths(given) if isinstance(given, str) else given)
+        ]
+        joined = ";".join(documents) if isinstance(given, str) else documents
+        self._failed.append({**row, "documents": joined, "key": key, "error": " ".join(error.split())})
 
     def write(self) -> bool:
         """Put the report in place, and return whether there is one. If no package failed, remove an older report.

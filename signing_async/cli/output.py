@@ -13,8 +13,9 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Self
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,9 +23,7 @@ from .exits import PIPE_CLOSED, facts_of
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.progress import Progress as Bar
     from rich.progress import ProgressColumn
-    from rich.table import Table
 
     from ..bulk import Progress
 
@@ -34,7 +33,6 @@ SECONDS_BETWEEN_LINES = 10.0
 CONTROLS = r"\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff"
 """Control characters and bidirectional marks, for a character class of a regular expression."""
 
-_NARROWEST = 12
 _COLOURS = {"draft": "yellow", "pending": "yellow", "completed": "green", "signed": "green"}
 _COLOURS |= {"sent": "cyan", "cancelled": "red"}
 
@@ -90,32 +88,43 @@ class Output:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], *, optional: Sequence[str] = ()) -> None:
-        """Print rows for people.
-
-        A terminal shows the first column, STATE and ID in full. If it is too narrow, ``optional`` columns are left out.
-        """
-        lines = [list(columns), *([on_one_line(str(cell)) for cell in row] for row in rows)]
-        if not self.is_terminal:
-            widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-            padded = ["  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)) for line in lines]
-            self.text("\n".join(line.rstrip() for line in padded))
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], if_empty: str = "") -> None:
+        """Print rows for people. A narrow terminal shows the first column, STATE and ID in full."""
+        if self.json:
             return
-        console = console_of(sys.stdout)
-        for name in optional:
-            if _minimum_width(lines) > console.width:
-                at = lines[0].index(name)
-                lines = [line[:at] + line[at + 1 :] for line in lines]
-        with console.capture() as captured:
-            console.print(table_of(lines[0], lines[1:]), soft_wrap=False)
-        self.text(captured.get().removesuffix("\n"))
+        from rich.table import Table
+        from rich.text import Text
 
-    def facts(self, title: str, pairs: Sequence[tuple[str, object]]) -> None:
-        """Print a title and a line per fact. Further lines of a value are indented, so they do not look like facts."""
-        width = max(len(name) for name, _ in pairs) + 2
-        margin = "\n" + " " * width
-        lines = [f"{name:<{width}}{clean(str(value)).replace(chr(10), margin)}" for name, value in pairs]
+        if not rows:
+            self.text(if_empty)
+            return
+        table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
+        for name in columns:
+            table.add_column(name, no_wrap=name in (columns[0], "STATE", "ID"))
+        for row in rows:
+            cells = [Text(on_one_line(str(cell)), no_wrap=True, overflow="ellipsis") for cell in row]
+            for name, cell in zip(columns, cells, strict=True):
+                cell.stylize(_COLOURS.get(cell.plain.partition(" ")[0], "") if name == "STATE" else "")
+            table.add_row(*cells)
+        console = _console(sys.stdout)
+        with console.capture() as captured:
+            console.print(table, soft_wrap=False)
+        self.text("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+    def facts(self, title: str, facts: Mapping[str, object]) -> None:
+        """Print a title and a line for each fact that has a value; with --json, the facts as a line of JSON."""
+        if self.json:
+            self.result(facts)
+            return
+        shown = {name: _as_text(value) for name, value in facts.items() if value not in (None, "")}
+        width = max(map(len, shown)) + 2
+        # Further lines of a value are indented, so they do not look like facts.
+        lines = [f"{name:<{width}}{text.replace(chr(10), chr(10) + ' ' * width)}" for name, text in shown.items()]
         self.text("\n".join([self.styled(on_one_line(title), bold=True), *lines]))
+
+    def when(self, moment: datetime | None) -> str:
+        """Return a time for a table: relative on a terminal."""
+        return ago(moment) if self.is_terminal else iso(moment)
 
     def text(self, line: str) -> None:
         self._write(lambda: sys.stdout.write(line + "\n"))
@@ -135,83 +144,56 @@ class Output:
         return click.style(text, fg=colour, bold=bold or None) if _has_colours(sys.stdout) else text
 
     @contextlib.contextmanager
-    def progress(self, title: str) -> Iterator[Callable[[Progress], None] | None]:
+    def byte_progress(self, title: str) -> Iterator[Callable[[Progress], None] | None]:
         """Show a progress bar of bytes and yield its ``on_progress``; without a terminal, yield None."""
-        if not self.live:
-            yield None
-            return
         from rich.progress import DownloadColumn, TransferSpeedColumn
 
-        with self.bar(DownloadColumn, TransferSpeedColumn) as bar:
-            task = bar.add_task(title, total=None, info="")
+        with self._bar(title, None, DownloadColumn(), TransferSpeedColumn()) as update:
 
             def report(progress: Progress) -> None:
                 files = f"{progress.files_done}/{'?' if progress.files_total is None else progress.files_total}"
-                bar.update(task, completed=progress.bytes_done, total=progress.bytes_total, info=files)
+                update(completed=progress.bytes_done, total=progress.bytes_total, info=files)
 
-            yield report
+            yield report if self.live else None
 
-    def bar(self, *columns: type[ProgressColumn]) -> Bar:
-        """Return a progress bar with the field ``info``, these columns and the remaining time; text goes above it."""
+    @contextlib.contextmanager
+    def item_progress(self, title: str, total: int | None = None) -> Iterator[Callable[[bool], None]]:
+        """Show how many items are done, in a bar on a terminal, elsewhere in an occasional line.
+
+        Yield the function to call after each item, with whether the item failed.
+        """
+        done = failed = 0
+        last = time.monotonic()
+        with self._bar(title, total) as update:
+
+            def advance(is_failure: bool) -> None:
+                nonlocal done, failed, last
+                done, failed = done + 1, failed + is_failure
+                text = f"{done}/{'?' if total is None else total}{f' {failed} failed' if failed else ''}"
+                update(completed=done, info=text)
+                if not self.live and time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+                    last = time.monotonic()
+                    self.say(f"{title}: {text}", progress={"done": done, "total": total, "failed": failed})
+
+            yield advance
+
+    @contextlib.contextmanager
+    def _bar(self, title: str, total: int | None, *columns: ProgressColumn) -> Iterator[Callable[..., None]]:
+        """Show a progress bar on a terminal; yield the function that updates it. Text goes above the bar."""
+        if not self.live:
+            yield lambda **_: None
+            return
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-        from rich.table import Column
 
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=None, complete_style="cyan", finished_style="green", pulse_style="cyan"),
-            TextColumn("{task.fields[info]}", table_column=Column(no_wrap=True)),
-            *(kind(table_column=Column(no_wrap=True)) for kind in columns),
-            TimeRemainingColumn(table_column=Column(no_wrap=True)),
-            console=console_of(sys.stderr),
+        bar = BarColumn(bar_width=None, complete_style="cyan", finished_style="green", pulse_style="cyan")
+        with Progress(
+            *(TextColumn("{task.description}"), bar, TextColumn("{task.fields[info]}"), *columns),
+            TimeRemainingColumn(),
+            console=_console(sys.stderr),
             transient=True,
             redirect_stdout=self.is_terminal,  # not a file
-        )
-
-
-class ProgressDisplay:
-    """The number of items done: a bar with rate and remaining time on a terminal, an occasional line elsewhere."""
-
-    def __init__(self, out: Output, what: str, total: int | None) -> None:
-        self._out, self._what, self._total = out, what, total
-        self._done = self._failed = 0
-        self._began = self._last_line = time.monotonic()
-        self._bar = out.bar() if out.live else None
-
-    def __enter__(self) -> Self:
-        if self._bar is not None:
-            self._bar.start()
-            self._bar.add_task(self._what, total=self._total, info="")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def note(self, remark: str = "") -> None:
-        """Show the numbers in the bar, with a remark that stays until the next item is done."""
-        if self._bar is not None:
-            rate = self._done / max(time.monotonic() - self._began, 0.001)
-            facts = (f"{self._done}/{'?' if self._total is None else self._total}", f"{rate:.1f}/s")
-            failures = f"{self._failed} failed" if self._failed else ""
-            info = " ".join(filter(None, (*facts, failures, remark)))
-            self._bar.update(self._bar.task_ids[0], completed=self._done, info=info)
-
-    def advance(self, *, failed: bool = False) -> None:
-        self._done += 1
-        self._failed += failed
-        now = time.monotonic()
-        rate = self._done / max(now - self._began, 0.001)
-        if self._bar is not None:
-            self.note()
-        elif now - self._last_line >= SECONDS_BETWEEN_LINES:
-            self._last_line = now
-            facts: dict[str, Any] = {"done": self._done, "total": self._total, "failed": self._failed, "rate": rate}
-            text = f"{self._done}, {rate:.1f} a second"
-            if self._total is not None:
-                facts["seconds_left"] = (self._total - self._done) / rate
-                left = timedelta(seconds=round(facts["seconds_left"]))
-                text = f"{self._done} of {self._total}, {self._failed} failed, {rate:.1f} a second, about {left} left"
-            self._out.say(f"{self._what}: {text}", progress=facts)
+        ) as progress:
+            yield partial(progress.update, progress.add_task(title, total=total, info=""))
 
 
 def clean(text: str) -> str:
@@ -254,32 +236,18 @@ def discard_output() -> None:
     os.close(null)
 
 
-def table_of(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
+def _console(stream: Any) -> Console:
+    from rich.console import Console
 
-    table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-    cells = [[Text(on_one_line(str(cell)), no_wrap=True, overflow="ellipsis") for cell in row] for row in rows]
-    for number, (name, *column) in enumerate(zip(map(Text, columns), *cells, strict=True)):
-        is_state = name.plain == "STATE"
-        widest = 0 if number else max((cell.cell_len for cell in column), default=0)
-        table.add_column(name, no_wrap=is_state or not number or name.plain == "ID", min_width=widest)
-        for cell in column if is_state else ():
-            cell.stylize(_COLOURS.get(cell.plain.split(" ")[0], ""))
-    for row in cells:
-        table.add_row(*row)
-    return table
+    is_terminal = stream.isatty()
+    width = None if is_terminal else 1_000_000
+    return Console(file=stream, force_terminal=is_terminal, width=width, highlight=False, markup=False, emoji=False)
 
 
-def _minimum_width(lines: Sequence[Sequence[str]]) -> int:
-    """Return the width of a table whose first column, STATE and ID are shown in full, and the others in part."""
-    from rich.cells import cell_len
-
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    for number, name in enumerate(lines[0]):
-        if number and name not in ("STATE", "ID"):
-            widths[number] = min(widths[number], _NARROWEST)
-    return sum(widths) + 2 * len(widths) - 2
+def _as_text(value: object) -> str:
+    if isinstance(value, datetime):
+        return f"{iso(value)} ({ago(value)})"
+    return clean(value if isinstance(value, str) else json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def _as_json(value: object) -> object:
@@ -292,12 +260,6 @@ def _as_json(value: object) -> object:
         shown: Any = value
         return attrs.asdict(shown, recurse=False, filter=lambda field, _: bool(field.repr))
     return str(value)
-
-
-def console_of(stream: Any) -> Console:
-    from rich.console import Console
-
-    return Console(file=stream, force_terminal=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 def _has_controls(stream: Any) -> bool:

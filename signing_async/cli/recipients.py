@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -24,13 +24,13 @@ def _name_and_value(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _json_object(context: click.Context, parameter: click.Parameter, path: str | None) -> dict[str, Any]:
+def _json_object(context: click.Context, parameter: click.Parameter, file: IO[bytes] | None) -> dict[str, Any]:
     try:
-        fields = json.loads(read_text(context, parameter, path) or "{}")
+        fields = json.loads(read_text(context, parameter, file) or "{}")
     except ValueError:
         fields = None
     if not isinstance(fields, dict):
-        raise click.BadParameter(f"{path} does not contain a JSON object")
+        raise click.BadParameter("the file does not contain a JSON object")
     return fields
 
 
@@ -56,7 +56,7 @@ async def add_recipient(
     async with state.client() as client:
         recipient = await client.recipients.add(signing, **named, extra={**from_file, **dict(fields)})
     state.out.say(f"Added {named['email']}.")
-    state.out.result(recipient_facts(state, recipient), on_one_line(recipient.id))
+    state.out.result(recipient_facts(recipient), on_one_line(recipient.id))
 
 
 @command(changing=True)
@@ -75,22 +75,18 @@ async def remind(state: State, signing: str, recipient: str | None, all_pending:
     """
     if (recipient is None) is not all_pending:
         raise click.UsageError("use either RECIPIENT or --all-pending")
-    from ..recipients import RemindResult
-
     async with state.client() as client:
-        if recipient is None:
-            results = await client.recipients.remind_pending(signing)
-        else:
+        if recipient is not None:
             everyone = [one async for one in client.recipients.list(signing)]
             found = [one for one in everyone if one.id == recipient or one.email.casefold() == recipient.casefold()]
-            if not found:
-                raise InvalidRequest(f"no recipient of the signing has the id or address {recipient!r}")
-            if len(found) > 1:
-                raise InvalidRequest(
-                    f"{len(found)} recipients of the signing have the address {recipient!r}: use an id"
-                )
+            if len(found) != 1:
+                how_many = f"{len(found)} recipients" if found else "no recipient"
+                raise InvalidRequest(f"{how_many} of the signing with the id or address {recipient!r}: use an id")
             await client.recipients.remind(signing, found[0])
-            results = [RemindResult(found[0])]
+            facts = {"id": found[0].id, "email": found[0].email, "reminded": True}
+            state.out.result(facts, on_one_line(f"Reminded {found[0].email}."))
+            return 0
+        results = await client.recipients.remind_pending(signing)
     for result in results:
         show_reminder(state.out, result, {"id": result.recipient.id})
     if not results:

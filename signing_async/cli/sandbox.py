@@ -28,11 +28,17 @@ _PROFILES = ("default", "laravel", "rfc9457", "numeric")
 @click.option("--profile", default="default", type=click.Choice(_PROFILES), help="How the service responds.")
 @click.option("--seal-level", default="B-B", type=click.Choice(LEVELS), help="PAdES level of the sealed PDFs.")
 @click.option("--seed", help="The same seed gives the same ids, tokens and secrets.")
-@click.option("--app", metavar="NAME=REDIRECT_URI", help="Register an app for OAuth, and print its settings.")
+@click.option(
+    "--app",
+    "apps",
+    multiple=True,
+    metavar="NAME=REDIRECT_URI",
+    help="Register an app for OAuth, and print its settings.",
+)
 @click.option("--webhook-url", help="Deliver events to this URL, signed with SIGNING_WEBHOOK_SECRET if it is set.")
 @click.option("--allow-remote-webhooks", is_flag=True, help="Also deliver events to other machines.")
 def sandbox(
-    state: State, profile: str, webhook_url: str | None, seal_level: Level, app: str | None, **options: Any
+    state: State, profile: str, webhook_url: str | None, seal_level: Level, apps: tuple[str, ...], **options: Any
 ) -> None:
     """Run the service on this machine until Ctrl-C. It is not a legal signing service.
 
@@ -43,6 +49,8 @@ def sandbox(
     Example:
       signing-async sandbox --port 8080 --data ./sandbox
     """
+    if len(apps) > 1:
+        raise click.UsageError("--app: only one app can be registered here; register others at /developer/my-apps")
     log, handler = logging.getLogger("signing_async.sandbox"), _LogHandler(state.out)
     log.addHandler(handler)
     log.setLevel(logging.INFO)
@@ -55,7 +63,7 @@ def sandbox(
             seal_level=seal_level,
             **options,
         )
-        state.run(_run(server, state.out, app))
+        state.run(_run(server, state.out, *apps))
     except Refused as error:
         message = "; ".join(text for texts in error.errors.values() for text in texts) or str(error)
         raise click.UsageError(message.replace("allow_remote_webhooks", "--allow-remote-webhooks")) from error
@@ -73,12 +81,13 @@ def sandbox(
         log.removeHandler(handler)
 
 
-async def _run(server: Sandbox, out: Output, app: str | None) -> None:
+async def _run(server: Sandbox, out: Output, app: str | None = None) -> None:
     stop = asyncio.Event()
-    with on_signal(signal.SIGINT, stop.set), on_signal(signal.SIGTERM, stop.set):
-        async with server:
-            _announce(server, out, app)
-            await stop.wait()
+    on_signal(signal.SIGINT, stop.set)
+    on_signal(signal.SIGTERM, stop.set)
+    async with server:
+        _announce(server, out, app)
+        await stop.wait()
     if not out.json:
         out.text("Stopped.")
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 import shlex
-import sys
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -15,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import InvalidRequest, SigningCancelled, SigningError, WaitTimeout
-from .command_base import FILE, NAME_HELP, Seconds, State, command, moment, name_pattern, read_text
-from .output import ago, console_of, iso, on_one_line, table_of
+from .command_base import FILE, Seconds, State, command, limit_option, moment_option, name_option, read_text
+from .output import iso, on_one_line
 
 if TYPE_CHECKING:
     from ..client import SigningClient
@@ -26,8 +24,6 @@ Cursor = tuple[str | None, int]
 """The service's cursor of a page (None: the first page), and how many items of that page to skip."""
 
 _STATES = ("draft", "sent", "completed", "cancelled")
-
-Show = Callable[["Signing", Sequence["Recipient"]], None]
 
 
 def _cursor(text: str) -> Cursor:
@@ -41,21 +37,14 @@ def _cursor(text: str) -> Cursor:
 @click.option(
     "--state", "states", multiple=True, type=click.Choice(_STATES), help="Only in this state. May be repeated."
 )
-@click.option("--name", metavar="PATTERN", type=name_pattern, help=NAME_HELP)
-@click.option("--updated-since", "since", type=moment, help="Only updated since this time: 7d, 12h, 2031-03-31, ...")
-@click.option("--updated-before", "before", type=moment, help="Only updated before this time.")
-@click.option("--limit", type=click.IntRange(1), help="Stop after this many.  [default: 50; with --all: no limit]")
+@name_option("name")
+@moment_option("--updated-since", "since", help="Only updated since this time.")
+@moment_option("--updated-before", "before", help="Only updated before this time.")
+@limit_option()
 @click.option("--all", "everything", is_flag=True, help="List everything.")
 @click.option("--cursor", metavar="TEXT", type=_cursor, help="Continue at the cursor that an earlier list printed.")
 async def list_signings(
-    state: State,
-    states: tuple[str, ...],
-    name: Callable[[Signing], bool] | None,
-    since: datetime | None,
-    before: datetime | None,
-    limit: int | None,
-    everything: bool,
-    cursor: Cursor | None,
+    state: State, limit: int | None, everything: bool, cursor: Cursor | None, **filters: Any
 ) -> None:
     """List signings, in the service's own order.
 
@@ -69,41 +58,46 @@ async def list_signings(
     """
     limit = limit or (None if everything else 50)
     rows: list[tuple[object, ...]] = []
-    shown, stopped = 0, ""
+    stopped = ""
     async with state.client() as client, aclosing(_walk(client, cursor or (None, 0))) as walk:
-        async for signing, (page, skip) in walk:
-            if shown == limit:
-                stopped = f"{skip}.{page}" if page else f"{skip}"
+        async for signing, position in walk:
+            if len(rows) == limit:
+                stopped = position
                 break
-            updated = signing.updated_at
-            if (
-                (states and signing.state.value not in states)
-                or (name is not None and not name(signing))
-                or (since is not None and (updated is None or updated < since))
-                or (before is not None and (updated is None or updated >= before))
-            ):
-                continue
-            shown += 1
-            if state.json:
+            if _matches(signing, **filters):
                 state.out.result(signing_facts(signing))
-            else:
-                when = ago(updated) if state.out.is_terminal else iso(updated)
-                rows.append((signing.id, signing.state.value, when, signing.name))
+                rows.append((signing.id, signing.state.value, state.out.when(signing.updated_at), signing.name))
     if rows:
-        state.out.table(("ID", "STATE", "UPDATED", "NAME"), rows, optional=("UPDATED", "STATE"))
+        state.out.table(("ID", "STATE", "UPDATED", "NAME"), rows)
     if stopped:
         state.out.say(f"There may be more. Continue with: --cursor {shlex.quote(stopped)}", next_cursor=stopped)
-    elif not shown:
+    elif not rows:
         state.out.say("No signings.")
 
 
-async def _walk(client: SigningClient, start: Cursor) -> AsyncGenerator[tuple[Signing, Cursor], None]:
+def _matches(
+    signing: Signing,
+    states: Sequence[str],
+    name: Callable[[Signing], bool] | None,
+    since: datetime | None,
+    before: datetime | None,
+) -> bool:
+    updated = signing.updated_at
+    return (
+        (not states or signing.state.value in states)
+        and (name is None or name(signing))
+        and (since is None or (updated is not None and updated >= since))
+        and (before is None or (updated is not None and updated < before))
+    )
+
+
+async def _walk(client: SigningClient, start: Cursor) -> AsyncGenerator[tuple[Signing, str], None]:
     """Yield the signings from ``start``, each with the cursor that starts a list at that signing."""
     page_cursor, skipped = start
     async with aclosing(client.signings.list(cursor=page_cursor).pages()) as pages:
         async for page in pages:
             for number, signing in enumerate(page.items[skipped:], skipped):
-                yield signing, (page_cursor, number)
+                yield signing, f"{number}.{page_cursor}" if page_cursor else f"{number}"
             page_cursor, skipped = page.next_cursor, 0
 
 
@@ -117,32 +111,46 @@ async def show(state: State, signing: str) -> None:
       signing-async show $SIGNING
     """
     async with state.client() as client:
-        found = await client.signings.get(signing)
-        recipients = [recipient async for recipient in client.recipients.list(signing)]
+        found, recipients = await _read(client, signing)
     if state.json:
-        state.out.result(all_facts(state, found, recipients))
+        state.out.result(_all_facts(found, recipients))
         return
-    facts = [
-        ("id", found.id),
-        ("state", found.state.value),
-        ("language", found.language),
-        ("order", found.signing_order),
-        ("updated", f"{iso(found.updated_at)} ({ago(found.updated_at)})" if found.updated_at else ""),
-        ("cancelled", iso(found.cancelled_at)),
-        ("message", found.message),
+    names = ("id", "state", "language", "signing_order", "updated_at", "cancelled_at", "message")
+    state.out.facts(found.name or "(unnamed)", {name: getattr(found, name) for name in names})
+    documents = [
+        (one.name, f"signed {iso(one.completed_at)}" if one.completed_at else "pending", one.id)
+        for one in found.documents
     ]
-    state.out.facts(found.name or "(unnamed)", [(name, value) for name, value in facts if value])
-    for columns, rows, placeholder in parts_of(state, found, recipients):
-        state.out.text("")
-        if rows:
-            state.out.table(columns, rows, optional=("METHOD", "ORDER", "NAME"))
-        else:
-            state.out.text(placeholder)
+    people = [
+        (
+            one.email,
+            "signed" if one.completed_at else "pending",
+            " ".join(filter(None, (one.first_name, one.last_name))),
+            one.order or "",
+            one.signing_method or "",
+            one.id,
+        )
+        for one in sorted(recipients, key=lambda one: one.order or 0)
+    ]
+    state.out.text("")
+    state.out.table(("DOCUMENT", "STATE", "ID"), documents, "No documents yet.")
+    state.out.text("")
+    state.out.table(("RECIPIENT", "STATE", "NAME", "ORDER", "METHOD", "ID"), people, "No recipients yet.")
+
+
+async def _read(client: SigningClient, signing: str) -> tuple[Signing, list[Recipient]]:
+    found = await client.signings.get(signing)
+    return found, [recipient async for recipient in client.recipients.list(signing)]
+
+
+class _Language(click.Choice[str]):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert(value.upper(), param, ctx)
 
 
 @command(changing=True)
 @click.argument("name")
-@click.option("--language", default="EN", show_default=True, type=click.Choice(("EN", "SV"), case_sensitive=False))
+@click.option("--language", default="EN", show_default=True, type=_Language(("EN", "SV")))
 @click.option("--signing-order", type=click.Choice(("sequential", "parallel")), help="One after the other, or at once.")
 @click.option("--message", metavar="TEXT", help="A message to the recipients, at most 400 characters.")
 @click.option("--message-file", "text", type=FILE, callback=read_text, help="A file with the message; - is stdin.")
@@ -187,8 +195,7 @@ async def send(state: State, signing: str) -> None:
 async def watch(state: State, signing: str, seconds: float | None, poll: float) -> None:
     """Follow a signing until everyone has signed. Once the signing has been read, outages are waited out.
 
-    A terminal shows the current state of documents and recipients. Elsewhere each change is a line, or an object with
-    --json.
+    Each change is a line, or an object with --json.
 
     Exit code 0: the signing is completed. 5: timed out. 6: the signing was cancelled.
 
@@ -196,77 +203,44 @@ async def watch(state: State, signing: str, seconds: float | None, poll: float) 
     Example:
       signing-async watch $SIGNING --for 3600
     """
-    display = _update_in_place if state.out.live and state.out.is_terminal else _print_changes
+    printed: dict[str, str] = {}
     was_read = False
     try:
         async with asyncio.timeout(seconds) as deadline, state.client() as client:
-            with display(state) as show_state:
-                while True:
-                    try:
-                        found = await client.signings.get(signing)
-                        recipients = [recipient async for recipient in client.recipients.list(signing)]
-                    except SigningError as error:
-                        if not was_read or not error.transient:
-                            raise
-                        state.out.warn(f"still watching: {error}")
-                    else:
-                        was_read = True
-                        show_state(found, recipients)
-                        if found.state.value == "completed":
-                            return
-                        if found.state.value == "cancelled":
-                            raise SigningCancelled(f"{signing} was cancelled", signing=found)
-                    await asyncio.sleep(poll)
+            while True:
+                try:
+                    found, recipients = await _read(client, signing)
+                except SigningError as error:
+                    if not was_read or not error.transient:
+                        raise
+                    state.out.warn(f"still watching: {error}")
+                else:
+                    was_read = True
+                    _print_changes(state, found, recipients, printed)
+                    if found.state.value == "completed":
+                        return
+                    if found.state.value == "cancelled":
+                        raise SigningCancelled(f"{signing} was cancelled", signing=found)
+                await asyncio.sleep(poll)
     except TimeoutError:
         if not deadline.expired():
             raise
         raise WaitTimeout(f"{signing} was not completed within {seconds:g} s") from None
 
 
-@contextlib.contextmanager
-def _update_in_place(state: State) -> Iterator[Show]:
-    """Yield a function that shows the current state of a signing on a terminal."""
-    from rich.console import Group
-    from rich.live import Live
-    from rich.spinner import Spinner
-    from rich.text import Text
-
-    spinner = Spinner("dots", Text("watching; Ctrl-C stops watching and does not change the signing", "dim"))
-    with Live(spinner, console=console_of(sys.stdout), refresh_per_second=8) as live:
-
-        def show(signing: Signing, recipients: Sequence[Recipient]) -> None:
-            shown: list[Any] = [table_of(("SIGNING", "STATE"), [(signing.name or signing.id, signing.state.value)])]
-            for columns, rows, placeholder in parts_of(state, signing, recipients):
-                shown += ["", table_of(columns, rows) if rows else placeholder]
-            if signing.state.value not in ("completed", "cancelled"):
-                shown += ["", spinner]
-            live.update(Group(*shown), refresh=True)
-
-        yield show
+def _print_changes(state: State, signing: Signing, recipients: Sequence[Recipient], printed: dict[str, str]) -> None:
+    """Print a line, or a JSON object, for each change since what was printed; add what is printed now."""
+    current = {f"document {one.id}": f"{one.name} is signed" for one in signing.documents if one.completed_at}
+    current |= {f"recipient {one.id}": f"{one.email} has signed" for one in recipients if one.completed_at}
+    current["state"] = f"{signing.name or signing.id} is {signing.state.value}"
+    now = iso(datetime.now(UTC))
+    changes = [f"{now}  {on_one_line(text)}" for key, text in current.items() if printed.get(key) != text]
+    if changes:
+        state.out.result(_all_facts(signing, recipients), "\n".join(changes))
+    printed.update(current)
 
 
-@contextlib.contextmanager
-def _print_changes(state: State) -> Iterator[Show]:
-    """Yield a function that prints a line, or a JSON object, for each change."""
-    printed: dict[str, str] = {}
-
-    def show(signing: Signing, recipients: Sequence[Recipient]) -> None:
-        done = [one for one in recipients if is_done(state, one)]
-        current = {
-            **{f"document {one.id}": f"{one.name} is signed" for one in signing.documents if one.completed_at},
-            **{f"recipient {one.id}": f"{one.email} has signed" for one in done},
-            "state": f"{signing.name or signing.id} is {signing.state.value}",
-        }
-        now = iso(datetime.now(UTC))
-        changes = [f"{now}  {on_one_line(text)}" for key, text in current.items() if printed.get(key) != text]
-        if changes:
-            state.out.result(all_facts(state, signing, recipients), "\n".join(changes))
-        printed.update(current)
-
-    yield show
-
-
-# Records as JSON facts, and as tables
+# Records as JSON facts
 
 
 def _facts(record: Signing | Document | Recipient, *names: str) -> dict[str, Any]:
@@ -282,41 +256,12 @@ def document_facts(document: Document) -> dict[str, Any]:
     return _facts(document, "id", "name", "completed_at", "signed_file_path")
 
 
-def recipient_facts(state: State, recipient: Recipient) -> dict[str, Any]:
+def recipient_facts(recipient: Recipient) -> dict[str, Any]:
     facts = _facts(recipient, "id", "email", "first_name", "last_name", "signing_method", "order")
-    return {**facts, "finished": is_done(state, recipient)}
+    return {**facts, "finished": recipient.completed_at is not None}
 
 
-def all_facts(state: State, signing: Signing, recipients: Sequence[Recipient]) -> dict[str, Any]:
+def _all_facts(signing: Signing, recipients: Sequence[Recipient]) -> dict[str, Any]:
     documents = [document_facts(document) for document in signing.documents]
-    people = [recipient_facts(state, recipient) for recipient in recipients]
+    people = [recipient_facts(recipient) for recipient in recipients]
     return {**signing_facts(signing), "documents": documents, "recipients": people}
-
-
-def is_done(state: State, recipient: Recipient) -> bool:
-    return any(recipient.extra.get(field) for field in state.settings.assumptions.recipient_done_fields)
-
-
-def parts_of(
-    state: State, signing: Signing, recipients: Sequence[Recipient]
-) -> list[tuple[Sequence[str], list[tuple[object, ...]], str]]:
-    """Return the tables of documents and recipients: columns, rows, and the text for an empty table."""
-    documents: list[tuple[object, ...]] = [
-        (document.name, f"signed {iso(document.completed_at)}" if document.completed_at else "pending", document.id)
-        for document in signing.documents
-    ]
-    people: list[tuple[object, ...]] = [
-        (
-            recipient.email,
-            "signed" if is_done(state, recipient) else "pending",
-            " ".join(part for part in (recipient.first_name, recipient.last_name) if part),
-            "" if recipient.order is None else recipient.order,
-            recipient.signing_method or "",
-            recipient.id,
-        )
-        for recipient in sorted(recipients, key=lambda one: one.order or 0)
-    ]
-    return [
-        (("DOCUMENT", "STATE", "ID"), documents, "No documents yet."),
-        (("RECIPIENT", "STATE", "NAME", "ORDER", "METHOD", "ID"), people, "No recipients yet."),
-    ]

@@ -52,18 +52,12 @@ def verify_sealed(
     if fetch and not trust:
         raise click.UsageError("--fetch requires --trust")
     inspect, max_bytes = load_inspector(), state.settings.assumptions.max_sealed_bytes
+    how = {"trust": trust or None, "fetch": fetch, "form_filling": not no_form_filling, "timeout": limit}
     note = f"{_SOUND} {_TRUSTED.format(_REVOCATION[fetch]) if trust else _NOT_TRUSTED}"
     codes = []
     for path in files:
         try:
-            report = inspect(
-                path,
-                max_bytes=max_bytes,
-                trust=trust or None,
-                fetch=fetch,
-                form_filling=not no_form_filling,
-                timeout=limit,
-            )
+            report = inspect(path, max_bytes=max_bytes, **how)
         except SigningError as error:
             state.out.failed(str(path), error, {"file": str(path), "sound": None})
             codes.append(code_of(error))
@@ -73,11 +67,7 @@ def verify_sealed(
         if not state.json:
             verdict, *lines = map(clean, _describe(path, report))
             colour = {NOT_SOUND: "red", UNTRUSTED: "yellow", 0: "green"}[codes[-1]]
-            end = "\n" if len(files) > 1 else ""
-            state.out.text("\n".join([state.out.styled(verdict, colour, bold=True), *lines]) + end)
-    if len(files) > 1 and not state.json:
-        sound = sum(code in (0, UNTRUSTED) for code in codes)
-        state.out.text(state.out.styled(f"{sound} of {len(files)} sound", "green" if sound == len(files) else "red"))
+            state.out.text("\n".join([state.out.styled(verdict, colour, bold=True), *lines]))
     if not {0, NOT_SOUND, UNTRUSTED}.isdisjoint(codes):
         state.out.say(note)
     return next((code for code in (NOT_SOUND, UNTRUSTED, USAGE, FAILED) if code in codes), 0)
@@ -103,10 +93,9 @@ def _describe(path: Path, report: Report) -> list[str]:
         source = "a timestamp" if seal.time_source == "timestamp" else "the signer's own clock"
         time = f", {iso(seal.signed_at)} by {source}" if seal.signed_at else ""
         covers = "the whole file" if seal.covers == report.size else f"its first {seal.covers} of {report.size} bytes"
-        algorithm = f" ({seal.digest_algorithm})" if seal.digest_algorithm else ""
         facts = {
             "covers": f"{covers}, up to revision {seal.revision} of {report.revisions}",
-            "digest": f"{_VALID[seal.digest_right]}{algorithm}",
+            "digest": f"{_VALID[seal.digest_right]} ({seal.digest_algorithm or 'unknown'})",
             "key": _VALID[seal.key_right],
             "level": seal.level,
             "issuer": seal.issuer,

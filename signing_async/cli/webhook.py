@@ -6,16 +6,17 @@ import math
 import os
 import sys
 from dataclasses import replace
-from typing import Any
+from typing import IO, Any
 
 import click
 
 from ..errors import InvalidSignature, MalformedEvent, TransportError
 from ..webhooks import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, WebhookVerifier, diagnose
-from .command_base import Seconds, State, command, common_options, read_bytes, shared_options, text_file
+from .command_base import FILE, Seconds, State, command, common_options, read_text
 from .output import on_one_line
 
 _SECRET_VARIABLE = "SIGNING_WEBHOOK_SECRET"
+_SECRET_HELP = f"env:NAME, file:PATH, or - for stdin.  [default: env:{_SECRET_VARIABLE}]"
 SCHEMES = {
     "default": Scheme(),
     "github": GITHUB,
@@ -33,6 +34,20 @@ def _name_and_value(header: str) -> tuple[str, str]:
     return name.strip(), value.strip()
 
 
+_SENDER: list[click.Parameter] = [
+    click.Option(["--secret", "source"], help=_SECRET_HELP),
+    click.Option(
+        ["--scheme"], type=click.Choice(sorted(SCHEMES)), default="default", callback=lambda _, __, name: SCHEMES[name]
+    ),
+]
+_DELIVERY: list[click.Parameter] = [
+    click.Argument(["body"], type=FILE),
+    click.Option(["--signature"], metavar="VALUE", help="The value of the signature header."),
+    click.Option(["-H", "--header", "headers"], multiple=True, type=_name_and_value, metavar="'NAME: VALUE'"),
+    *_SENDER,
+]
+
+
 @click.group(params=list(common_options()))
 def webhook() -> None:
     """Verify, diagnose and check webhook deliveries.
@@ -46,24 +61,9 @@ def webhook() -> None:
     """
 
 
-_sender_options = shared_options(
-    click.option("--secret", "source", help=f"env:NAME, file:PATH, or - for stdin.  [default: env:{_SECRET_VARIABLE}]"),
-    click.option(
-        "--scheme", type=click.Choice(sorted(SCHEMES)), default="default", callback=lambda _, __, n: SCHEMES[n]
-    ),
-)
-_delivery_options = shared_options(
-    click.argument("body", type=click.Path(exists=True, dir_okay=False, allow_dash=True)),
-    click.option("--signature", metavar="VALUE", help="The value of the signature header."),
-    click.option("-H", "--header", "headers", multiple=True, type=_name_and_value, metavar="'NAME: VALUE'"),
-    _sender_options,
-)
-
-
-@command()
-@_delivery_options
+@command(params=_DELIVERY)
 @click.option("--any-age", is_flag=True, help="Accept a signed timestamp of any age. A saved delivery may be old.")
-def verify(state: State, body: str, source: str | None, scheme: Scheme, any_age: bool, **delivery: Any) -> int:
+def verify(state: State, body: IO[bytes], source: str | None, scheme: Scheme, any_age: bool, **delivery: Any) -> int:
     """Verify the delivery saved in the file BODY (- for standard input).
 
     \b
@@ -75,9 +75,9 @@ def verify(state: State, body: str, source: str | None, scheme: Scheme, any_age:
     given = {name.lower() for name, _ in delivery["headers"]}
     if delivery["signature"] is None and scheme.header.lower() not in given:
         raise click.UsageError(f"no signature: use --signature VALUE, or --header '{scheme.header}: VALUE'")
-    secret = _load_secret(state, source, body)
+    secret = _load_secret(state, source).rstrip("\r\n")
     verifier = WebhookVerifier(secret, replace(scheme, tolerance=math.inf) if any_age else scheme)
-    content = read_bytes(body)
+    content = body.read()
     try:
         verifier.verify(content, **delivery)
         event = verifier.parse(content, **delivery)
@@ -95,9 +95,8 @@ def verify(state: State, body: str, source: str | None, scheme: Scheme, any_age:
     return 0
 
 
-@command()
-@_delivery_options
-def doctor(state: State, body: str, source: str | None, scheme: Scheme, **delivery: Any) -> int:
+@command(params=_DELIVERY)
+def doctor(state: State, body: IO[bytes], source: str | None, scheme: Scheme, **delivery: Any) -> int:
     """Explain why the delivery saved in BODY does not verify.
 
     BODY is a file, or - for standard input. Nothing leaves this machine. A secret from a file is used with its final
@@ -109,23 +108,22 @@ def doctor(state: State, body: str, source: str | None, scheme: Scheme, **delive
 
     Exit code 0: the delivery verifies. 1: it does not, and the cause is shown. 2: wrong usage. 3: no cause was found.
     """
-    secret = _load_secret(state, source, body, keep_line_end=True)
-    found = diagnose(secret, read_bytes(body), delivery["signature"], headers=delivery["headers"], scheme=scheme)
+    secret = _load_secret(state, source)
+    found = diagnose(secret, body.read(), delivery["signature"], headers=delivery["headers"], scheme=scheme)
     facts = {"accepted": found.accepted, "explained": found.explained, "findings": list(found.findings)}
     colour, code = ("green", 0) if found.accepted else ("yellow", 1) if found.explained else ("red", 3)
     state.out.result(facts, str(found), colour)
     return code
 
 
-@command()
+@command(params=_SENDER)
 @click.argument("url")
-@_sender_options
 @click.option("--event-type", default="webhook.check", show_default=True, help="The type of the events to send.")
 @click.option(
-    "--slow-limit", type=Seconds(1, 600), default=30.0, show_default=True, help="When to cut off slow bodies."
+    "--slow-limit", default=30.0, show_default=True, type=Seconds(1, 600), help="When to cut off slow bodies."
 )
 @click.option(
-    "--over-long", type=click.IntRange(1, 2**30), default=2**24, show_default=True, help="Bytes of a long body."
+    "--over-long", default=2**24, show_default=True, type=click.IntRange(1, 2**30), help="Bytes of a long body."
 )
 @click.option("--plain-http", is_flag=True, help="Allow plain http to another machine.")
 def check(state: State, url: str, source: str | None, **options: Any) -> int:
@@ -140,45 +138,35 @@ def check(state: State, url: str, source: str | None, **options: Any) -> int:
 
     Exit code 0: all checks passed. 1: a check failed. 2: wrong usage. 3: the endpoint cannot be reached.
     """
+    return state.run(_check(state, url, _load_secret(state, source).rstrip("\r\n"), options))
+
+
+async def _check(state: State, url: str, secret: str, options: dict[str, Any]) -> int:
     from ..webhooks.check import check_receiver
 
-    secret = _load_secret(state, source)
     checks: list[dict[str, Any]] = []
-    failed = 0
-
-    async def run() -> None:
-        nonlocal failed
+    try:
         async for result in check_receiver(url, secret, **options):
             checks.append(result.as_dict())
-            failed += not result.ok
-            if state.json:
-                continue
-            verdict, colour = ("ok  ", "green") if result.ok else ("FAIL", "red")
-            line = f"{verdict}  {result.name:<20} {result.got} in {result.seconds * 1000:.0f} ms"
-            state.out.result({}, line, colour)
-            if not result.ok:
-                state.out.text(f"      expected {result.expected}: {on_one_line(result.advice)}")
-
-    try:
-        state.run(run())
+            if not state.json:
+                verdict, colour = ("ok  ", "green") if result.ok else ("FAIL", "red")
+                text = f"{verdict}  {result.name:<20} {result.got} in {result.seconds * 1000:.0f} ms"
+                advice = "" if result.ok else f"\n      expected {result.expected}: {on_one_line(result.advice)}"
+                state.out.result({}, text + advice, colour)
     except TransportError as error:
-        if state.json:
-            state.out.result({"url": url, "ok": False, "message": str(error)})
-        else:
-            state.out.error(str(error), {})
+        state.out.failed(url, error, {"url": url, "ok": False, "message": str(error)})
         return 3
+    failed = sum(not each["ok"] for each in checks)
     text = f"{failed} of {len(checks)} checks failed" if failed else f"all {len(checks)} checks passed"
     state.out.result({"url": url, "ok": not failed, "checks": checks}, text, "red" if failed else "green")
     return 1 if failed else 0
 
 
-def _load_secret(state: State, source: str | None, body: str = "", *, keep_line_end: bool = False) -> str:
+def _load_secret(state: State, source: str | None) -> str:
     kind, _, rest = (source or f"env:{_SECRET_VARIABLE}").partition(":")
-    if source == "-" and body == "-":
-        raise click.UsageError("standard input can be either the body or the secret, not both")
     if source == "-" or (kind == "file" and rest):
-        text = text_file(rest or "-")
-        return text if keep_line_end else text.removesuffix("\n").removesuffix("\r")
+        context = click.get_current_context()
+        return read_text(context, context.command.params[0], FILE.convert(rest or "-", None, None)) or ""
     if kind != "env" or not rest:
         problem = "every process can read a secret on the command line: use env:NAME, file:PATH, or -"
         raise click.BadParameter(problem, param_hint="--secret")
@@ -186,7 +174,7 @@ def _load_secret(state: State, source: str | None, body: str = "", *, keep_line_
     if secret is None and rest == _SECRET_VARIABLE:
         secret = state.settings.webhook_secret
         if secret is None and sys.stdin.isatty():
-            secret = click.prompt("Webhook secret", hide_input=True, err=True)
+            secret = str(click.prompt("Webhook secret", hide_input=True, err=True))
     if secret is None:
         raise click.UsageError(f"no secret: set {rest}, or use --secret with env:NAME, file:PATH, or -")
     return secret

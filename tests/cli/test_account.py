@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 import json
-import logging
 import os
 import socket
 import stat
@@ -15,15 +14,11 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
-import aiohttp
 import pytest
 
 from signing_async import FileTokenStore, SigningClient, Token
-from signing_async.auth.oauth import OAuth
-from signing_async.cli import account
-from signing_async.cli.callback import listen
 from tests.cli.browser import agree
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -159,44 +154,6 @@ def test_callback_pages_are_not_stored_run_nothing_and_send_no_referrer(
     assert "Not logged in" in wrong.text
 
 
-@pytest.mark.parametrize(
-    "request_line",
-    [
-        "GET /callback HTTP/1.1",
-        "GET /callback?error=access_denied&state= HTTP/1.1",
-        "GET /callback HTTP/1.1\r\nbad header",
-    ],
-)
-def test_request_without_the_state_is_refused_silently_and_does_not_end_the_login(
-    request_line: str, run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Any program on this machine, and any page in a browser, may send one."""
-    statuses: list[bytes] = []
-
-    def visit(address: str) -> str:
-        port = urlsplit(app["SIGNING_REDIRECT_URI"]).port or 0
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-            connection.sendall(f"{request_line}\r\nHost: a b\r\n\r\n".encode())
-            statuses.append(connection.recv(4096).split()[1])
-        return agree(address)
-
-    browse_with(monkeypatch, visit)
-    ran = run("login")
-    assert (ran.code, statuses) == (0, [b"400"]), ran.err
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def test_login_whose_token_endpoint_hangs_is_not_taken_for_one_without_callback(
-    run: Run, app: dict[str, str], service: Service, pages: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(OAuth.__init__.__kwdefaults__, "timeout", 0.5)
-    service.sandbox.faults.add("oauth.token", "hang", times=None)
-    ran = run("login", "--wait", "60")
-    assert ran.code == 1
-    assert "oauth.exchange: " in ran.err
-    assert "no callback" not in ran.err
-
-
 def test_login_without_callback_is_exit_code_5_after_the_wait(
     run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,42 +162,6 @@ def test_login_without_callback_is_exit_code_5_after_the_wait(
     advice = "run login again with a longer --wait, or with --no-browser"
     assert (ran.code, ran.err.splitlines()[-1]) == (5, f"Error: no callback from the browser within 0.2 s: {advice}")
     assert "/oauth/authorize?" in ran.err
-
-
-@pytest.mark.parametrize(
-    ("environment", "platform", "opened"),
-    [
-        ({"DISPLAY": ":0"}, "linux", True),
-        ({}, "linux", False),
-        ({}, "darwin", True),
-        ({"SSH_TTY": "/dev/ttys001"}, "darwin", False),
-        ({"BROWSER": "firefox", "SSH_CONNECTION": "192.0.2.1 1 192.0.2.2 22"}, "linux", True),
-    ],
-)
-def test_login_opens_no_browser_over_ssh_or_without_display(
-    environment: dict[str, str],
-    platform: str,
-    opened: bool,
-    run: Run,
-    app: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It prints the URL instead; a browser named by $BROWSER is opened anywhere."""
-    visited = browse_with(monkeypatch, lambda address: "")
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(account.sys, "platform", platform)  # type: ignore[attr-defined]  # the module's sys
-    ran = run("login", "--wait", "0.2")
-    assert ran.code == 5
-    if opened:
-        wait_until(lambda: visited)
-        assert ran.err.startswith("Opening your browser. If nothing happens, visit\n  http://127.0.0.1:")
-    else:
-        assert ran.err.startswith("Visit this URL in a browser:\n  http://127.0.0.1:")
-        assert "--no-browser" in ran.err
-        assert visited == []
 
 
 def test_occupied_port_is_an_error_that_suggests_no_browser(run: Run, app: dict[str, str]) -> None:
@@ -334,7 +255,7 @@ def test_logout_removes_the_token_and_says_that_the_service_was_not_told(
         ran = run("logout")
         assert "is still set" in ran.err
     assert ran.out.startswith("Token removed: ")
-    assert "The service was not told" in ran.err
+    assert "a copy works until it expires" in ran.out
     assert list(Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")) == []
     ran = run("me")
     assert ran.code == 4
@@ -355,23 +276,6 @@ def test_token_file_with_other_content_is_neither_overwritten_nor_removed(
         assert "lease.pdf holds no token; it was not changed" in ran.err
     assert (tmp_path / "lease.pdf").read_bytes() == b"%PDF-1.7 and so on"
     assert pages == []
-
-
-def test_logout_fails_when_the_token_file_stays_locked(
-    run: Run, app: dict[str, str], pages: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run("login")
-    monkeypatch.setattr(account, "_LOCK_TIMEOUT", 0.2)
-    (kept,) = Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")
-
-    async def hold() -> None:
-        async with FileTokenStore(kept).lock():
-            ran = await asyncio.to_thread(run, "logout")
-            assert ran.code == 1
-            assert "is in use: try again" in ran.err
-
-    asyncio.run(hold())
-    assert kept.exists()
 
 
 def test_me_shows_the_user_and_hides_a_rejected_token(
@@ -395,36 +299,3 @@ def test_rejected_login_says_how_to_log_in(
         ran = run("me")
         assert (ran.code, ran.err.count("o log in, run: signing-async login\n")) == (4, 1)
         assert run("me", "--json").error["message"].endswith("o log in, run: signing-async login")
-
-
-def test_answers_are_not_written_into_an_existing_settings_file(
-    run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv("SIGNING_REDIRECT_URI")
-    file = tmp_path / "config" / "signing-async" / "config.toml"
-    file.parent.mkdir(parents=True)
-    file.write_text("")
-    terminal = Terminal("login", environment={"BROWSER": BROWSER})
-    terminal.wait_for("redirect URI")
-    terminal.type(f"{app['SIGNING_REDIRECT_URI']}\r")
-    screen = terminal.end()
-    assert (screen.code, "Warning: redirect_uri not saved: add them to" in screen.text) == (0, True)
-    assert file.read_text() == ""
-
-
-def test_redirect_uri_that_is_no_url_is_refused(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIGNING_REDIRECT_URI", "http://127.0.0.1:x/callback")
-    ran = run("login")
-    assert (ran.code, "redirect_uri" in ran.err) == (2, True)
-
-
-async def test_callback_listens_on_a_free_port_and_refuses_requests_after_the_login() -> None:
-    async def exchange(query: str) -> str:
-        return "saved"
-
-    async with listen("http://127.0.0.1/callback") as callback, aiohttp.ClientSession() as session:
-        login = asyncio.create_task(callback.wait(exchange))
-        for status, words in ((200, "You are logged in"), (410, "This login is over")):
-            async with session.get(callback.redirect_uri) as response:
-                assert (response.status, words in await response.text()) == (status, True)
-        await login

@@ -8,19 +8,17 @@ import os
 import re
 import shlex
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from signing_async.webhooks import Inbox
-from signing_async.webhooks.event import parse_event
+from signing_async.webhooks import Inbox, WebhookVerifier
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.cli.terminal import ROOT
 from tests.pdfs import make_pdf
 from tests.sealed.pdfs import sandbox_authority, sealed_by_sandbox
-from tests.webhooks.deliveries import SECRET, event_body
+from tests.webhooks.deliveries import SECRET, event_body, hex_of
 
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # These need a browser, a broker, an endpoint or a port of their own; `test_examples` and `test_workers` run them.
@@ -72,7 +70,7 @@ def prepared(service: Service, run: Run, tmp_path: Path, monkeypatch: pytest.Mon
 
     async def receive() -> None:
         async with Inbox(tmp_path / "inbox.db") as inbox:
-            await inbox.add(parse_event(body, datetime.now(UTC)), body)
+            await inbox.add(WebhookVerifier(SECRET).parse(body, hex_of(body)), body)
 
     service.call(receive())
 

@@ -10,7 +10,6 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -19,7 +18,6 @@ import pytest
 from signing_async import SigningClient
 from signing_async.cli import app as cli
 from signing_async.webhooks import Inbox, Receiver, WebhookVerifier
-from signing_async.webhooks.event import parse_event
 from tests.cli.browser import agree
 from tests.cli.conftest import Ran, Run
 from tests.cli.service import Service
@@ -35,7 +33,7 @@ def commands() -> Iterator[tuple[str, click.Command]]:
     """Yield every command with its full name, including subcommands."""
     context = click.Context(cli.group, info_name="signing-async")
     for name in cli.group.list_commands(context):
-        command = cli.group.get_command(context, name)
+        _, command, _ = cli.group.resolve_command(context, [name])
         assert command is not None
         if isinstance(command, click.Group):
             yield from ((f"{name} {inner}", command.commands[inner]) for inner in sorted(command.commands))
@@ -122,7 +120,7 @@ def _register(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def _received(path: Path, body: bytes) -> None:
     async with Inbox(path) as inbox:
-        await inbox.add(parse_event(body, datetime.now(UTC)), body)
+        await inbox.add(WebhookVerifier(SECRET).parse(body, hex_of(body)), body)
 
 
 async def _sealed(service: Service, signing: str, path: Path) -> None:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from signing_async.postgres import PostgresInbox
-from signing_async.webhooks.event_store import EventStatus
-from signing_async.webhooks.inbox import Inbox
+from signing_async.webhooks import Inbox
 from tests.cli.conftest import Run
 from tests.postgres.server import PostgresServer
 from tests.storage.event_stores import delivery
@@ -51,7 +50,7 @@ def fill(open_inbox: Callable[..., Inbox], **settings: str) -> None:
                     await inbox.store.postpone(claim, 3600, "TimeoutError: too slow")
                 else:
                     error = None if status == "handled" else "ValueError: no archive\x1b[2J"
-                    await inbox.store.settle(claim, EventStatus(status), error)
+                    await inbox.store.settle(claim, type(claim.stored.status)(status), error)
 
     asyncio.run(fill())
 
@@ -100,9 +99,9 @@ def test_show_prints_the_event_with_its_payload(open_inbox: Callable[..., Inbox]
     fill(open_inbox)
     shown = run("inbox", "show", "dead").out
     assert shown.startswith("dead\n")
-    for line in ("state     dead", "signing   sig-2", '"id": "dead"', "ValueError: no archive\ufffd[2J"):
+    for line in ("status       dead", "signing_id   sig-2", '"id": "dead"', "ValueError: no archive\ufffd[2J"):
         assert line in shown
-    assert "next attempt" in run("inbox", "show", "waiting").out
+    assert "due_at" in run("inbox", "show", "waiting").out
     (facts,) = run("inbox", "show", "dead", "--json").lines
     assert facts["payload"]["event"]["type"] == "recipient.signed"
     assert facts["payload_problem"] is None

@@ -43,8 +43,8 @@ def test_remind_finds_the_recipient_by_address_in_any_case_or_by_id(run: Run, se
 def test_remind_refuses_an_unknown_or_ambiguous_recipient(run: Run, service: Service) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com", "anna@example.com"), sent=True)
     for arguments, message in (
-        (["x@example.com"], "no recipient of the signing has the id or address 'x@example.com'"),
-        (["anna@example.com"], "2 recipients of the signing have the address 'anna@example.com': use an id"),
+        (["x@example.com"], "no recipient of the signing with the id or address 'x@example.com'"),
+        (["anna@example.com"], "2 recipients of the signing with the id or address 'anna@example.com': use an id"),
         ([], "use either RECIPIENT or --all-pending"),
         (["anna@example.com", "--all-pending"], "use either RECIPIENT or --all-pending"),
     ):

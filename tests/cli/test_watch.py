@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tests.cli.conftest import Run
 from tests.cli.service import Service
-from tests.cli.terminal import Terminal
 
 WATCH = ("--poll", "0.05")
 
@@ -89,28 +88,8 @@ def test_watch_waits_out_an_outage_with_a_warning_but_not_at_the_start(
     assert run("watch", signing, "--config", _once(tmp_path)).code == 1
 
 
-def test_timeout_of_the_first_call_is_a_request_timeout_and_not_the_end_of_the_wait(run: Run, service: Service) -> None:
-    service.do(service.sandbox.faults.add, "signings.get", "slow", None, seconds=5)
-    ran = run("watch", "1", "--for", "60", "--timeout", "0.2", "--json")
-    assert (ran.code, ran.error["type"]) == (1, "RequestTimeout")
-
-
 def _once(folder: Path) -> str:
     """Return a settings file that allows no retries."""
     path = folder / "once.toml"
     path.write_text("max_attempts = 1\n")
     return str(path)
-
-
-def test_watch_updates_a_terminal_in_place_and_restores_the_cursor(service: Service) -> None:
-    signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
-    terminal = Terminal("watch", signing, *WATCH, environment=service.environment)
-    terminal.wait_for("watching; Ctrl-C")
-    terminal.wait_for("pending")
-    service.call(service.sandbox.complete(signing))
-    screen = terminal.end()
-    assert screen.code == 0
-    assert screen.lines[1] == "Lease    completed"
-    assert [line for line in screen.lines if line.startswith("anna@example.com  signed")]
-    assert not [line for line in screen.lines if "watching" in line]
-    assert screen.raw.count(b"\x1b[?25l") == screen.raw.count(b"\x1b[?25h") == 1
