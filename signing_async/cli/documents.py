@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,7 +120,10 @@ async def download(
                 try:
                     if is_folder and path.is_file() and not how["force"]:
                         if inspect is not None:
-                            await asyncio.to_thread(_check_sound, inspect, path)
+                            report = await asyncio.to_thread(inspect, path)
+                            if not report.sound:
+                                problems = "; ".join(report.problems)
+                                raise NotSound(f"{path} already exists and is not sound: {problems}")
                         present += 1
                         state.out.result({**facts, "already_there": True}, f"{path}  (already there)")
                     else:
@@ -143,12 +146,6 @@ async def download(
     if unsealed:
         state.out.error(f"not sealed yet, because somebody has not signed: {', '.join(unsealed)}", {})
     return _end(state, "downloaded", len(paths), present, errors)
-
-
-def _check_sound(inspect: Callable[..., Any], path: Path) -> None:
-    report = inspect(path)
-    if not report.sound:
-        raise NotSound(f"{path} already exists and is not sound: {'; '.join(report.problems)}")
 
 
 def _select(documents: Sequence[Document], names: Sequence[str], everything: bool) -> list[Document]:

@@ -264,21 +264,20 @@ class FailureReport:
         """Raise `InvalidRequest` if the folder is missing, or the report would replace another kind of file."""
         if not self.path.absolute().parent.is_dir():
             raise InvalidRequest(f"--failures: {str(self.path)!r} cannot be written: No such file or directory")
-        if not self.path.exists() or self.path.samefile(self._manifest.path):
-            return
-        first = self.path.read_bytes()[:4096] if self.path.is_file() else b""
-        if not {b"key", b"error"} <= set(re.findall(rb"\w+", first)):
-            raise InvalidRequest(f"--failures: {str(self.path)!r} exists and is not a report of failures")
+        if self.path.exists() and not self.path.samefile(self._manifest.path):
+            first = self.path.read_bytes()[:4096] if self.path.is_file() else b""
+            if not {b"key", b"error"} <= set(re.findall(rb"\w+", first)):
+                raise InvalidRequest(f"--failures: {str(self.path)!r} exists and is not a report of failures")
 
     def add(self, row: Mapping[str, Any], key: str, error: str) -> None:
         """Add a failed package; when the report is dispatched, the error is ignored."""
         given: Any = row["documents"]
-        documents: list[Any] = [
-            {**one, "path": str(self._folder / one["path"])} if isinstance(one, dict) else str(self._folder / one)
-            for one in (_split_paths(given) if isinstance(given, str) else given)
-        ]
-        joined = ";".join(documents) if isinstance(given, str) else documents
-        self._failed.append({**row, "documents": joined, "key": key, "error": " ".join(error.split())})
+        if isinstance(given, str):
+            documents: Any = ";".join(str(self._folder / path) for path in _split_paths(given))
+        else:
+            objects = [one if isinstance(one, dict) else {"path": one} for one in given]
+            documents = [{**one, "path": str(self._folder / one["path"])} for one in objects]
+        self._failed.append({**row, "documents": documents, "key": key, "error": " ".join(error.split())})
 
     def write(self) -> bool:
         """Put the report in place, and return whether there is one. If no package failed, remove an older report.

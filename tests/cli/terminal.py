@@ -51,25 +51,6 @@ class Screen:
         """Everything that was written, without control sequences."""
         return CONTROL.sub(b"", self.raw).decode().replace("\r\n", "\n")
 
-    @property
-    def lines(self) -> list[str]:
-        """The lines that are visible at the end, after the control sequences."""
-        lines, row, column = [""], 0, 0
-        for part in re.findall(r"\x1b\[[0-9;?]*[A-Za-z]|\r|\n|[^\r\n\x1b]+", self.raw.decode()):
-            if part == "\n":
-                row += 1
-                lines += [""] * (row + 1 - len(lines))
-            elif part == "\r":
-                column = 0
-            elif part == "\x1b[2K":
-                lines[row] = ""
-            elif part.startswith("\x1b[") and part.endswith("A"):
-                row -= int(part[2:-1])
-            elif not part.startswith("\x1b"):
-                lines[row] = f"{lines[row]:<{column}}"[:column] + part + lines[row][column + len(part) :]
-                column += len(part)
-        return [line.rstrip() for line in lines]
-
 
 class Terminal:
     """A command running in a pseudo-terminal."""

@@ -191,11 +191,6 @@ def test_missing_module_of_an_extra_is_named_with_what_to_install(run: Run, monk
     assert (ran.code, ran.err) == (1, "Error: demo needs the module aiohttp: pip install 'signing-async[all]'\n")
 
 
-def test_commands_run_without_uvloop(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "uvloop", None)
-    assert run("me").code == 0
-
-
 # Closed streams and full disks
 
 
