@@ -252,10 +252,8 @@ FILE = click.File("rb")
 # Files
 
 
-def read_text(context: click.Context, parameter: click.Parameter, file: IO[bytes] | None) -> str | None:
-    """Replace an option's file by its text, before an event loop runs."""
-    if file is None:
-        return None
+def read_text(file: IO[bytes]) -> str:
+    """Return the text of an option's file; read it before an event loop runs."""
     try:
         with file:
             return file.read().decode()

@@ -24,9 +24,9 @@ def _name_and_value(text: str) -> tuple[str, str]:
     return name, value
 
 
-def _json_object(context: click.Context, parameter: click.Parameter, file: IO[bytes] | None) -> dict[str, Any]:
+def _json_object(_: click.Context, __: click.Parameter, file: IO[bytes] | None) -> dict[str, Any]:
     try:
-        fields = json.loads(read_text(context, parameter, file) or "{}")
+        fields = json.loads("{}" if file is None else read_text(file))
     except ValueError:
         fields = None
     if not isinstance(fields, dict):

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
@@ -31,6 +31,10 @@ def _cursor(text: str) -> Cursor:
     if not re.fullmatch("[0-9]{1,9}", skip):
         raise InvalidRequest(f"--cursor: must be a cursor that `list` printed, got {text!r}")
     return page or None, int(skip)
+
+
+def _text(_: click.Context, __: click.Parameter, file: IO[bytes] | None) -> str | None:
+    return None if file is None else read_text(file)
 
 
 @command("list")
@@ -153,7 +157,7 @@ class _Language(click.Choice[str]):
 @click.option("--language", default="EN", show_default=True, type=_Language(("EN", "SV")))
 @click.option("--signing-order", type=click.Choice(("sequential", "parallel")), help="One after the other, or at once.")
 @click.option("--message", metavar="TEXT", help="A message to the recipients, at most 400 characters.")
-@click.option("--message-file", "text", type=FILE, callback=read_text, help="A file with the message; - is stdin.")
+@click.option("--message-file", "text", type=FILE, callback=_text, help="A file with the message; - is stdin.")
 async def create(state: State, text: str | None, **fields: Any) -> None:
     """Create a draft called NAME. Only the draft's id goes to standard output, for use in scripts.
 

@@ -165,8 +165,7 @@ async def _check(state: State, url: str, secret: str, options: dict[str, Any]) -
 def _load_secret(state: State, source: str | None) -> str:
     kind, _, rest = (source or f"env:{_SECRET_VARIABLE}").partition(":")
     if source == "-" or (kind == "file" and rest):
-        context = click.get_current_context()
-        return read_text(context, context.command.params[0], FILE.convert(rest or "-", None, None)) or ""
+        return read_text(FILE.convert(rest or "-", None, None))
     if kind != "env" or not rest:
         problem = "every process can read a secret on the command line: use env:NAME, file:PATH, or -"
         raise click.BadParameter(problem, param_hint="--secret")
