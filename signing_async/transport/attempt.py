@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import attrs
 from multidict import CIMultiDict
@@ -25,9 +25,6 @@ from .problems import error_from
 from .redaction import redact_data
 from .response import Response
 from .retry import Kind, Safety
-
-if TYPE_CHECKING:
-    import aiohttp
 
 __all__ = [
     "RESERVED_SHARE",
@@ -66,9 +63,12 @@ class Bearer:
 
 
 @attrs.define(eq=False, repr=False, slots=False, field_transformer=hide_fields)
-class Context:
-    """The circumstances of the attempts of one call; all times are in loop time."""
+class Context(Generic[T]):
+    """What the attempts of one call have in common, and the attempt that is under way. All times are in loop time."""
 
+    operation: Operation[T]
+    shared: Shared
+    options: Options
     observer: Observer
     deadline: float
     last_start: float
@@ -102,14 +102,14 @@ class Outcome(Generic[T]):
         self.kind, self.error, self.retry_after, self.may_retry = kind, error, retry_after, may_retry
 
 
-async def attempt(operation: Operation[T], shared: Shared, options: Options, context: Context) -> Outcome[T]:
+async def attempt(context: Context[T]) -> Outcome[T]:
     """Make one request, within the context's time limits; a rejected token is replaced if the context allows it."""
     outcome: Outcome[T] = Outcome()
-    observer, limiter, loop = context.observer, shared.rate_limiter, asyncio.get_running_loop()
-    deadline = context.deadline
+    operation, shared, options, observer = context.operation, context.shared, context.options, context.observer
+    limiter, loop = shared.rate_limiter, asyncio.get_running_loop()
     try:
-        async with asyncio.timeout_at(deadline) as bound:
-            session = shared.sessions.get()  # a closed client does not refresh its token
+        async with asyncio.timeout_at(context.deadline) as bound:
+            shared.sessions.get()  # a closed client does not refresh its token
             # Before the rate limiter, so that a refresh does not use up a place there.
             token = await shared.auth.token(observer)
             asked_at = loop.time()
@@ -117,10 +117,11 @@ async def attempt(operation: Operation[T], shared: Shared, options: Options, con
             acquired_at = loop.time()
             observer.span.wait(acquired_at - asked_at, is_acquired)
             if not is_acquired:
-                wait = limiter.next_at - loop.time()
-                text = "the rate limiter would delay this attempt for longer than the call may take; it was not sent"
-                limited = errors.RateLimited(text, status=429, operation=operation.name, retry_after=wait)
-                if wait > 0:
+                if (wait := limiter.next_at - loop.time()) > 0:
+                    text = (
+                        "the rate limiter would delay this attempt for longer than the call may take; it was not sent"
+                    )
+                    limited = errors.RateLimited(text, status=429, operation=operation.name, retry_after=wait)
                     outcome.fail(Kind.THROTTLED, limited, wait, may_retry=False)
                 else:  # no limit is known: the earlier requests are still waiting for their responses
                     outcome.fail(Kind.UNSENT, timeout_error(operation, options), may_retry=False)
@@ -128,14 +129,12 @@ async def attempt(operation: Operation[T], shared: Shared, options: Options, con
             try:
                 if acquired_at - asked_at > _BRIEF_WAIT:  # the token may have expired in the wait
                     token = await shared.auth.token(observer)
-                now = loop.time()
-                if bound.expired() or now >= deadline:
+                if bound.expired():
                     raise TimeoutError  # the limiter or the token store swallowed the cancellation
-                if context.reserve:
-                    deadline -= min((deadline - now) * RESERVED_SHARE, context.reserve)
-                    bound.reschedule(deadline)
-                connect = min(options.timeouts.connect, 0.9 * (deadline - now))
-                await _exchange(outcome, operation, shared, options, context, session, token, connect, deadline)
+                left = context.deadline - loop.time()
+                left -= min(left * RESERVED_SHARE, context.reserve)
+                bound.reschedule(loop.time() + left)
+                await _exchange(context, outcome, token, left)
                 status = None if outcome.response is None else outcome.response.status
                 may_refresh = context.may_refresh and status in options.assumptions.expired_token_statuses
                 # The service refused the request: nothing is ambiguous while the token is refreshed.
@@ -146,7 +145,7 @@ async def attempt(operation: Operation[T], shared: Shared, options: Options, con
                 shared.accepted += accepted is True
                 limiter.release(acquired_at, accepted)
     except Exception as error:  # also what the caller's own rate limiter, token store or file raises
-        if isinstance(error, TimeoutError) and (bound.expired() or loop.time() >= deadline):
+        if isinstance(error, TimeoutError) and bound.expired():
             was_sent = context.body is not None and context.body.may_have_taken_effect
             late = timeout_error(operation, options, outcome.response)
             outcome.fail(Kind.LOST if was_sent else Kind.UNSENT, late, may_retry=False)
@@ -155,56 +154,45 @@ async def attempt(operation: Operation[T], shared: Shared, options: Options, con
     return outcome
 
 
-async def _exchange(
-    outcome: Outcome[T],
-    operation: Operation[T],
-    shared: Shared,
-    options: Options,
-    context: Context,
-    session: aiohttp.ClientSession,
-    token: Token | None,
-    connect: float,
-    deadline: float,
-) -> None:
-    """Make the request; set the outcome from its response."""
-    body, decode = context.body, operation.decode
+async def _exchange(context: Context[T], outcome: Outcome[T], token: Token | None, left: float) -> None:
+    """Make the request within the seconds ``left``; set the outcome from its response."""
+    operation, options, body = context.operation, context.options, context.body
+    decode, origin = operation.decode, context.shared.origin
     request = wire.Request(
-        operation.method, shared.origin, operation.path, operation.params, body, operation.accept, operation.headers
+        operation.method,
+        origin,
+        operation.path,
+        operation.params,
+        body,
+        operation.accept,
+        operation.headers,
+        token,
+        connect=min(options.timeouts.connect, 0.9 * left),
+        # The silence while an upload is processed must not be taken for a lost response.
+        silence=options.timeouts.call if operation.stream else None,
+        limit=None if operation.stream else 0 if decode is None else options.assumptions.max_answer_bytes,
     )
     raised: BaseException | None = None
-    span = context.observer.span.attempt(
-        operation.name, operation.method, shared.origin, operation.path, context.number
-    )
+    span = context.observer.span.attempt(operation.name, operation.method, origin, operation.path, context.number)
     try:
-        head = await wire.exchange(
-            shared.sessions,
-            session,
-            request,
-            token,
-            connect=connect,
-            # The silence while an upload is processed must not be taken for a lost response.
-            silence=options.timeouts.call if operation.stream else None,
-            deadline=deadline,
-            limit=None if operation.stream else 0 if decode is None else options.assumptions.max_answer_bytes,
-        )
-        response = outcome.response = response_of(operation, shared, options, head)
+        head = await wire.exchange(context.shared.sessions, request)
+        response = outcome.response = response_of(operation, context.shared, options, head)
         is_success = 200 <= head.status < 300
         outcome.is_whole = not head.refusal and not (is_success and operation.stream)
         if not is_success:
-            _fail_refused(outcome, operation, shared, options, head)
-        elif operation.stream and decode is not None:
-            outcome.kind, outcome.value = Kind.SUCCESS, await decode(head)
-        else:
-            # An HTML page, such as a proxy's login, is no response, unless it was asked for.
-            is_html = head.body.lstrip().startswith(b"<") and "html" in head.headers.get("Content-Type", "").lower()
-            if is_html and "html" not in operation.headers.get("Accept", ""):
-                raise Unreadable("it is an HTML page")
-            if decode is not None:
-                outcome.value = decode(response)
-            outcome.kind = Kind.SUCCESS
+            _fail_refused(context, outcome, head)
+            return
+        if operation.stream and decode is not None:
+            outcome.value = await decode(head)
+        # An HTML page, such as a proxy's login, is no response, unless it was asked for.
+        elif head.body.lstrip().startswith(b"<") and not _accepts_html(operation, head):
+            raise Unreadable("it is an HTML page")
+        elif decode is not None:
+            outcome.value = decode(response)
+        outcome.kind = Kind.SUCCESS
     except BaseException as error:
         if outcome.response is None and request.response is not None:
-            outcome.response = response_of(operation, shared, options, request.response)
+            outcome.response = response_of(operation, context.shared, options, request.response)
         if isinstance(error, wire.BrokenResponse):
             lost = transport_error(operation, error, outcome.response)
             outcome.fail(error.kind, lost, may_retry=error.transient)
@@ -213,8 +201,7 @@ async def _exchange(
             kind = Kind.REFUSED if operation.safety in (Safety.READ, Safety.CREATE) else Kind.LOST
             outcome.fail(kind, outcome.response.decode_error(str(error)), may_retry=False)
         else:
-            is_late = asyncio.get_running_loop().time() >= deadline
-            raised = timeout_error(operation, options, outcome.response) if is_late else error
+            raised = error
             raise
     finally:
         received = 0
@@ -225,12 +212,15 @@ async def _exchange(
         span.end(outcome.response, raised or outcome.error, sent=sent, received=received)
 
 
-def _fail_refused(
-    outcome: Outcome[Any], operation: Operation[Any], shared: Shared, options: Options, head: wire.Response
-) -> None:
+def _accepts_html(operation: Operation[Any], head: wire.Response) -> bool:
+    is_html = "html" in head.headers.get("Content-Type", "").lower()
+    return not is_html or "html" in operation.headers.get("Accept", "")
+
+
+def _fail_refused(context: Context[Any], outcome: Outcome[Any], head: wire.Response) -> None:
     """End the attempt with a response that has an error status, or with a redirect that is not followed."""
     assert outcome.response is not None
-    status, headers = head.status, head.headers
+    operation, status, headers = context.operation, head.status, head.headers
     if head.refusal:
         identity = outcome.response.request_id
         error = errors.APIError(head.refusal, status=status, operation=operation.name, request_id=identity)
@@ -244,8 +234,8 @@ def _fail_refused(
         operation=operation.name,
         not_found=operation.not_found,
         retry_after=retry.read_retry_after(headers.get("Retry-After"), date=headers.get("Date"), now=time.time),
-        secrets=shared.auth.secrets(),
-        assumptions=options.assumptions,
+        secrets=context.shared.auth.secrets(),
+        assumptions=context.options.assumptions,
     )
     if status == 429:
         outcome.fail(Kind.THROTTLED, error, error.retry_after)
@@ -261,18 +251,10 @@ def _fail_refused(
 
 
 def report(
-    outcome: Outcome[Any],
-    operation: Operation[Any],
-    shared: Shared,
-    options: Options,
-    context: Context,
-    seconds: float,
-    delay: float | None = None,
-    *,
-    ambiguous: bool = False,
+    context: Context[Any], outcome: Outcome[Any], seconds: float, delay: float | None = None, *, ambiguous: bool = False
 ) -> None:
     """Log an attempt, and call the hooks."""
-    response, name, number = outcome.response, operation.name, context.number
+    response, name, number, options = outcome.response, context.operation.name, context.number, context.options
     if options.on_response is not None and response is not None and outcome.is_whole:
         _call_hook("on_response", options.on_response, response)
     is_rejected = outcome.kind is Kind.REJECTED_TOKEN
@@ -289,7 +271,7 @@ def report(
     if options.on_attempt is not None:
         headers: CIMultiDict[str] = CIMultiDict()
         if response is not None:
-            values = redact_data(list(response.headers.values()), shared.auth.secrets())
+            values = redact_data(list(response.headers.values()), context.shared.auth.secrets())
             headers = CIMultiDict(zip(response.headers, values, strict=True))
         record = Attempt(name, number, status, seconds, identity, delay, error, ambiguous, headers)
         _call_hook("on_attempt", options.on_attempt, record)

@@ -29,7 +29,10 @@ class Transport:
     """Makes calls for one view of a client: every operation goes through `call`."""
 
     def __init__(
-        self, shared: Shared, options: Options, attempt: Callable[..., Awaitable[Outcome[Any]]] = attempt
+        self,
+        shared: Shared,
+        options: Options,
+        attempt: Callable[[Context[Any]], Awaitable[Outcome[Any]]] = attempt,
     ) -> None:
         self.shared = shared
         self.options = options
@@ -40,14 +43,12 @@ class Transport:
         budget = self.shared.budget
         with telemetry.active(self.options.telemetry).call(operation.name, operation.path) as span:
             call = _Call(self, operation, deadline or self.deadline(transfer=operation.transfer), span, budget)
-            budget.deposit()
+            budget.add(budget.DEPOSIT)
             try:
                 result = await call.run()
             except BaseException as error:
                 call.note_unresolved(error)
                 raise
-            finally:
-                budget.end_call()
             if operation.safety is Safety.CREATE:
                 span.set({names.SIGNING_ID: result.id})  # type: ignore[attr-defined]  # a signing
             return result
@@ -102,7 +103,8 @@ class _Call(Generic[T]):
             if options.retry.max_attempts > 1:
                 reserve = options.retry.settle + _READING_TIME
         last_start = deadline - min(reserved, RESERVED_SHARE * (deadline - now))
-        self._context = Context(Observer(options.on_attempt, options.telemetry, span), deadline, last_start, reserve)
+        observer = Observer(options.on_attempt, options.telemetry, span)
+        self._context = Context(operation, transport.shared, options, observer, deadline, last_start, reserve)
         self._retries = Retries(options.retry, operation.safety, budget)
         self._retry_at = now
 
@@ -118,38 +120,33 @@ class _Call(Generic[T]):
         self._retries.succeed()
         return result
 
-    @property
-    def _is_harmful(self) -> bool:
-        return retry.effect_of(self._operation.safety) == "unknown"
-
     async def _step(self) -> T:
         """Make one attempt, after a reading if an earlier one was ambiguous; raise `RetryRequested` for another one."""
         if self._reconciliation is not None and (found := await self._settle()) is not None:
             return found.value
-        operation, transport, context = self._operation, self._transport, self._context
-        shared, options, loop = transport.shared, transport.options, asyncio.get_running_loop()
+        operation, context, shared = self._operation, self._context, self._transport.shared
+        loop = asyncio.get_running_loop()
         context.number += 1
         context.body = None if operation.body is None else operation.body()
         accepted, began = shared.accepted, loop.time()
-        outcome: Outcome[T] = await transport.attempt(operation, shared, options, context)
+        outcome: Outcome[T] = await self._transport.attempt(context)
         self._retry_at = loop.time()
         seconds = self._retry_at - began
         if outcome.kind is Kind.SUCCESS:
-            report(outcome, operation, shared, options, context, seconds)
+            report(context, outcome, seconds)
             value: T = outcome.value  # type: ignore[assignment]  # of the type that the operation decodes to
             return value if self._reconciliation is None else await self.confirm(value)
         self._retries.attempts = context.number
         decision = self._retries.decide(
             outcome.kind,
             outcome.retry_after,
-            remaining=context.last_start - self._retry_at,
+            context.last_start - self._retry_at,
             may_retry=outcome.may_retry,
             others_accepted=shared.accepted > accepted,
         )
         if decision.pause is not None:
             shared.rate_limiter.pause(decision.pause)
-        ambiguous = decision.step in (Step.RECONCILE, Step.UNKNOWN)
-        report(outcome, operation, shared, options, context, seconds, decision.delay, ambiguous=ambiguous)
+        report(context, outcome, seconds, decision.delay, ambiguous=decision.step in (Step.RECONCILE, Step.UNKNOWN))
         self._note(outcome)
         if decision.step is Step.UNKNOWN:
             # Nothing was read; a reading may tell.
@@ -168,11 +165,9 @@ class _Call(Generic[T]):
         raise RetryRequested(0.0 if decision.step is Step.RECONCILE else decision.delay)
 
     def _note(self, outcome: Outcome[T]) -> None:
-        """Note how an attempt failed. Raise if the caller's own code did, after the request was sent."""
-        kind, error, body = outcome.kind, outcome.error, self._context.body
+        """Note how an attempt failed."""
+        kind, error = outcome.kind, outcome.error
         if kind is Kind.RAISED:
-            if self._is_harmful and body is not None and body.may_have_taken_effect:
-                raise self._failed(error) from error
             return
         self._context.body = None  # from here on the ambiguity is the reconciliation's
         if kind is not Kind.REFUSED and isinstance(error, errors.SigningError):
@@ -186,21 +181,24 @@ class _Call(Generic[T]):
         """Return the effect after all, or raise the error: no attempt follows."""
         kind, error, effect = outcome.kind, outcome.error, self._operation.effect
         assert error is not None
-        may_show_late = self._is_harmful and self._was_ambiguous
+        is_harmful = retry.effect_of(self._operation.safety) == "unknown"
+        # The caller's own code may fail after the request was sent.
+        is_under_way = self._context.body is not None and self._context.body.may_have_taken_effect
+        may_show_late = is_harmful and (self._was_ambiguous or is_under_way)
+        is_final = kind in (Kind.REFUSED, Kind.RAISED)
         if effect is not None:
             if self._reconciliation is not None or effect.may_cause(error):
-                if kind in (Kind.REFUSED, Kind.RAISED):
+                if is_final:
                     # The refusal may mean that an earlier attempt took effect late: give its effect time to show.
                     self._reconcile().wait(self._transport.options.retry.settle)
                 found = await self._settle()
                 if found is not None:
                     return found.value
-            may_show_late = effect.may_show_late
-        if not isinstance(error, errors.SigningError):
-            if may_show_late:
-                raise self._failed(error) from error
-            raise error
-        if may_show_late or kind not in (Kind.REFUSED, Kind.RAISED):
+            may_show_late = effect.may_show_late or is_under_way
+        if not isinstance(error, errors.SigningError) and may_show_late:
+            can_read = effect is not None
+            raise self._unknown(f"the call failed ({type(error).__name__})", may_clear=can_read) from error
+        if isinstance(error, errors.SigningError) and (may_show_late or not is_final):
             flags: errors.Flags = {"effect": "unknown"} if may_show_late else {}
             raise errors.amended(error, reason=decision.reason, attempts=self._context.number, **flags)
         raise error
@@ -262,14 +260,14 @@ class _Call(Generic[T]):
             # The caller's own function may have raised the cause.
             reason, known = error.__cause__, (*known, *error.known)
             unknown = self._unknown(f"{cause}{error}", known, may_clear=error.may_clear)
-        except errors.SigningError as error:
+        except (errors.SigningError, TimeoutError) as error:
             # The readings share the time that is left: one that times out has used it up.
-            is_late = isinstance(error, TimeoutError) and not error.client_wide
+            failure = error if isinstance(error, errors.SigningError) else None
+            is_late = isinstance(error, TimeoutError) and not (failure and failure.client_wide)
             text = f"{late}; {_LATE}" if is_late else f"{cause}the service could not be read: {error}"
-            reason, flags = error, {"may_clear": error.transient, "client_wide": error.client_wide}
-            unknown = self._unknown(text, known, timed_out=is_late, **flags)
-        except TimeoutError:
-            unknown = self._unknown(f"{late}; {_LATE}", known, timed_out=True, may_clear=True)
+            may_clear, client_wide = (True, False) if failure is None else (failure.transient, failure.client_wide)
+            unknown = self._unknown(text, known, timed_out=is_late, may_clear=may_clear, client_wide=client_wide)
+            reason = failure
         except Exception as error:
             # The caller's own rate limiter may raise anything.
             text = f"{cause}the service could not be read ({type(error).__name__})"
@@ -284,10 +282,6 @@ class _Call(Generic[T]):
         seconds = min(RESERVED_SHARE * (self._deadline - now), self._transport.options.timeouts.call)
         self._span.reading(operation.name)
         return await _Call(self._transport, operation, now + seconds, self._span).run()
-
-    def _failed(self, error: object) -> errors.OutcomeUnknown:
-        """Return the error for an exception of the caller's own code while the effect may still show."""
-        return self._unknown(f"the call failed ({type(error).__name__})", may_clear=self._operation.effect is not None)
 
     def _unknown(
         self, cause: str, known: Iterable[object] = (), *, timed_out: bool = False, **flags: Any

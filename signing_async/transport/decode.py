@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -47,13 +46,20 @@ __all__ = [
 T = TypeVar("T")
 
 _MAX_DEPTH = 100
-_MAX_REQUEST_ID = 500
 _MAX_TEXT = 200
+_MAX_REQUEST_ID = 500
 _TO_BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"{}[]"))
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"')
-_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_KINDS: dict[Any, tuple[Any, str]] = {  # what JSON holds for a type
+    str: (str, "a string"),
+    bool: (bool, "true or false"),
+    int: (int, "an integer"),
+    float: ((int, float), "a number"),
+    list: (list, "a list"),
+    dict: (dict, "an object"),
+}
 
 
 class Unreadable(ValueError):  # stays inside the package: callers see a DecodeError
@@ -80,7 +86,7 @@ def parse(body: bytes) -> Any:
     """Parse JSON; raise `Unreadable` for any other bytes, and for containers nested too deeply."""
     body = body.removeprefix(b"\xef\xbb\xbf")
     try:
-        data = _loads(body) if orjson is None else orjson.loads(body)
+        data = json.loads(body.decode()) if orjson is None else orjson.loads(body)
     except UnicodeError:
         raise Unreadable("not UTF-8") from None
     except RecursionError:
@@ -102,21 +108,6 @@ def _may_be_too_deep(body: bytes) -> bool:
         if len(brackets) == size:
             break
     return bool(brackets)
-
-
-def _loads(body: bytes) -> Any:
-    """Parse as strictly as orjson."""
-    data = json.loads(body.decode(), parse_constant=_parse_float, parse_float=_parse_float)
-    if _SURROGATE.search(body):
-        json.dumps(data, ensure_ascii=False).encode()  # fails for a lone surrogate
-    return data
-
-
-def _parse_float(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("a number is not finite")
-    return number
 
 
 def look_up(data: Any, path: str) -> Any:
@@ -152,9 +143,10 @@ def record(data: Any, assumptions: Assumptions, names: AbstractSet[str] = frozen
 
 def unwrap(data: Any, cls: Any, assumptions: Assumptions) -> Any:
     """Return the record, or the list, that parsed JSON wraps, unless the class has a field for the wrapper."""
-    if cls is Any or _is_mapping(cls):
+    container = get_origin(cls) or cls
+    if container in (Any, dict, Mapping):
         return data
-    if (get_origin(cls) or cls) in _SEQUENCES:
+    if container in _SEQUENCES:
         found = (look_up(data, path) for path in assumptions.item_paths) if isinstance(data, dict) else ()
         return next((each for each in found if isinstance(each, list)), data)
     return record(data, assumptions, _field_names(cls))
@@ -204,32 +196,23 @@ def hook_of(cls: object) -> Callable[[Any], Any]:
 
 @cache
 def _hook(cls: Any) -> Callable[[Any], Any]:
-    if cls in RECORDS:
-        return _record_hook(cls)
-    structure = _converter().get_structure_hook(cls)
-
-    def hook(data: Any) -> Any:
-        try:
-            return structure(data, cls)
-        except ExceptionGroup as group:
-            raise _first_problem(group) from None
-
-    return hook
+    return _record_hook(cls) if cls in RECORDS else _foreign_hook(cls)
 
 
 def _decode_list(items: Any, hook: Callable[[Any], Any], name: str = "") -> tuple[Any, ...]:
     decoded: list[Any] = []
     try:
-        for item in _checked(items, list, "a list"):
+        for item in _checked(items, list):
             decoded.append(hook(item))  # not a comprehension: the error needs the index
     except Unreadable as error:
         raise error.under(f"{name}[{len(decoded)}]" if isinstance(items, list) else name) from None
     return tuple(decoded)
 
 
-def _checked(value: Any, kind: type | tuple[type, ...], expected: str) -> Any:
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise Unreadable(f"expected {expected}, got {describe(value)}")
+def _checked(value: Any, cls: type, name: str = "") -> Any:
+    kind, expected = _KINDS.get(cls, _KINDS[str])
+    if not isinstance(value, kind) or (isinstance(value, bool) and cls is not bool):
+        raise Unreadable(f"expected {expected}, got {describe(value)}", name)
     return value
 
 
@@ -259,46 +242,36 @@ def timestamp(value: Any) -> datetime | None:
         raise Unreadable(f"expected a timestamp, got {describe(value)}") from None
 
 
-# The package's records: one generated function for each class, since a list may hold thousands. It fills the record's
-# ``__dict__``, and calls no further function for a usual value.
+# The package's records: one generated function for each class. It fills the record's ``__dict__``, and calls no further
+# function for a usual value.
 
-_KINDS: dict[Any, tuple[Any, str]] = {  # what JSON holds for a type
-    str: (str, "a string"),
-    bool: (bool, "true or false"),
-    int: (int, "an integer"),
-    float: ((int, float), "a number"),
-}
 _FUNCTION = """
 def decode(data):
     if type(data) is not dict:
-        _checked(data, dict, "an object")
+        _checked(data, dict)
     pop, record = data.pop, _new(cls)
     fields = record.__dict__
-    {fields}
+    {0}
     fields["extra"] = data
-    {derived}
     return record
 """
-_FIELD = "value = pop('{0}', None)\n    {1}\n    fields['{0}'] = value"
+_FIELD = "value = pop('{0}', None)\n    if {1}\n    fields['{0}'] = value"
+_SCALAR = "type(value) is not {1} and value is not None: value = _convert('{0}', value, {1})"
+_MEMBER = "value is not None: value = type(value) is str and {1}_members.get(value) or _convert('{0}', value, {1})"
 _TIMESTAMP = """\
-if value is not None:
+value is not None:
         try:
             moment = _from_iso(value)
             zone = moment.tzinfo
         except (TypeError, ValueError):
             zone = None
-        value = moment if zone else _decode_timestamp('{0}', value, data)"""
-_SCALAR = "if type(value) is not {1} and value is not None: value = _convert('{0}', value, {1})"
-_MEMBER = """\
-if value is not None:
-        value = type(value) is str and {1}_members.get(value) or _convert('{0}', value, {1})"""
-_ENUMERATIONS = (Language, SigningMethod, SigningOrder)
-_CODE = {  # by the annotation of a field
-    "str": "if type(value) is not str: value = _convert('{0}', value, str)",
+        value = moment if zone else _to_datetime('{0}', value, data)"""
+_RULES = {  # by the annotation of a field: which values are converted, and how
+    "str": "type(value) is not str: value = _convert('{0}', value, str)",
+    "tuple[Document, ...]": "True: value = _decode_list(value, decode_document, '{0}') if value else ()",
     "datetime | None": _TIMESTAMP,
-    "tuple[Document, ...]": "value = _decode_list(value, decode_document, '{0}') if value else ()",
-    **{f"{kind} | None": _SCALAR.replace("{1}", kind) for kind in ("str", "bool", "int")},
-    **{f"{cls.__name__} | None": _MEMBER.replace("{1}", cls.__name__) for cls in _ENUMERATIONS},
+    **dict.fromkeys(("str | None", "bool | None", "int | None"), _SCALAR),
+    **dict.fromkeys(("Language | None", "SigningMethod | None", "SigningOrder | None"), _MEMBER),
 }
 
 
@@ -306,14 +279,14 @@ def _record_hook(cls: Any) -> Callable[[Any], Any]:
     derived = [each.name for each in attrs.fields(cls) if each.kw_only]  # not members of the response
     # Not the types of attrs: cattrs resolves these.
     kinds = {name: kind for name, kind in cls.__annotations__.items() if name not in ("extra", *derived)}
-    codes = {name: _CODE[kind].format(name) for name, kind in kinds.items()}
-    members = {f"{each.__name__}_members": {member.value: member for member in each} for each in _ENUMERATIONS}
-    namespace = {**globals(), **members, "cls": cls, "_new": object.__new__, "_from_iso": datetime.fromisoformat}
-    if "documents" in codes:
+    rules = {name: _RULES[kind].format(name, kind.removesuffix(" | None")) for name, kind in kinds.items()}
+    lines = [_FIELD.format(*each) for each in rules.items()] + [f"fields['{name}'] = None" for name in derived]
+    namespace = {**globals(), "cls": cls, "_new": object.__new__, "_from_iso": datetime.fromisoformat}
+    for each in (Language, SigningMethod, SigningOrder):
+        namespace[f"{each.__name__}_members"] = {member.value: member for member in each}
+    if "documents" in kinds:
         namespace["decode_document"] = _hook(Document)
-    fields = "\n    ".join(_FIELD.format(*each) for each in codes.items())
-    rest = "\n    ".join(f"fields['{name}'] = None" for name in derived)
-    exec(_FUNCTION.format(fields=fields, derived=rest), namespace)  # noqa: S102
+    exec(_FUNCTION.format("\n    ".join(lines)), namespace)  # noqa: S102
     return cast("Callable[[Any], Any]", namespace["decode"])
 
 
@@ -323,18 +296,12 @@ def _convert(name: str, value: Any, cls: Any) -> Any:
         if name == "id":
             raise Unreadable("missing", name)
         return ""
-    kind = type(value)
-    if (
-        (kind is str and issubclass(cls, str))  # an unknown value of an enumeration
-        or (kind is int and (cls is str or (cls is bool and value in (0, 1))))
-        or (kind is float and cls is int and value.is_integer())
-        or (kind is str and cls is int and re.fullmatch(r"[+-]?\d{1,15}", value, re.ASCII))
-    ):
+    if type(value) is int and (cls is str or (cls is bool and value in (0, 1))):
         return cls(value)
-    raise Unreadable(f"expected {_KINDS.get(cls, _KINDS[str])[1]}, got {describe(value)}", name)
+    return cls(_checked(value, cls, name))  # an unknown value of an enumeration
 
 
-def _decode_timestamp(name: str, value: Any, rest: dict[str, Any]) -> datetime | None:
+def _to_datetime(name: str, value: Any, rest: dict[str, Any]) -> datetime | None:
     """Parse a timestamp. If it is unreadable, keep it in ``rest`` and return None."""
     try:
         return timestamp(value)
@@ -346,62 +313,68 @@ def _decode_timestamp(name: str, value: Any, rest: dict[str, Any]) -> datetime |
 # The caller's classes, by cattrs, but more strictly: cattrs itself would take a string for a list of characters, and
 # null for the string "None".
 
-_SEQUENCES: dict[Any, Callable[[Any], Any]] = {
-    Sequence: tuple,
-    list: list,
-    tuple: tuple,
-    set: set,
-    frozenset: frozenset,
-}
+_SEQUENCES: dict[Any, Callable[[Any], Any]] = {Sequence: tuple, list: list}
+
+
+def _foreign_hook(cls: Any) -> Callable[[Any], Any]:
+    structure = _converter().get_structure_hook(cls)
+
+    def hook(data: Any) -> Any:
+        try:
+            return structure(data, cls)
+        except ExceptionGroup as group:
+            raise _first_problem(group) from None
+
+    return hook
 
 
 @cache
 def _converter() -> cattrs.Converter:
     import cattrs  # most clients decode only the package's records
     from cattrs.cols import list_structure_factory
-    from cattrs.errors import StructureHandlerNotFoundError
     from cattrs.gen import make_dict_structure_fn, mapping_structure_factory
     from cattrs.strategies import configure_union_passthrough
 
     def refuse(cls: Any) -> NoReturn:
-        raise StructureHandlerNotFoundError(f"unsupported type: {cls!r}", type_=cls)
+        raise TypeError(f"unsupported type: {cls!r}")
 
-    def sequence_hook(cls: Any) -> Callable[[Any, Any], Any]:
-        make, decode = _SEQUENCES[get_origin(cls) or cls], list_structure_factory(cls, result)
-        return lambda data, _: make(decode(_checked(data, list, "a list"), cls))
-
-    def mapping_hook(cls: Any) -> Callable[[Any, Any], Any]:
-        decode = mapping_structure_factory(cls, result, dict)
-        return lambda data, _: decode(_checked(data, dict, "an object"), cls)
+    def container_hook(cls: Any) -> Callable[[Any, Any], Any]:
+        make = _SEQUENCES.get(get_origin(cls) or cls, dict)
+        factory: Any = mapping_structure_factory if make is dict else list_structure_factory
+        decode = factory(cls, result)
+        return lambda data, _: make(decode(_checked(data, dict if make is dict else list), cls))
 
     def class_hook(cls: Any) -> Callable[[Any, Any], Any]:
         decode, names = make_dict_structure_fn(cls, result), _field_names(cls)
 
-        def decode_with_extra(data: Any, _: Any) -> Any:
-            if _checked(data, dict, "an object") and "extra" in names:
-                known = {name: value for name, value in data.items() if name in names and name != "extra"}
-                data = {**known, "extra": {name: value for name, value in data.items() if name not in known}}
-            return decode(data, cls)
+        def with_extra(data: dict[str, Any]) -> dict[str, Any]:
+            known = {name: value for name, value in data.items() if name in names and name != "extra"}
+            return {**known, "extra": {name: value for name, value in data.items() if name not in known}}
 
-        return decode_with_extra
+        if "extra" not in names:
+            return lambda data, _: decode(_checked(data, dict), cls)
+        return lambda data, _: decode(with_extra(_checked(data, dict)), cls)
 
-    def scalar_hook(cls: Any) -> Callable[[Any, Any], Any]:
-        kind, expected = _KINDS[cls]
+    def decode_scalar(value: Any, cls: Any) -> Any:
         # Used for enumerations too: cattrs takes the hooks of str and int for StrEnum and IntEnum.
-        return lambda value, cls: cls(_checked(value, kind, expected))
+        kind = next(kind for kind in (bool, int, float, str) if issubclass(cls, kind))
+        return cls(_checked(value, kind))
 
     result = cattrs.Converter(structure_fallback_factory=refuse)
     for cls in RECORDS:
         result.register_structure_hook(cls, lambda data, cls: _hook(cls)(data))
-    for cls in _KINDS:
-        result.register_structure_hook(cls, scalar_hook(cls))
+    for cls in (str, bool, int, float):
+        result.register_structure_hook(cls, decode_scalar)
     for each in (datetime, date, datetime | None, date | None):
         result.register_structure_hook(each, _decode_moment)
     configure_union_passthrough(str | int | float | bool | None, result)
-    result.register_structure_hook_factory(_is_sequence, sequence_hook)
-    result.register_structure_hook_factory(_is_mapping, mapping_hook)
+    result.register_structure_hook_factory(_is_container, container_hook)
     result.register_structure_hook_factory(lambda cls: bool(_field_names(cls)), class_hook)
     return result
+
+
+def _is_container(cls: Any) -> bool:
+    return (get_origin(cls) or cls) in (*_SEQUENCES, dict, Mapping)
 
 
 def _decode_moment(value: Any, cls: Any) -> datetime | date | None:
@@ -409,16 +382,6 @@ def _decode_moment(value: Any, cls: Any) -> datetime | date | None:
     if moment is None and cls in (datetime, date):
         raise Unreadable(f"expected a timestamp, got {describe(value)}")
     return moment if moment is None or datetime in (cls, *get_args(cls)) else moment.date()
-
-
-def _is_sequence(cls: Any) -> bool:
-    origin, items = get_origin(cls) or cls, get_args(cls)
-    # A tuple such as tuple[str, int] is left to cattrs.
-    return origin in _SEQUENCES and (origin is not tuple or not items or items[1:] == (...,))
-
-
-def _is_mapping(cls: Any) -> bool:
-    return (get_origin(cls) or cls) in (dict, Mapping)
 
 
 def _field_names(cls: Any) -> frozenset[str]:

@@ -44,7 +44,6 @@ class Pause:
         self.next_at: float = 0.0
 
     async def acquire(self, deadline: float) -> bool:
-        """Wait until the pause is over; return False at once if it lasts until the deadline."""
         loop = asyncio.get_running_loop()
         while (wait := self.next_at - loop.time()) > 0:
             if self.next_at >= deadline:
@@ -56,7 +55,6 @@ class Pause:
         """Do nothing: a pause has no rate."""
 
     def pause(self, seconds: float) -> None:
-        """Pause for at least this long from now."""
         self.next_at = max(self.next_at, asyncio.get_running_loop().time() + seconds)
 
 
@@ -98,17 +96,16 @@ class LocalRateLimiter:
         """Wait until a request may be sent; return False as soon as it is known that the deadline comes first."""
         loop = asyncio.get_running_loop()
         now = loop.time()
-        if not self._waiters:
-            ready_at = self._controller.ready_at(now)
-            if ready_at <= now:
-                self._controller.acquire(now)
-                return True
-            self._schedule(ready_at)
+        if not self._waiters and self._controller.ready_at(now) <= now:
+            self._controller.acquire(now)
+            return True
         if self._controller.paused_until >= deadline:
             return False
         waiter: asyncio.Future[bool] = loop.create_future()
         self._waiters[waiter] = deadline
         expiry = loop.call_at(deadline, _resolve, waiter, False)
+        if len(self._waiters) == 1:
+            self._wake_waiters()
         try:
             return await waiter
         except asyncio.CancelledError:
@@ -123,13 +120,11 @@ class LocalRateLimiter:
         """Record the end of a request."""
         now = asyncio.get_running_loop().time()
         self._controller.release(now, acquired_at, accepted)
-        if self._waiters and accepted:
-            self._wake_waiters()
-        elif self._waiters:
+        if self._waiters:
             self._schedule(now)  # not at once: after a 429, `pause` must come first
 
     def pause(self, seconds: float) -> None:
-        """Send nothing for at least this long."""
+        """Hold back all requests for at least this long."""
         now = asyncio.get_running_loop().time()
         self._controller.pause(now, seconds)
         if self._waiters:
@@ -143,19 +138,16 @@ class LocalRateLimiter:
     def _wake_waiters(self) -> None:
         """Release every waiter that may proceed; reject waiters whose deadline is earlier than the end of a pause."""
         now = asyncio.get_running_loop().time()
-        paused_until = self._controller.paused_until
-        if now < paused_until:
+        if now < self._controller.paused_until:
             for waiter, deadline in self._waiters.items():
-                if deadline <= paused_until:
+                if deadline <= self._controller.paused_until:
                     _resolve(waiter, False)
-        while self._waiters:
-            ready_at = self._controller.ready_at(now)
-            if ready_at > now:
-                self._schedule(ready_at)
-                return
+        while self._waiters and (ready_at := self._controller.ready_at(now)) <= now:
             waiter, _ = self._waiters.popitem(last=False)
             if _resolve(waiter, True):
                 self._controller.acquire(now)
+        if self._waiters:
+            self._schedule(ready_at)
 
 
 def _resolve(waiter: asyncio.Future[bool], may_proceed: bool) -> bool:
@@ -212,7 +204,7 @@ class RateController:
             interval = 1 / self.rate
             # A rate that is not used proves nothing, and does not grow.
             if now - self._next < max(interval, self.LATE):
-                self.rate = self._increased(self.rate)
+                self._increase(self.rate)
             self._next = max(self._next, now - self.LATE) + interval
         elif self._in_flight == 1:
             self._widened_at = now
@@ -233,12 +225,12 @@ class RateController:
         """Send nothing for at least this long."""
         self.paused_until = max(self.paused_until, now + seconds)
 
-    def _increased(self, rate: float) -> float:
-        """Return the rate after one more request at this rate."""
+    def _increase(self, rate: float) -> None:
         if rate < self._rejected_rate:
             lost = (1 - self.DECREASE) * self._rejected_rate
-            return rate + lost / max(self.RISE * rate, self.RISE_REQUESTS)
-        return rate * 2 ** (1 / max(self.DOUBLING * rate, self.DOUBLING_REQUESTS))
+            self.rate = rate + lost / max(self.RISE * rate, self.RISE_REQUESTS)
+        else:
+            self.rate = rate * 2 ** (1 / max(self.DOUBLING * rate, self.DOUBLING_REQUESTS))
 
     def _decrease(self, rejected_at: float) -> None:
         """Set the rate after a pause."""

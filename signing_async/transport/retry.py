@@ -20,6 +20,7 @@ import re
 import sys
 import warnings
 from collections.abc import Awaitable, Callable
+from datetime import UTC
 from enum import Enum
 from functools import cache
 from operator import attrgetter
@@ -107,10 +108,7 @@ class Kind(Enum):
 
     @property
     def may_be_late(self) -> bool:
-        """Whether the effect of an ambiguous attempt may show even after its settle time.
-
-        A service that reports an error of its own is done with the request.
-        """
+        """Whether the effect of an ambiguous attempt may show even after its settle time."""
         return self is not Kind.FAILED
 
 
@@ -183,7 +181,8 @@ class Retries:
 
     attempts: int = 0
     """The number of attempts begun."""
-    _withdrawn = _lost_responses = _uncounted = 0
+    _withdrawn = _uncounted = 0
+    _has_lost_response = False
 
     def __init__(self, policy: RetryPolicy, safety: Safety, budget: RetryBudget | None = None) -> None:
         self._policy = policy
@@ -191,19 +190,12 @@ class Retries:
         self._budget = budget
 
     def decide(
-        self,
-        kind: Kind,
-        retry_after: float | None = None,
-        *,
-        remaining: float,
-        may_retry: bool = True,
-        others_accepted: bool = False,
-        jitter: float | None = None,
+        self, kind: Kind, retry_after: float | None, remaining: float, *, may_retry: bool, others_accepted: bool
     ) -> Decision:
         """Decide what follows a failed attempt; withdraw from the budget for a retry.
 
         ``remaining`` is the seconds in which another attempt may start. ``others_accepted``: the service accepted
-        other requests of the client since the attempt began. ``jitter`` is a random number from 0 to 1.
+        other requests of the client since the attempt began.
         """
         policy, step = self._policy, _STEPS.get((self._safety, kind), Step.RETRY)
         if kind is Kind.REJECTED_TOKEN:
@@ -215,20 +207,17 @@ class Retries:
             return Decision(Step.UNKNOWN, None, "no retry is allowed")
         if step is Step.RAISE or not may_retry:
             return Decision(step, None)
-        self._lost_responses += step is Step.RETRY_ONCE
-        if self._lost_responses > 1:
+        if step is Step.RETRY_ONCE and self._has_lost_response:
             return Decision(step, None, "the response was lost twice")
+        self._has_lost_response |= step is Step.RETRY_ONCE
         is_throttled = kind is Kind.THROTTLED
-        # The token endpoint has only a pause: no rate limiter spreads the calls that wait for it.
-        has_limiter = self._safety is not Safety.TOKEN
         self._uncounted += is_throttled and others_accepted
         attempts = max(1, self.attempts - self._uncounted)
 
-        jitter = random.random() if jitter is None else jitter
-        if is_throttled and has_limiter and retry_after and attempts == 1:
-            jitter = 0.0
         # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
-        delay = jitter * min(policy.max_delay, policy.base_delay * 2.0 ** min(attempts - 1, 60))
+        delay = random.random() * min(policy.max_delay, policy.base_delay * 2.0 ** min(attempts - 1, 60))
+        if is_throttled and retry_after and attempts == 1:
+            delay = 0.0  # the rate limiter spreads the calls that wait
         delay = max(delay, retry_after or 0.0, settle_time(policy, kind) if step is Step.RECONCILE else 0.0)
 
         reason = ""
@@ -244,55 +233,45 @@ class Retries:
             else:
                 reason = "too many calls are failing: the retry budget is used up"
 
-        pause: float | None = None
+        pause = None
         if is_throttled:
             pause = (retry_after or 0.0) if reason else delay
             if pause > policy.max_retry_after:
                 # Such a long wait may concern only this endpoint: the limiter just slows down, as after any 429.
-                pause = 0.0 if has_limiter else policy.max_retry_after
+                # The token endpoint has no rate, only a pause.
+                pause = policy.max_retry_after if self._safety is Safety.TOKEN else 0.0
         return Decision(step, None if reason else delay, reason, pause)
 
     def succeed(self) -> None:
         """Refund the budget: the call succeeded after all."""
         if self._budget is not None:
-            self._budget.refund(self._withdrawn)
+            self._budget.add(self._withdrawn)
 
 
 class RetryBudget:
     """Limits the load in an outage to two requests a call on average, without the retries of calls that succeed.
 
-    Every call deposits half a credit, and every request beyond a call's first withdraws one; a call that succeeds after
-    all gets a refund. The budget starts with 20 credits, so that a few failing calls can make all of their attempts;
-    it holds at most 40 and the deposits of the pending calls. A retry after a 429 is free: the rate limiter delays it.
+    Every call adds half a credit, and every request beyond a call's first withdraws one; a call that succeeds after all
+    returns what it withdrew. The budget starts with 20 credits, so that a few failing calls can make all of their
+    attempts, and holds at most 100. A retry after a 429 is free: the rate limiter delays it.
     """
 
-    _INITIAL, _MAX = 20.0, 40.0
-    _DEPOSIT = 0.5
+    DEPOSIT = 0.5
+    _INITIAL, _MAX = 20.0, 100.0
 
     def __init__(self) -> None:
         self._credits = self._INITIAL
-        self._pending = 0
 
-    def deposit(self) -> None:
-        """Deposit for a call that begins."""
-        self._pending += 1
-        self._credits += self._DEPOSIT
-
-    def end_call(self) -> None:
-        """Record that a call has ended, whether or not it succeeded."""
-        self._pending -= 1
+    def add(self, credits: float) -> None:
+        """Add what a call deposits, or returns."""
+        self._credits = min(self._credits + credits, self._MAX)
 
     def withdraw(self) -> bool:
         """Withdraw the credit for one more request; return whether there was one."""
-        self._credits = min(self._credits, self._MAX + self._DEPOSIT * self._pending)
         if self._credits < 1.0:
             return False
         self._credits -= 1.0
         return True
-
-    def refund(self, withdrawn: int) -> None:
-        """Return the credits of a call that succeeded."""
-        self._credits += withdrawn
 
 
 def read_retry_after(value: str | None, *, date: str | None = None, now: Callable[[], float]) -> float | None:
@@ -311,7 +290,6 @@ def _read_date(text: str) -> float | None:
     if not text or len(text) > _MAX_DATE:
         return None
     import email.utils  # a date is rare, and the import takes a while
-    from datetime import UTC
 
     try:
         moment = email.utils.parsedate_to_datetime(text)
@@ -337,7 +315,7 @@ async def run(attempt: Callable[[], Awaitable[T]]) -> T:
     return result
 
 
-@cache  # changing the filters of warnings affects the whole process
+@cache
 def _runner() -> Callable[[Callable[[], Awaitable[Any]]], Awaitable[Any]]:
     import backoff  # a client that never retries does not need it
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import re
-from urllib.parse import SplitResult, quote, urljoin, urlsplit
+from urllib.parse import quote, urlsplit
 
 from yarl import URL
 
@@ -13,12 +13,8 @@ from ..errors import ConfigurationError, InvalidRequest
 
 __all__ = ["check_origin", "resolve", "segment", "signing_path"]
 
-# urlsplit drops tabs, line breaks and what follows a bracket, and takes any other character as part of the host.
 _STRAY_CHARACTER = re.compile(r"[\s\x00-\x1f\x7f\\]")
-_NETLOC = re.compile(r"(?:\[[^\]]+:[^\]]+\]|[\w-]{1,63}(?:\.[\w-]{1,63})*\.?)(?::[0-9]*)?", re.ASCII)
-# As in browsers: a host whose last label is a number is an IPv4 address.
-_NUMERIC = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)\.?")
-_MAX_NETLOC = 300
+_HOST = re.compile(r"[\w-]{1,63}(?:\.[\w-]{1,63})*\.?|[0-9a-f:.]*:[0-9a-f:.]*", re.ASCII)
 
 
 def check_origin(base_url: str) -> str:
@@ -32,67 +28,38 @@ def check_origin(base_url: str) -> str:
             f"base_url: must not contain white space, backslashes or control characters, got {base_url!r}"
         )
     try:
-        parts = _split(base_url)
-        origin, host = _origin(parts), parts.hostname or ""
+        url = URL(base_url)
+        host, port = url.raw_host or "", url.port
     except ValueError:
-        raise ConfigurationError(f"base_url: must be a URL, got {base_url!r}") from None
+        raise ConfigurationError(
+            f"base_url: must be a URL, and must have a valid host and port, got {base_url!r}"
+        ) from None
     problems = {
-        "must be an origin such as https://tenant.example.com": parts.scheme not in ("http", "https") or not host,
-        "must have a valid host and port": parts.port == 0 or not _NETLOC.fullmatch(parts.netloc) or not _is_host(host),
-        "must be an origin without path or query": parts.path.strip("/") or parts.query or parts.fragment,
-        "must be https (http is for loopback hosts only)": parts.scheme == "http" and not _is_loopback(host),
+        "must be an origin such as https://tenant.example.com": url.scheme not in ("http", "https") or not host,
+        "must have a valid host and port": port == 0 or not _HOST.fullmatch(host),
+        "must be an origin without path or query": url.raw_path.strip("/") or url.query_string or url.fragment,
+        "must be https (http is for loopback hosts only)": url.scheme == "http" and not _is_loopback(host),
     }
     for problem, is_there in problems.items():
         if is_there:
             raise ConfigurationError(f"base_url: {problem}, got {base_url!r}")
-    return origin
+    return str(url.origin())
 
 
-def _split(url: str) -> SplitResult:
-    """Split a URL and encode an internationalized host; a host that cannot be encoded stays as it is."""
-    parts = urlsplit(url)
-    # IDNA drops some characters that are not printable. The time that it takes can be quadratic.
-    if parts.netloc.isascii() or not parts.netloc.isprintable() or len(parts.netloc) > _MAX_NETLOC:
-        return parts
-    host, colon, port = parts.netloc.partition(":")
+def _is_loopback(host: str) -> bool:
     with contextlib.suppress(ValueError):
-        host = URL.build(scheme="https", host=host).raw_host or host
-    return parts._replace(netloc=host + colon + port)
-
-
-def _origin(parts: SplitResult) -> str:
-    host = parts.hostname or ""
-    port = parts.port if parts.port not in (None, {"http": 80, "https": 443}.get(parts.scheme)) else None
-    return f"{parts.scheme}://" + (f"[{host}]" if ":" in host else host) + (f":{port}" if port is not None else "")
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost" or host.endswith(".localhost")
 
 
 def resolve(origin: str, path: str, reference: str) -> str | None:
     """Return the path and query of a reference in a response to ``path``; None if it leads to another origin."""
     try:
-        parts = _split(urljoin(origin + path, reference.strip()))
-        if not reference.strip() or parts.username is not None or _origin(parts) != origin:
-            return None
-        path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
-        return path + ("?" + quote(parts.query, safe="/%:@!$&'()*+,;=~-._?") if parts.query else "")
+        url = URL(origin + path, encoded=True).join(URL(reference.strip()))
+        is_own = bool(reference.strip()) and "@" not in urlsplit(reference).netloc and str(url.origin()) == origin
     except ValueError:  # UnicodeEncodeError too: header bytes that are not UTF-8
         return None
-
-
-def _is_loopback(host: str) -> bool:
-    address = _address(host)
-    return address.is_loopback if address else host == "localhost" or host.endswith(".localhost")
-
-
-def _is_host(host: str) -> bool:
-    """Return whether the host is a name or an IP address, not a malformed address or one with a zone."""
-    is_address = ":" in host or _NUMERIC.fullmatch(host)
-    return not is_address or ("%" not in host and _address(host) is not None)
-
-
-def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host)
-    return None
+    return url.raw_path_qs if is_own else None
 
 
 def segment(name: str, value: object) -> str:

@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import logging
 import warnings
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
-from functools import lru_cache
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, cast
 from urllib.parse import urlencode
 
@@ -24,14 +23,12 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from .._connections import is_refused_by_proxy, is_untrusted
-from .._foreign import is_transient
 from .._secret import Secret, hide_fields
 from .._version import __version__
 from ..errors import ClientClosed, ConfigurationError
 from ..models import Token
 from . import urls
 from .proxy import find_proxy
-from .redaction import redact
 from .retry import Kind
 
 __all__ = ["JSON", "READING", "Body", "BrokenResponse", "Request", "Response", "Sessions", "bytes_body", "exchange"]
@@ -42,20 +39,14 @@ JSON = "application/json"
 READING = frozenset({"GET", "HEAD"})
 # Measured: TLS is slower with more at once.
 _WRITE_SIZE, _TLS_WRITE_SIZE = 1024 * 1024, 120 * 1024
-_START_BYTES, _START_SECONDS = 64 * 1024, 2.0
+_START_BYTES, _START_SECONDS = 64 * 1024, 1.0
 _MAX_CONNECTIONS = 100
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _MAX_REDIRECTS = 5
-_PROXY_REFUSED = 407
 _ENCODINGS = "gzip, deflate"  # what every Python decodes
 # As much as browsers take, and together no more than the largest response.
 _MAX_HEADER, _MAX_HEADERS = 64 * 1024, 500
 _USER_AGENT = f"signing-async/{__version__}"
-_UNREADABLE = {  # by the start of aiohttp's message
-    "Got more than": f"a header is longer than {_MAX_HEADER // 1024} KiB",
-    "Too many headers": f"it has more than {_MAX_HEADERS} headers",
-    "Can not decode content-encoding": f"its Content-Encoding is none of {_ENCODINGS}",
-}
 _NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ServerFingerprintMismatch)
 
 Chunk = bytes | bytearray | memoryview
@@ -125,6 +116,13 @@ class Request:
     body: Body | None = None
     accept: str = JSON
     headers: Mapping[str, str] = {}
+    token: Token | None = None
+    connect: float | None = None
+    """The seconds in which to connect."""
+    silence: float | None = None
+    """The seconds in which something must arrive after the request was sent."""
+    limit: int | None = 0
+    """The largest body of a success; with 0 only its start is read, with None nothing: the body is streamed."""
     response: Response | None = attrs.field(default=None, init=False)
     """The response, or the part of it that has arrived; also after an error."""
 
@@ -178,14 +176,10 @@ class Response:
                 raise BrokenResponse(Kind.LOST, f"the response is larger than {limit} bytes", transient=False)
         self.body = b"".join(parts)
 
-    async def read_start(self, deadline: float) -> None:
-        """Read as much of the body's start as arrives soon; never raise. For responses whose status matters more.
-
-        If the body hangs, half of the time until the deadline stays: the status counts, not the deadline.
-        """
-        seconds = min(_START_SECONDS, 0.5 * (deadline - asyncio.get_running_loop().time()))
+    async def read_start(self) -> None:
+        """Read as much of the body's start as arrives soon; never raise. For responses whose status matters more."""
         with contextlib.suppress(BrokenResponse, TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(_START_SECONDS):
                 while len(self.body) < _START_BYTES and not self._content.at_eof():
                     self.body += (await self._next())[: _START_BYTES - len(self.body)]
 
@@ -295,26 +289,14 @@ class Sessions:
             warnings.warn(text, ResourceWarning, stacklevel=3)
 
 
-async def exchange(
-    sessions: Sessions,
-    session: aiohttp.ClientSession,
-    request: Request,
-    token: Token | None,
-    *,
-    connect: float,
-    silence: float | None,
-    deadline: float,
-    limit: int | None,
-) -> Response:
+async def exchange(sessions: Sessions, request: Request) -> Response:
     """Send a request, and return its response. A read follows redirects to its own origin.
 
-    Of a success, at most ``limit`` bytes are read; with 0 only the start of the body, which may be cut off, and with
-    None nothing: the body is streamed. Of any other response, the start of the body is read. ``connect`` limits the
-    seconds to connect, ``silence`` those in which nothing arrives after sending. Raises `BrokenResponse` if there is no
-    response, or no whole one.
+    Of a response that is no success, the start of the body is read. Raises `BrokenResponse` if there is no response, or
+    no whole one.
     """
     for _ in range(_MAX_REDIRECTS + 1):
-        response = request.response = await _send(sessions, session, request, token, connect, silence)
+        response = request.response = await _send(sessions, request)
         if response.status not in _REDIRECTS or request.method not in READING:
             break
         path = urls.resolve(request.origin, request.path, response.headers.get("Location", ""))
@@ -329,25 +311,20 @@ async def exchange(
         return response
     if request.body is not None:
         request.body.was_refused = 400 <= response.status < 500 and response.status != 408
-    if not 200 <= response.status < 300 or limit == 0:
-        await response.read_start(deadline)
-    elif limit is not None:
-        await response.read(limit)
+    if not 200 <= response.status < 300 or request.limit == 0:
+        await response.read_start()
+    elif request.limit is not None:
+        await response.read(request.limit)
     return response
 
 
-async def _send(
-    sessions: Sessions,
-    session: aiohttp.ClientSession,
-    request: Request,
-    token: Token | None,
-    connect: float,
-    silence: float | None,
-) -> Response:
+async def _send(sessions: Sessions, request: Request) -> Response:
     """Send one request, and return the response as soon as its head has arrived."""
-    url, body = request.url, request.body
+    session, body = sessions.get(), request.body
     sessions.drop_desynchronized(session)
-    headers, middlewares = _headers(request, token, close=sessions.pool_is_hidden), None
+    headers, middlewares = _headers(request), None
+    if sessions.pool_is_hidden:
+        headers[hdrs.CONNECTION] = "close"
     if session.trust_env:
         # aiohttp would add the host's credentials of a .netrc file, or fail because there are two.
         given: tuple[aiohttp.ClientMiddlewareType, ...] = getattr(session, "_middlewares", ())
@@ -355,7 +332,7 @@ async def _send(
     try:
         response = await session.request(
             request.method,
-            url,
+            request.url,
             data=body,
             headers=headers,
             proxy=None if sessions.proxy is None else sessions.proxy.reveal(),
@@ -364,71 +341,29 @@ async def _send(
             skip_auto_headers=None if body is None or body.size else ("Content-Type",),
             allow_redirects=False,
             raise_for_status=False,
-            timeout=_timeout(connect, silence),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=request.connect, sock_read=request.silence),
             max_line_size=_MAX_HEADER,
             max_field_size=_MAX_HEADER,
             max_headers=_MAX_HEADERS,
         )
     except Exception as error:
-        kind = Kind.LOST if body is not None and body.started else Kind.UNSENT
-        broken = _broken(kind, error, token)
+        broken = _broken(Kind.LOST if body is not None and body.started else Kind.UNSENT, error)
     else:
-        # Through a tunnel (https), a 407 comes from the service.
-        if response.status != _PROXY_REFUSED or sessions.proxy is None or url.scheme == "https":
-            return Response(response)
-        response.close()
-        broken = _refused_by_proxy(response.status)
+        return Response(response)
     # Outside the except block, so the aiohttp exception is not the context of what is raised.
     if session.closed and broken.kind is Kind.UNSENT:
         raise ClientClosed("the client is closed" if sessions.closed else "the session was closed")
     raise (body.failure if body is not None else None) or broken
 
 
-def _broken(kind: Kind, error: Exception, token: Token | None) -> BrokenResponse:
-    """Return what an exception of aiohttp, or of the caller's session, stands for."""
-    if isinstance(error, _NOT_CONNECTED):
-        untrusted = is_untrusted(error) or isinstance(error, aiohttp.ServerFingerprintMismatch)
-        place = " to the proxy" if isinstance(error, aiohttp.ClientProxyConnectionError) else ""
-        message = "the server's certificate is not trusted" if untrusted else f"could not connect{place}"
-        return BrokenResponse(kind, _describe(error, message), transient=not untrusted, client_wide=untrusted)
-    if isinstance(error, aiohttp.ClientHttpProxyError):
-        return _refused_by_proxy(error.status)
-    if isinstance(error, aiohttp.ClientResponseError):
-        # Its text quotes the response, which may echo the token.
-        known = (text for start, text in _UNREADABLE.items() if error.message.startswith(start))
-        text = f"the response cannot be read: {next(known, 'it is not valid HTTP')}"
-        return BrokenResponse(kind, text, transient=False)
-    if isinstance(error, aiohttp.ClientError | ConnectionError | TimeoutError):
-        return BrokenResponse(kind, _describe(error, "the connection was closed before a response came"))
-    # The session itself failed, for example in the caller's trace hook: the service may already have the request.
-    # The body of a request without a token may hold secrets.
-    text = type(error).__name__ if token is None else redact(repr(error), (token.access_token,))
-    return BrokenResponse(kind, f"the session failed: {text}", transient=is_transient(error))
-
-
-def _refused_by_proxy(status: int) -> BrokenResponse:
-    hint = ": check the user and the password in the proxy's URL" if status == _PROXY_REFUSED else ""
-    is_final = is_refused_by_proxy(status)
-    message = f"the proxy refused to connect (HTTP {status}){hint}"
-    return BrokenResponse(Kind.UNSENT, message, transient=not is_final, client_wide=is_final)
-
-
-def _headers(request: Request, token: Token | None, *, close: bool) -> MutableMapping[str, str]:
-    headers: MutableMapping[str, str] = {
-        hdrs.ACCEPT: request.accept,
-        hdrs.ACCEPT_ENCODING: _ENCODINGS,
-        hdrs.USER_AGENT: _USER_AGENT,
-    }
-    if close:
-        headers[hdrs.CONNECTION] = "close"
+def _headers(request: Request) -> CIMultiDict[str]:
+    headers = CIMultiDict({hdrs.ACCEPT: request.accept, hdrs.ACCEPT_ENCODING: _ENCODINGS, hdrs.USER_AGENT: _USER_AGENT})
     if request.body is not None and request.body.size:
         # aiohttp prefers a default header of the session to the body's own type.
         headers[hdrs.CONTENT_TYPE] = request.body.content_type
-    if request.headers:
-        headers = CIMultiDict(headers)
-        headers.update(request.headers)
-    if token is not None:
-        headers[hdrs.AUTHORIZATION] = f"{token.token_type} {token.access_token}"
+    headers.update(request.headers)
+    if request.token is not None:
+        headers[hdrs.AUTHORIZATION] = f"{request.token.token_type} {request.token.access_token}"
     return headers
 
 
@@ -444,12 +379,27 @@ def _authorize(value: str | None) -> aiohttp.ClientMiddlewareType:
     return authorize
 
 
-@lru_cache(maxsize=64)
-def _timeout(connect: float, silence: float | None) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=None, sock_connect=connect, sock_read=silence)
+def _broken(kind: Kind, error: Exception) -> BrokenResponse:
+    """Return what an exception of aiohttp, or of the caller's session, stands for. Its text may quote the request."""
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        is_final = is_refused_by_proxy(error.status)
+        hint = ": check the user and the password in the proxy's URL" if error.status == 407 else ""
+        text = f"the proxy refused to connect (HTTP {error.status}){hint}"
+        return BrokenResponse(Kind.UNSENT, text, transient=not is_final, client_wide=is_final)
+    if isinstance(error, _NOT_CONNECTED):
+        untrusted = is_untrusted(error) or isinstance(error, aiohttp.ServerFingerprintMismatch)
+        place = " to the proxy" if isinstance(error, aiohttp.ClientProxyConnectionError) else ""
+        text = "the server's certificate is not trusted" if untrusted else f"could not connect{place}"
+        return BrokenResponse(kind, _describe(error, text), transient=not untrusted, client_wide=untrusted)
+    if isinstance(error, aiohttp.ClientResponseError):
+        return BrokenResponse(kind, "the response cannot be read: it is not valid HTTP", transient=False)
+    if isinstance(error, aiohttp.ClientError | ConnectionError | TimeoutError):
+        return BrokenResponse(kind, _describe(error, "the connection was closed before a response came"))
+    # The session itself failed, for example in the caller's trace hook: the service may already have the request.
+    return BrokenResponse(kind, _describe(error, "the session failed"), transient=False)
 
 
-def _describe(error: BaseException, message: str) -> str:
+def _describe(error: Exception, message: str) -> str:
     """Add the cause to the message, without aiohttp's own texts, which may quote the request's URL and headers."""
     if isinstance(error, aiohttp.ClientConnectorError):
         cause = error.os_error

@@ -24,7 +24,7 @@ from signing_async import errors
 from signing_async.models import Signing
 from signing_async.transport import attempt, retry, wire
 from signing_async.transport.attempt import Context, Outcome
-from signing_async.transport.operation import Operation, Options, Shared
+from signing_async.transport.operation import Shared
 from signing_async.transport.retry import Kind, RetryPolicy
 
 T = TypeVar("T")
@@ -193,13 +193,8 @@ class Attempts:
 
     caller: Caller
 
-    async def __call__(
-        self,
-        operation: Operation[Any],
-        shared: Shared,
-        options: Options,
-        context: Context,
-    ) -> Outcome[Any]:
+    async def __call__(self, context: Context[Any]) -> Outcome[Any]:
+        operation, shared, options = context.operation, context.shared, context.options
         outcome: Outcome[Any] = Outcome()
         body, deadline = context.body, context.deadline
         now = asyncio.get_running_loop().time()

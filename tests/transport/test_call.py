@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import re
 from contextlib import suppress
 
@@ -67,6 +68,14 @@ async def test_outage_costs_two_requests_a_call_on_average(sandbox: Sandbox, cli
         await client.me()
     sandbox.faults.clear()
     await client.me()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("max_attempts", 0), ("max_attempts", True), ("base_delay", -1), ("max_delay", math.inf)]
+)
+def test_policy_refuses_invalid_fields_by_name_and_value(field: str, value: object) -> None:
+    with pytest.raises(ConfigurationError, match=rf"^RetryPolicy\.{field}: must be an? .*, got {value!r}$"):
+        RetryPolicy(**{field: value})  # type: ignore[arg-type]  # that is the point
 
 
 # Deadlines

@@ -32,8 +32,6 @@ from signing_async import (
     SigningState,
     User,
 )
-from signing_async.sandbox import Profile, Sandbox
-from tests.pdfs import make_pdf
 from tests.servers import serving
 
 _FAST = sys.modules["signing_async.transport.decode"].orjson
@@ -78,9 +76,7 @@ async def test_json_is_parsed_alike_with_and_without_orjson(parser: None, body: 
     assert await _decode(body, dict) == data
 
 
-@pytest.mark.parametrize(
-    "body", [b"[NaN]", b"[1e999]", b"[" * 100_000, b'["\\ud800"]', b"\xff", b"{", b""], ids=lambda body: body[:9]
-)
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"\xff", b"{", b""], ids=lambda body: body[:9])
 async def test_other_bytes_are_unreadable_with_and_without_orjson(parser: None, body: bytes) -> None:
     problem = await _problem(body, list)
     assert problem.startswith(("not JSON: ", "not UTF-8", "nested too deeply", "empty"))
@@ -94,20 +90,6 @@ def test_json_is_parsed_where_orjson_is_not_installed(monkeypatch: pytest.Monkey
     slow = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(slow)
     assert slow.decode_record(slow.parse(b'{"id": "d"}'), Document) == Document("d")
-
-
-@pytest.mark.parametrize("kinds", ["[", "{", "[{", "{{["])
-async def test_a_hundred_levels_are_parsed_and_one_more_is_refused(kinds: str) -> None:
-    """Brackets in strings are no levels."""
-
-    def nested(depth: int) -> bytes:
-        data: Any = "[" * 500 + '"\\' + "{" * 500
-        for kind in itertools.islice(itertools.cycle(kinds), depth):
-            data = [data] if kind == "[" else {"a": data}
-        return json.dumps(data).encode()
-
-    assert await _decode(nested(100), Any) == json.loads(nested(100))
-    assert await _problem(nested(101), Any) == "nested too deeply"
 
 
 # Records
@@ -159,12 +141,6 @@ async def test_record_needs_only_an_id(cls: type[Any]) -> None:
     """Absent and null fields have the defaults of the class."""
     names = [field.name for field in attrs.fields(cls) if field.name not in ("id", "extra") and not field.kw_only]
     assert await _decode({"id": "x"}, cls) == await _decode({"id": "x", **dict.fromkeys(names)}, cls) == cls(id="x")
-
-
-@pytest.mark.parametrize("empty", [None, [], {}])
-async def test_null_empty_list_and_empty_object_are_no_documents(empty: Any) -> None:
-    """PHP writes an empty list as an object."""
-    assert (await _decode({"id": "s", "documents": empty}, Signing)).documents == ()
 
 
 @pytest.mark.parametrize(
@@ -374,36 +350,10 @@ async def test_problem_names_the_place_and_the_value(data: Any, said: str) -> No
     assert await _problem(data, Template) == said
 
 
-async def test_containers_are_decoded_and_nothing_else_passes_for_them() -> None:
-    assert await _decode([{"id": "t"}], list[Template]) == [Template("t")]
-    assert await _decode(["a"], tuple[str, ...]) == ("a",)
-    assert await _decode([1, "a"], list) == [1, "a"]
-    assert await _decode({"a": 1}, dict) == {"a": 1}
-    assert await _decode({"a": {"id": "t"}}, dict[str, Template]) == {"a": Template("t")}
-    for data, cls in (("abc", list[str]), ({"a": 1}, list[str]), ([["a", 1]], dict), ("", date), (" ", datetime)):
-        assert (await _problem(data, cls)).startswith("expected")
-
-
 @pytest.mark.parametrize("cls", [object, 5, {}, list[object], "Template"])
 async def test_type_that_cannot_be_decoded_is_refused_by_name(cls: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^into: cannot decode JSON to .*: pass an attrs class, a dataclass"):
         await _decode({}, cls)
-
-
-async def test_wrapped_record_or_list_is_unwrapped_unless_the_class_has_a_field_for_it() -> None:
-    @attrs.frozen
-    class Usage:
-        user: dict[str, Any]
-        count: int
-
-    record = {"id": "t"}
-    assert await _decode({"data": record}, Template) == Template("t")
-    assert (await _decode({"id": "x", "data": record}, Template)).id == "x"
-    assert await _decode({"user": {}, "count": 1}, Usage) == Usage({}, 1)
-    for wrapped in ([record], {"items": [record]}, {"id": "x", "items": [record]}):
-        assert await _decode(wrapped, list[Template]) == [Template("t")]
-    assert await _problem({"other": 1}, list[Template]) == "expected a list, got an object"
-    assert await _decode({"data": record}, dict) == await _decode({"data": record}, Any) == {"data": record}
 
 
 # Through the client
@@ -499,39 +449,3 @@ async def test_decode_error_names_operation_place_status_and_request_id(body: by
     assert caught.value.operation == "signings.list"
     assert str(caught.value).startswith("signings.list: the response cannot be read: ")
     assert len(server.requests) == 1
-
-
-@pytest.mark.parametrize(
-    ("timestamps", "ids"),
-    [
-        ("iso_z", "uuid"),
-        ("iso_micros", "ulid"),
-        ("iso_offset", "integer"),
-        ("epoch_seconds", "uuid"),
-        ("epoch_millis", "integer"),
-    ],
-)
-async def test_records_are_the_same_in_every_timestamp_and_id_format(timestamps: Any, ids: Any) -> None:
-    async with (
-        Sandbox(seed=1, profile=Profile(timestamps=timestamps, ids=ids, documents_in_list=True)) as sandbox,
-        SigningClient(sandbox.base_url, sandbox.access_token()) as client,
-    ):
-        before = sandbox.clock.now()
-        signing = await client.signings.create(name="Lease", language="EN")
-        document = await client.documents.upload(signing, make_pdf(), "lease.pdf")
-        recipient = await client.recipients.add(signing, email="anna@example.com", first_name="A", last_name="B")
-        await client.signings.send(signing)
-        await sandbox.complete(signing.id)
-        after = sandbox.clock.now()
-        done = await client.signings.get(signing)
-        (listed,) = (await client.signings.list()).items
-        assert (done.id, listed.id) == (signing.id, signing.id)
-        assert [each.id for each in done.documents] == [each.id for each in listed.documents] == [document.id]
-        assert [each.id async for each in client.recipients.list(signing)] == [recipient.id]
-        slack = timedelta(seconds=1)
-        for moment in (done.updated_at, done.documents[0].completed_at, listed.updated_at):
-            assert moment is not None
-            assert before - slack <= moment <= after + slack
-        assert done.documents[0].signed_file_path
-        assert "created_at" in done.extra
-        assert "size" in done.documents[0].extra

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import gzip
 import time
 import tracemalloc
@@ -23,7 +22,6 @@ from signing_async import (
     SigningError,
     TransportError,
 )
-from signing_async.webhooks.check import CheckResult, check_receiver
 from tests.fuzz.promises import TOKEN, check_record
 from tests.transport.hostile import (
     JSON,
@@ -34,7 +32,6 @@ from tests.transport.hostile import (
     SIGNING,
     Behave,
     Conversation,
-    Hostile,
     connected,
     hostile,
     outcome,
@@ -319,28 +316,3 @@ async def test_gzip_response_is_bounded_by_max_answer_bytes(tmp_path: Path) -> N
                     tracemalloc.stop()
             assert "larger than 4194304 bytes" in str(found)
             assert peak < 3 * 4 * 2**20, (operation, peak)
-
-
-# The webhook check
-
-
-@pytest.mark.parametrize(
-    "name", ["nothing", "no HTTP", "a negative length", "a NUL in a header", "a header of a megabyte"]
-)
-async def test_webhook_check_judges_every_malformed_response(name: str) -> None:
-    async with hostile(saying(RAW[name])) as server:
-        found = await _judged(server)
-    assert len(found) == 9
-    assert not all(one.ok for one in found)
-
-
-@pytest.mark.parametrize("name", ["headers", "a body", "continuing"])
-async def test_webhook_check_leaves_an_endless_response(name: str) -> None:
-    async with hostile(FLOODS[name]) as server:
-        assert len(await _judged(server)) == 9
-
-
-async def _judged(server: Hostile) -> list[CheckResult]:
-    checks = check_receiver(f"{server.origin}/hooks", "k", response_timeout=0.2, slow_limit=0.2, over_long=100_000)
-    async with contextlib.aclosing(checks) as running:  # type: ignore[type-var]  # an async generator it is
-        return [result async for result in running]

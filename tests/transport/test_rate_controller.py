@@ -2,18 +2,129 @@
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+import attrs
 import pytest
 
-from signing_async.transport.rate_limit import RateController
-from tests.transport.rate_services import (
-    PAUSES,
-    SERVICES,
-    START,
-    Service,
-    TokenBucket,
-    Unlimited,
-    simulate,
-)
+from signing_async.transport.rate_limit import RateController  # simulated in virtual time, for thousands of requests
+
+START = 4096.0
+"""An event loop's clock does not begin at zero."""
+
+
+class Service(Protocol):
+    """A service that accepts some requests and rejects others."""
+
+    def wait(self, now: float) -> float | None:
+        """Return None if the request is accepted, else the seconds until one would be."""
+
+
+class TokenBucket:
+    """Accepts ``burst`` requests at once, and ``rate`` per second."""
+
+    def __init__(self, rate: float, burst: int) -> None:
+        self.rate, self.burst, self.content, self.at = rate, burst, float(burst), START
+
+    def wait(self, now: float) -> float | None:
+        self.content = min(self.burst, self.content + (now - self.at) * self.rate)
+        self.at = now
+        if self.content >= 1:
+            self.content -= 1
+            return None
+        return (1 - self.content) / self.rate
+
+
+class Unlimited:
+    """Accepts every request."""
+
+    def wait(self, now: float) -> float | None:
+        return None
+
+
+SERVICES: dict[str, Callable[[int], Service]] = {
+    "token bucket, burst 1": lambda rate: TokenBucket(rate, 1),
+    "token bucket, burst 10": lambda rate: TokenBucket(rate, 10),
+    "token bucket, burst 50": lambda rate: TokenBucket(rate, 50),
+}
+
+Pausing = Callable[[float, random.Random], float]
+PAUSES: dict[str, Pausing] = {
+    "exact": lambda wait, chance: math.ceil(wait * 1000) / 1000,
+    "whole seconds": lambda wait, chance: max(1.0, math.ceil(wait)),
+    # The delay of a first retry.
+    "none": lambda wait, chance: 0.5 * chance.random(),
+}
+"""Seconds of the pause after a 429, by the Retry-After that the service gives."""
+
+
+@attrs.define
+class Outcome:
+    """The result of a simulation."""
+
+    seconds: float = 0.0
+    requests: int = 0
+    rejected: int = 0
+    early: float = 0.0
+    """The most by which a request was sent before the end of a pause."""
+
+
+def simulate(
+    limiter: RateController,
+    service: Service,
+    *,
+    calls: int = 500,
+    concurrency: int = 32,
+    latency: float = 0.02,
+    work: float = 0.0005,
+    pausing: Pausing = PAUSES["exact"],
+    began: float = START,
+) -> Outcome:
+    """Make calls until the service accepts them; it has one core, with ``work`` seconds to do for each request."""
+    chance, ticket = random.Random(1), itertools.count()
+    now, free_at, wake_at, paused_until = began, 0.0, math.inf, 0.0
+    events: list[tuple[float, int, str, float, float | None]] = []
+    waiting, to_start, outcome = min(concurrency, calls), calls - min(concurrency, calls), Outcome()
+
+    def push(at: float, kind: str, sent_at: float = 0.0, wait: float | None = None) -> None:
+        heapq.heappush(events, (at, next(ticket), kind, sent_at, wait))
+
+    while True:
+        while waiting:
+            ready_at = limiter.ready_at(now)
+            if ready_at > now:
+                if ready_at < wake_at or wake_at <= now:
+                    wake_at = ready_at
+                    push(wake_at, "timer")
+                break
+            limiter.acquire(now)
+            outcome.early = max(outcome.early, paused_until - now)
+            waiting, outcome.requests = waiting - 1, outcome.requests + 1
+            free_at = max(now + latency / 2, free_at) + work
+            push(free_at, "arrival", now)
+        if not events:
+            return outcome
+        now, _, kind, sent_at, wait = heapq.heappop(events)
+        assert now - began < 3000, "the calls do not end"
+        if kind == "arrival":
+            push(now + latency / 2, "response", sent_at, service.wait(now))
+        elif kind == "response" and wait is None:
+            limiter.release(now, sent_at, True)
+            outcome.seconds = now - began
+            if to_start:
+                to_start, waiting = to_start - 1, waiting + 1
+        elif kind == "response" and wait is not None:
+            seconds = pausing(wait, chance)
+            limiter.release(now, sent_at, False)
+            limiter.pause(now, seconds)
+            paused_until = max(paused_until, now + seconds)
+            outcome.rejected, waiting = outcome.rejected + 1, waiting + 1
+
 
 RATES = (1, 5, 20, 50, 100, 200, 500)
 """Requests per second; each rate is used for 10 seconds or more."""

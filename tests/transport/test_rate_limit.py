@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,16 +11,13 @@ from aiohttp import web
 from signing_async import (
     ConfigurationError,
     LocalRateLimiter,
-    OutcomeUnknown,
     RateLimited,
     RateLimiter,
     RequestTimeout,
     RetryPolicy,
     SigningClient,
-    TransportError,
 )
 from signing_async.sandbox import Sandbox
-from signing_async.transport.rate_limit import Pause, RateController
 from tests.servers import serving
 
 FOREVER = 1e9
@@ -42,7 +37,7 @@ async def run_loop(turns: int = 5) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slow start waits for responses for as long as they take."""
-    monkeypatch.setattr(RateController, "PATIENCE", FOREVER)
+    monkeypatch.setattr("signing_async.transport.rate_limit.RateController.PATIENCE", FOREVER)
 
 
 async def fill(limiter: LocalRateLimiter) -> None:
@@ -69,9 +64,8 @@ async def learn(limiter: LocalRateLimiter, count: int) -> None:
 # The limiter alone
 
 
-@pytest.mark.parametrize("make", [Pause, LocalRateLimiter])
-async def test_requests_wait_for_the_end_of_the_longest_pause(make: Callable[[], RateLimiter]) -> None:
-    limiter, loop = make(), asyncio.get_running_loop()
+async def test_requests_wait_for_the_end_of_the_longest_pause() -> None:
+    limiter, loop = LocalRateLimiter(), asyncio.get_running_loop()
     assert await limiter.acquire(now() + 60)
     limiter.release(now(), True)
     began = now()
@@ -83,10 +77,9 @@ async def test_requests_wait_for_the_end_of_the_longest_pause(make: Callable[[],
     assert limiter.next_at <= now()
 
 
-@pytest.mark.parametrize("make", [Pause, LocalRateLimiter])
-async def test_request_whose_deadline_is_within_the_pause_is_rejected_at_once(make: Callable[[], RateLimiter]) -> None:
+async def test_request_whose_deadline_is_within_the_pause_is_rejected_at_once() -> None:
     """Also if the pause is extended while the request waits."""
-    limiter = make()
+    limiter = LocalRateLimiter()
     limiter.pause(0.05)
     asyncio.get_running_loop().call_later(0.02, limiter.pause, 60)
     began = now()
@@ -138,24 +131,6 @@ async def test_cancelled_waiter_leaves_its_place_to_another() -> None:
         assert await fifth
     assert fourth.cancelled()
     assert "0 waiting" in repr(limiter)
-
-
-def test_limiter_works_in_the_event_loop_after_the_first() -> None:
-    """Requests that waited when the first loop ended hold up no others."""
-    limiter = LocalRateLimiter()
-
-    async def wait_and_end() -> None:
-        limiter.pause(0.05)
-        waiting = [asyncio.create_task(limiter.acquire(math.inf)) for _ in range(2)]
-        await asyncio.sleep(0)
-        waiting[0].cancel()
-
-    async def acquire() -> bool:
-        async with asyncio.timeout(20):
-            return await limiter.acquire(math.inf)
-
-    asyncio.run(wait_and_end())
-    assert asyncio.run(acquire())
 
 
 # The limiter in a client
@@ -288,21 +263,6 @@ async def test_429s_are_not_counted_as_attempts_while_other_requests_are_accepte
             await asyncio.wait([reading])
     assert rejections == 0
     assert [request.path for request in server.requests].count("/api/1.0/me") == 7
-
-
-async def test_calls_behind_hanging_requests_time_out_unsent(sandbox: Sandbox) -> None:
-    """None of them as rate limited."""
-    sandbox.faults.add("signings.send", "hang", times=None)
-    async with SigningClient(sandbox.base_url, sandbox.access_token(), timeout=0.3, retry=RetryPolicy.none()) as client:
-        ends = await asyncio.gather(
-            *(client.signings.send("00000000-0000-4000-8000-000000000000") for _ in range(60)), return_exceptions=True
-        )
-    # On a slow machine some get no connection.
-    unsent = [end for end in ends if type(end) in (RequestTimeout, TransportError)]
-    assert all(isinstance(end, TransportError | OutcomeUnknown) for end in ends)
-    # A request that was cut off may not have arrived, but one that arrived is never called unsent.
-    assert len(unsent) <= 60 - len(sandbox.requests_of("signings.send"))
-    assert unsent
 
 
 async def test_request_behind_too_many_others_is_rejected_at_its_deadline() -> None:

@@ -1,11 +1,10 @@
-"""Origins and references from the service: one form for each host."""
+"""Origins: one form for each host."""
 
 from __future__ import annotations
 
 import pytest
 
 from signing_async import ConfigurationError, SigningClient
-from signing_async.transport.urls import check_origin, resolve
 
 
 @pytest.mark.parametrize(
@@ -30,35 +29,13 @@ def test_origin_of_a_tenant_has_one_form(base_url: str, origin: str) -> None:
     "base_url",
     [
         "https://" + "ü" * 64 + ".example",
-        "https://" + "ü." * 200 + "example",
         "https://bü%cher.example",
         "https://bü\u200bcher.example",
         "https://[::ü]",
         "http://[::1%eth0]",
-        "https://256.1.1.1",
-        "https://1.2.3",
-        "https://01.2.3.4",
-        "https://2130706433",
-        "https://127.0.0.0x1",
-        "https://２５６.1.1.1",
     ],
 )
-def test_host_that_cannot_be_encoded_or_only_resembles_an_ip_address_is_refused(base_url: str) -> None:
+def test_host_that_cannot_be_encoded_is_refused(base_url: str) -> None:
     with pytest.raises(ConfigurationError, match=r"^base_url: must ") as caught:
         SigningClient(base_url, "token")
     assert str(caught.value).endswith(f"got {base_url!r}")
-
-
-@pytest.mark.parametrize(
-    ("reference", "path"),
-    [
-        ("https://bücher.example/b?c=ü", "/b?c=%C3%BC"),
-        ("//Bücher.example:443/b", "/b"),
-        ("https://bücher.example:8443/b", None),
-        ("https://böcher.example/b", None),
-        ("https://me:ü@bücher.example/b", None),
-        ("https://b\udcfccher.example/b", None),
-    ],
-)
-def test_reference_to_the_internationalized_host_is_followed_in_both_forms(reference: str, path: str | None) -> None:
-    assert resolve(check_origin("https://bücher.example"), "/a", reference) == path
