@@ -42,7 +42,6 @@ T = TypeVar("T")
 
 # At most this share of the remaining time is kept for what follows: a response, or a reading.
 RESERVED_SHARE = 0.2
-_BRIEF_WAIT = 0.01
 
 
 class Bearer:
@@ -127,8 +126,6 @@ async def attempt(context: Context[T]) -> Outcome[T]:
                     outcome.fail(Kind.UNSENT, timeout_error(operation, options), may_retry=False)
                 return outcome
             try:
-                if acquired_at - asked_at > _BRIEF_WAIT:  # the token may have expired in the wait
-                    token = await shared.auth.token(observer)
                 if bound.expired():
                     raise TimeoutError  # the limiter or the token store swallowed the cancellation
                 left = context.deadline - loop.time()
@@ -178,7 +175,7 @@ async def _exchange(context: Context[T], outcome: Outcome[T], token: Token | Non
         head = await wire.exchange(context.shared.sessions, request)
         response = outcome.response = response_of(operation, context.shared, options, head)
         is_success = 200 <= head.status < 300
-        outcome.is_whole = not head.refusal and not (is_success and operation.stream)
+        outcome.is_whole = not (is_success and operation.stream)
         if not is_success:
             _fail_refused(context, outcome, head)
             return
@@ -218,14 +215,8 @@ def _accepts_html(operation: Operation[Any], head: wire.Response) -> bool:
 
 
 def _fail_refused(context: Context[Any], outcome: Outcome[Any], head: wire.Response) -> None:
-    """End the attempt with a response that has an error status, or with a redirect that is not followed."""
-    assert outcome.response is not None
+    """End the attempt with a response that has an error status, or with a redirect."""
     operation, status, headers = context.operation, head.status, head.headers
-    if head.refusal:
-        identity = outcome.response.request_id
-        error = errors.APIError(head.refusal, status=status, operation=operation.name, request_id=identity)
-        outcome.fail(Kind.REFUSED, error)
-        return
     error = error_from(
         status,
         headers,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_origin
 
 import attrs
 
@@ -143,10 +143,9 @@ def record(data: Any, assumptions: Assumptions, names: AbstractSet[str] = frozen
 
 def unwrap(data: Any, cls: Any, assumptions: Assumptions) -> Any:
     """Return the record, or the list, that parsed JSON wraps, unless the class has a field for the wrapper."""
-    container = get_origin(cls) or cls
-    if container in (Any, dict, Mapping):
+    if (get_origin(cls) or cls) in (Any, dict, Mapping):
         return data
-    if container in _SEQUENCES:
+    if _is_sequence(cls):
         found = (look_up(data, path) for path in assumptions.item_paths) if isinstance(data, dict) else ()
         return next((each for each in found if isinstance(each, list)), data)
     return record(data, assumptions, _field_names(cls))
@@ -313,8 +312,6 @@ def _to_datetime(name: str, value: Any, rest: dict[str, Any]) -> datetime | None
 # The caller's classes, by cattrs, but more strictly: cattrs itself would take a string for a list of characters, and
 # null for the string "None".
 
-_SEQUENCES: dict[Any, Callable[[Any], Any]] = {Sequence: tuple, list: list}
-
 
 def _foreign_hook(cls: Any) -> Callable[[Any], Any]:
     structure = _converter().get_structure_hook(cls)
@@ -332,17 +329,15 @@ def _foreign_hook(cls: Any) -> Callable[[Any], Any]:
 def _converter() -> cattrs.Converter:
     import cattrs  # most clients decode only the package's records
     from cattrs.cols import list_structure_factory
-    from cattrs.gen import make_dict_structure_fn, mapping_structure_factory
+    from cattrs.gen import make_dict_structure_fn
     from cattrs.strategies import configure_union_passthrough
 
     def refuse(cls: Any) -> NoReturn:
         raise TypeError(f"unsupported type: {cls!r}")
 
-    def container_hook(cls: Any) -> Callable[[Any, Any], Any]:
-        make = _SEQUENCES.get(get_origin(cls) or cls, dict)
-        factory: Any = mapping_structure_factory if make is dict else list_structure_factory
-        decode = factory(cls, result)
-        return lambda data, _: make(decode(_checked(data, dict if make is dict else list), cls))
+    def sequence_hook(cls: Any) -> Callable[[Any, Any], Any]:
+        make, decode = (tuple if get_origin(cls) is Sequence else list), list_structure_factory(cls, result)
+        return lambda data, _: make(decode(_checked(data, list), cls))
 
     def class_hook(cls: Any) -> Callable[[Any, Any], Any]:
         decode, names = make_dict_structure_fn(cls, result), _field_names(cls)
@@ -365,23 +360,24 @@ def _converter() -> cattrs.Converter:
         result.register_structure_hook(cls, lambda data, cls: _hook(cls)(data))
     for cls in (str, bool, int, float):
         result.register_structure_hook(cls, decode_scalar)
-    for each in (datetime, date, datetime | None, date | None):
-        result.register_structure_hook(each, _decode_moment)
+    for cls in (datetime, date):
+        result.register_structure_hook(cls, _decode_moment)
     configure_union_passthrough(str | int | float | bool | None, result)
-    result.register_structure_hook_factory(_is_container, container_hook)
+    result.register_structure_hook(dict, lambda data, _: _checked(data, dict))
+    result.register_structure_hook_factory(_is_sequence, sequence_hook)
     result.register_structure_hook_factory(lambda cls: bool(_field_names(cls)), class_hook)
     return result
 
 
-def _is_container(cls: Any) -> bool:
-    return (get_origin(cls) or cls) in (*_SEQUENCES, dict, Mapping)
+def _is_sequence(cls: Any) -> bool:
+    return (get_origin(cls) or cls) in (list, Sequence)
 
 
-def _decode_moment(value: Any, cls: Any) -> datetime | date | None:
+def _decode_moment(value: Any, cls: Any) -> datetime | date:
     moment = timestamp(value)
-    if moment is None and cls in (datetime, date):
+    if moment is None:
         raise Unreadable(f"expected a timestamp, got {describe(value)}")
-    return moment if moment is None or datetime in (cls, *get_args(cls)) else moment.date()
+    return moment if cls is datetime else moment.date()
 
 
 def _field_names(cls: Any) -> frozenset[str]:

@@ -74,7 +74,7 @@ def error_from(
         kind, code = errors.CannotBeSent, "cannot_be_sent"
         default = "the signing has no document or no recipient, or is no longer a draft"
     elif 300 <= status < 400:
-        default = "the service redirects this request; redirects of writes are not followed"
+        default = "the service redirects this request; redirects are not followed"
     message = next((text for text in texts if not _is_cannot_be_sent(text)), default)
     known_id = request_id(headers, data, assumptions)
     return kind(

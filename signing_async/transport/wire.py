@@ -27,7 +27,6 @@ from .._secret import Secret, hide_fields
 from .._version import __version__
 from ..errors import ClientClosed, ConfigurationError
 from ..models import Token
-from . import urls
 from .proxy import find_proxy
 from .retry import Kind
 
@@ -41,8 +40,6 @@ READING = frozenset({"GET", "HEAD"})
 _WRITE_SIZE, _TLS_WRITE_SIZE = 1024 * 1024, 120 * 1024
 _START_BYTES, _START_SECONDS = 64 * 1024, 1.0
 _MAX_CONNECTIONS = 100
-_REDIRECTS = frozenset({301, 302, 303, 307, 308})
-_MAX_REDIRECTS = 5
 _ENCODINGS = "gzip, deflate"  # what every Python decodes
 # As much as browsers take, and together no more than the largest response.
 _MAX_HEADER, _MAX_HEADERS = 64 * 1024, 500
@@ -148,8 +145,6 @@ class Response:
     """A response with its status and headers, and its body unless that is streamed. Close it."""
 
     body: bytes = b""
-    refusal: str = ""
-    """Why this redirect was not followed."""
     detached: bool = False
     """Whether the response stays open after the call: its reader closes it."""
 
@@ -290,25 +285,12 @@ class Sessions:
 
 
 async def exchange(sessions: Sessions, request: Request) -> Response:
-    """Send a request, and return its response. A read follows redirects to its own origin.
+    """Send a request, and return its response; redirects are not followed.
 
     Of a response that is no success, the start of the body is read. Raises `BrokenResponse` if there is no response, or
     no whole one.
     """
-    for _ in range(_MAX_REDIRECTS + 1):
-        response = request.response = await _send(sessions, request)
-        if response.status not in _REDIRECTS or request.method not in READING:
-            break
-        path = urls.resolve(request.origin, request.path, response.headers.get("Location", ""))
-        if path is None:
-            response.refusal = "a redirect to another origin is not followed"
-            return response
-        response.close()
-        request.response = None
-        request.path, request.params = path, {}
-    else:
-        response.refusal = f"more than {_MAX_REDIRECTS} redirects"
-        return response
+    response = request.response = await _send(sessions, request)
     if request.body is not None:
         request.body.was_refused = 400 <= response.status < 500 and response.status != 408
     if not 200 <= response.status < 300 or request.limit == 0:

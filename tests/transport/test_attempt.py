@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import logging
 import sys
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from aiohttp import web
@@ -36,11 +35,6 @@ from tests.servers import answering, serving
 from tests.transport.apps import authorized
 
 QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
-
-
-async def _me_from(raw: bytes, **options: object) -> object:
-    async with answering(raw) as origin, SigningClient(origin, "token", retry=QUICK, **options) as client:  # type: ignore[arg-type]  # passed on
-        return await client.me()
 
 
 # Tokens
@@ -122,31 +116,6 @@ async def test_request_after_a_401_is_preceded_by_a_reading_if_an_earlier_attemp
         ):
             await client.signings.send("s1")
     assert posts == ["Bearer stale"] * 2
-
-
-# Redirects
-
-
-async def test_get_follows_redirects_to_its_own_origin_with_the_token() -> None:
-    async def handle(request: web.Request) -> web.Response:
-        if request.path == "/api/1.0/me":
-            raise web.HTTPTemporaryRedirect("/api/1.0/elsewhere?who=me")
-        if request.query.get("who") == "me":
-            raise web.HTTPFound(f"http://{request.host}/final")
-        return web.json_response({"id": "1", "authorization": request.headers["Authorization"]})
-
-    async with serving(handle) as server, SigningClient(server.origin, "tok-en") as client:
-        assert (await client.me()).extra == {"authorization": "Bearer tok-en"}
-
-
-async def test_sixth_redirect_is_an_error() -> None:
-    async def handle(request: web.Request) -> web.Response:
-        raise web.HTTPFound("/api/1.0/me")
-
-    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
-        with pytest.raises(APIError, match="more than 5 redirects"):
-            await client.me()
-        assert len(server.requests) == 6
 
 
 # Hostile responses
@@ -232,31 +201,6 @@ async def test_html_page_is_no_response_to_send_so_the_signing_is_read(is_draft:
 
 
 # The token and the rate limiter
-
-
-async def test_token_that_expires_in_the_wait_for_the_rate_limiter_is_refreshed_before_the_request() -> None:
-    """Otherwise each waiting call would send a token that the service rejects."""
-    issued = 0
-
-    async def handle(request: web.Request) -> web.Response:
-        nonlocal issued
-        if request.path == "/api/oauth/token":
-            issued += 1
-            return web.json_response({"access_token": f"new-{issued}", "expires_in": 3600})
-        return web.json_response({"id": "u1"})
-
-    class Slow(LocalRateLimiter):
-        async def acquire(self, deadline: float) -> bool:
-            await asyncio.sleep(0.6)
-            return await super().acquire(deadline)
-
-    store = MemoryTokenStore(Token("old", "refresh", datetime.now(UTC) + timedelta(seconds=0.4)))
-    async with serving(handle) as server:
-        oauth = OAuth(server.origin, client_id="id", client_secret="x", redirect_uri="https://app/cb", store=store)
-        async with oauth, SigningClient(server.origin, oauth, rate_limiter=Slow()) as client:
-            await client.me()
-    sent = [request.headers.get("Authorization") for request in server.requests if request.path.endswith("/me")]
-    assert sent == ["Bearer new-1"]
 
 
 async def test_rate_limiter_that_swallows_the_deadlines_cancellation_does_not_unbind_the_call() -> None:

@@ -29,7 +29,6 @@ from signing_async import (
     SigningClient,
     SigningError,
     SigningOrder,
-    SigningState,
     User,
 )
 from tests.servers import serving
@@ -225,22 +224,6 @@ async def test_other_timestamp_is_unreadable_and_kept_in_extra_of_a_record(value
     assert (signing.id, signing.name, signing.updated_at) == ("s", "Lease", None)
     assert signing.extra == {"updated_at": value}
     assert signing.documents == (Document("d", extra={"completed_at": value}),)
-
-
-@pytest.mark.parametrize(
-    ("value", "state"),
-    [
-        ("on Saturday", SigningState.CANCELLED),
-        (True, SigningState.CANCELLED),
-        ("0000-00-00 00:00:00", SigningState.SENT),
-        (False, SigningState.SENT),
-        ({}, SigningState.SENT),
-    ],
-)
-async def test_signing_with_unreadable_cancelled_at_is_cancelled(value: Any, state: SigningState) -> None:
-    """Unless the value stands for null."""
-    signing = await _decode({"id": "s", "is_draft": False, "cancelled_at": value}, Signing)
-    assert (signing.state, signing.cancelled_at) == (state, None)
 
 
 # The caller's classes

@@ -174,7 +174,7 @@ async def test_text_names_status_operation_message_code_and_request_id_once() ->
         == "HTTP 503 on signings.create: the service failed (no retry is allowed)"
     )
     assert str(await _error(b"", 418, reason="")) == "HTTP 418 on signings.create: the service refused the request"
-    assert "redirects this request; redirects of writes are not followed" in str(await _error(b"", 302, reason="Found"))
+    assert "redirects this request; redirects are not followed" in str(await _error(b"", 302, reason="Found"))
 
 
 # Secrets

@@ -140,16 +140,6 @@ CALLS: dict[str, Callable[[SigningClient, OAuth, Path], Awaitable[Any]]] = {
 # What is trusted
 
 
-async def test_unknown_authority_is_refused_before_any_request(authority: trustme.CA) -> None:
-    async with serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server:
-        async with SigningClient(server.origin, TOKEN, retry=QUICK) as client:
-            with pytest.raises(TransportError, match=r"certificate is not trusted.*local issuer") as caught:
-                await client.me()
-        assert caught.value.attempts == 1
-        assert (caught.value.fatal, caught.value.effect) == (True, "none")
-        assert server.requests == []
-
-
 async def test_custom_authority_of_the_callers_session_is_accepted(authority: trustme.CA) -> None:
     """Uploads of several megabytes arrive whole, and no secret is on the wire in clear."""
     async with (
