@@ -33,7 +33,7 @@ from ..transport.attempt import Bearer
 from ..transport.call import Transport
 from ..transport.decode import Unreadable, parse
 from ..transport.operation import Observer, Operation, Options, Shared, Timeouts
-from ..transport.rate_limit import Pause
+from ..transport.rate_limit import LocalRateLimiter
 from ..transport.response import Response
 from ..transport.retry import RetryPolicy, Safety
 
@@ -71,7 +71,7 @@ class TokenEndpoint:
         self._as_json = as_json
         # Connecting takes at most half of the time, so another attempt fits into the other half.
         self._options = Options(retry, Timeouts(timeout, timeout, 0.5 * timeout), self.assumptions)
-        self._pause = Pause()
+        self._limiter = LocalRateLimiter()
         self._lent: weakref.WeakSet[wire.Sessions] = weakref.WeakSet()
         self._recent: deque[Secret[str]] = deque(maxlen=_REMEMBERED_SECRETS)
 
@@ -81,7 +81,7 @@ class TokenEndpoint:
         Raise `RefreshRejected` if the service refuses the refresh token for good, another `AuthError` if it refuses
         the request or its response holds no token, and a `TransportError` if there is no response.
         """
-        shared = Shared(self.origin, Bearer(None, lambda: self.secrets(form)), self._usable_sessions(), self._pause)
+        shared = Shared(self.origin, Bearer(None, lambda: self.secrets(form)), self._usable_sessions(), self._limiter)
         options = attrs.evolve(self._options, on_attempt=observer.on_attempt, telemetry=observer.telemetry)
         try:
             return await Transport(shared, options).call(self._operation(name, form))

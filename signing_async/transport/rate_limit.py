@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from ..errors import ConfigurationError
 
-__all__ = ["LocalRateLimiter", "Pause", "RateController", "RateLimiter", "as_rate_limiter"]
+__all__ = ["LocalRateLimiter", "RateController", "RateLimiter", "as_rate_limiter"]
 
 
 class RateLimiter(Protocol):
@@ -35,27 +35,6 @@ class RateLimiter(Protocol):
 
     def pause(self, seconds: float) -> None:
         """Hold back all requests for at least this long, after a 429."""
-
-
-class Pause:
-    """A `RateLimiter` that only pauses. Nothing shortens a pause."""
-
-    def __init__(self) -> None:
-        self.next_at: float = 0.0
-
-    async def acquire(self, deadline: float) -> bool:
-        loop = asyncio.get_running_loop()
-        while (wait := self.next_at - loop.time()) > 0:
-            if self.next_at >= deadline:
-                return False
-            await asyncio.sleep(wait)
-        return True
-
-    def release(self, acquired_at: float, accepted: bool | None) -> None:
-        """Do nothing: a pause has no rate."""
-
-    def pause(self, seconds: float) -> None:
-        self.next_at = max(self.next_at, asyncio.get_running_loop().time() + seconds)
 
 
 class LocalRateLimiter:

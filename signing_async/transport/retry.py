@@ -238,7 +238,7 @@ class Retries:
             pause = (retry_after or 0.0) if reason else delay
             if pause > policy.max_retry_after:
                 # Such a long wait may concern only this endpoint: the limiter just slows down, as after any 429.
-                # The token endpoint has no rate, only a pause.
+                # The token endpoint has a limiter of its own.
                 pause = policy.max_retry_after if self._safety is Safety.TOKEN else 0.0
         return Decision(step, None if reason else delay, reason, pause)
 

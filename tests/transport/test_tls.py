@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import ssl
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -156,38 +154,6 @@ async def test_custom_authority_of_the_callers_session_is_accepted(authority: tr
         assert len(line.raw) > len(data)
         assert MARK.encode() not in line.raw
         assert b"%PDF" not in line.raw
-
-
-ASK = """
-import asyncio, sys
-from signing_async import SigningClient
-
-async def main():
-    async with SigningClient(sys.argv[1], "token") as client:
-        print((await client.me()).id)
-
-asyncio.run(main())
-"""
-
-
-@pytest.mark.parametrize("named", [True, False])
-async def test_ssl_cert_file_adds_an_authority(authority: trustme.CA, tmp_path: Path, named: bool) -> None:
-    bundle = tmp_path / "authority.pem"
-    authority.cert_pem.write_to_path(str(bundle))
-    environment = {name: value for name, value in os.environ.items() if name not in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
-    async with serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server:
-        child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            ASK,
-            server.origin,
-            env=environment | ({"SSL_CERT_FILE": str(bundle)} if named else {}),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-        out, said = await child.communicate()
-    assert out.decode().strip() == ("s1" if named else ""), said.decode()
-    assert named or b"certificate is not trusted" in said
 
 
 # What is not
