@@ -322,6 +322,7 @@ async def test_every_kind_of_field_is_decoded() -> None:
         ({"id": "t", "pages": 3}, "refused by the class: 3 is odd"),
         ({"id": "t", "color": "blue"}, "color: refused by the class: 'blue' is not a valid Color"),
         ({"id": "t", "kind": "x" * 300}, "kind: refused by the class: ValueError"),
+        ({"id": "t", "day": ""}, "day: expected a timestamp, got ''"),
         ({"id": "t", "created_at": "soon"}, "created_at: expected a timestamp, got 'soon'"),
         ({"id": "t", "fields": "abc"}, "fields: expected a list, got 'abc'"),
         ({"id": "t", "fields": [{"label": "a"}, {}]}, "fields[1].label: missing"),

@@ -11,11 +11,13 @@ from aiohttp import web
 from signing_async import (
     ConfigurationError,
     LocalRateLimiter,
+    OutcomeUnknown,
     RateLimited,
     RateLimiter,
     RequestTimeout,
     RetryPolicy,
     SigningClient,
+    TransportError,
 )
 from signing_async.sandbox import Sandbox
 from tests.servers import serving
@@ -246,6 +248,21 @@ async def test_429s_are_not_counted_as_attempts_while_other_requests_are_accepte
             await asyncio.wait([reading])
     assert rejections == 0
     assert [request.path for request in server.requests].count("/api/1.0/me") == 7
+
+
+async def test_calls_behind_hanging_requests_time_out_unsent(sandbox: Sandbox) -> None:
+    """None of them as rate limited."""
+    sandbox.faults.add("signings.send", "hang", times=None)
+    async with SigningClient(sandbox.base_url, sandbox.access_token(), timeout=0.3, retry=RetryPolicy.none()) as client:
+        ends = await asyncio.gather(
+            *(client.signings.send("00000000-0000-4000-8000-000000000000") for _ in range(60)), return_exceptions=True
+        )
+    # On a slow machine some get no connection.
+    unsent = [end for end in ends if type(end) in (RequestTimeout, TransportError)]
+    assert all(isinstance(end, TransportError | OutcomeUnknown) for end in ends)
+    # A request that was cut off may not have arrived, but one that arrived is never called unsent.
+    assert len(unsent) <= 60 - len(sandbox.requests_of("signings.send"))
+    assert unsent
 
 
 async def test_request_behind_too_many_others_is_rejected_at_its_deadline() -> None:
