@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
-from .receiver import ALREADY_READ, INCOMPLETE, NO_LENGTH, Decision, Receiver, Unreadable
+from .receiver import NO_LENGTH, Decision, Receiver
 from .verifier import Headers
 
 if TYPE_CHECKING:
@@ -42,17 +42,11 @@ def aiohttp_handler(receiver: Receiver) -> Callable[[web.Request], Awaitable[web
 
 
 async def _aiohttp_chunks(request: web.Request) -> AsyncIterator[bytes]:
-    received = 0
-    async for chunk in request.content.iter_any():
-        received += len(chunk)
-        yield chunk
-    if not received:
-        # A middleware may have read the body: `read` returns it again.
-        body = await request.read()
-        received = len(body)
-        yield body
-    if received < (request.content_length or request.body_exists):
-        raise Unreadable(ALREADY_READ)
+    if request.can_read_body:
+        async for chunk in request.content.iter_any():
+            yield chunk
+    else:  # a middleware may have read the body: `read` returns it again
+        yield await request.read()
 
 
 class ASGIReceiver:
@@ -118,7 +112,7 @@ def django_view(receiver: Receiver) -> Callable[[HttpRequest], HttpResponse]:
     def view(request: HttpRequest) -> HttpResponse:
         environ = getattr(request, "environ", {})  # an ASGI request has none
         # Django reads only Content-Length bytes, so nothing of a chunked body.
-        chunks = _wsgi_chunks(environ) if _is_chunked(environ) else _django_chunks(request)
+        chunks = _wsgi_chunks(environ) if _is_chunked(environ) else iter(lambda: request.read(CHUNK), b"")
         headers: Any = request.headers
         decision = _handle(receiver, request.method or "", headers, environ, chunks)
         response_headers = {name: value for name, value in decision.headers if name != "Connection"}
@@ -162,33 +156,17 @@ def _wsgi_headers(environ: WSGIEnvironment) -> list[tuple[str, str]]:
 
 
 def _wsgi_chunks(environ: WSGIEnvironment) -> Iterator[bytes]:
-    length = int(environ.get("CONTENT_LENGTH") or 0)
-    request: Any = environ.get("werkzeug.request")
-    # If Flask's request was read, its stream knows the end, and the request may have kept the body.
-    was_read = request is not None and "stream" in vars(request)
-    stream = request.stream if was_read else environ["wsgi.input"]
+    request: Any = environ.get("werkzeug.request")  # Flask's: its stream ends with the body, and it may keep the body
+    stream = environ["wsgi.input"] if request is None else request.stream
+    is_terminated = request is not None or environ.get("wsgi.input_terminated")
     # read1 returns what has arrived; read blocks until it has everything.
     read = getattr(stream, "read1", stream.read)
-    is_terminated = was_read or environ.get("wsgi.input_terminated")
-    received = 0
-    while size := CHUNK if is_terminated else min(length - received, CHUNK):
+    left = int(environ.get("CONTENT_LENGTH") or 0)
+    while size := CHUNK if is_terminated else min(left, CHUNK):
         chunk = read(size)
         if not chunk:
             break
-        received += len(chunk)
+        left -= len(chunk)
         yield chunk
-    if was_read and not received:
-        body = request.get_data()
-        received = len(body)
-        yield body
-    if received < length:
-        raise Unreadable(ALREADY_READ if was_read or not received else INCOMPLETE)
-
-
-def _django_chunks(request: HttpRequest) -> Iterator[bytes]:
-    received = 0
-    while chunk := request.read(CHUNK):
-        received += len(chunk)
-        yield chunk
-    if received < int(request.headers.get("Content-Length") or 0):
-        raise Unreadable(ALREADY_READ)
+    if request is not None:
+        yield request.get_data()

@@ -10,10 +10,11 @@ import queue
 import re
 import threading
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from inspect import isawaitable
-from typing import Any, Protocol
+from typing import Any
 
 from .. import _checks
 from ..errors import ConfigurationError, InvalidSignature, MalformedEvent
@@ -68,14 +69,6 @@ ACCEPTED = Decision(202, "accepted", verdict="accepted")
 DUPLICATE = Decision(202, "duplicate", verdict="duplicate")
 
 
-class Unreadable(Exception):
-    """Raised by the chunks of a body that cannot be read, with the decision."""
-
-    def __init__(self, decision: Decision) -> None:
-        super().__init__(decision.message)
-        self.decision = decision
-
-
 def check_head(method: str, headers: Headers, max_body: int) -> Decision | None:
     """Return the refusal if the method or the headers are unacceptable; None if the body must be read."""
     if method != "POST":
@@ -109,18 +102,9 @@ def decide(verifier: WebhookVerifier, headers: Headers, body: bytes) -> Decision
         return Decision(400, str(error), verdict="malformed")
 
 
-class EventQueue(Protocol):
-    """An ``asyncio.Queue``, or a ``queue.Queue`` in a threaded server."""
-
-    def put_nowait(self, item: Event, /) -> None:
-        """Add the event; raise if the queue is full."""
-        ...
-
-
-Handler = Callable[[Event], Awaitable[object] | object] | EventQueue
-Steps = Generator[Any, Any, Decision]
-"""Yields what a handler or a store returned, and is sent the result, awaited if need be. Ends with the decision. An
-event loop and a thread drive the same steps."""
+Handler = Callable[[Event], Awaitable[object] | object] | asyncio.Queue[Event] | queue.Queue[Event]
+Resolve = Callable[[Any], Awaitable[Any]]
+"""Returns what a handler or a store returned, or the result of it if it is awaitable."""
 
 
 class Receiver:
@@ -179,7 +163,7 @@ class Receiver:
 
     async def handle(self, method: str, headers: Headers, chunks: AsyncIterable[bytes]) -> Decision:
         """Handle a request: read the body within the limits of size and time, then `receive` it."""
-        body = check_head(method, headers, self.verifier.max_body) or await self._read(chunks)
+        body = await self._read(method, headers, chunks, asyncio.timeout(self.body_timeout))
         return self.refuse(body) if isinstance(body, Decision) else await self.receive(headers, body)
 
     async def receive(self, headers: Headers, body: bytes) -> Decision:
@@ -187,18 +171,7 @@ class Receiver:
         self._active += 1
         self._idle.clear()
         try:
-            steps = self._process(headers, body)
-            value = next(steps)
-            while True:
-                try:
-                    result = await self._resolve(value)
-                except BaseException as error:
-                    value = steps.throw(error)
-                else:
-                    value = steps.send(result)
-        except StopIteration as end:
-            decision: Decision = end.value
-            return decision
+            return await self._process(headers, body, self._resolve)
         finally:
             self._active -= 1
             if not self._active:
@@ -209,7 +182,7 @@ class Receiver:
 
         A plain handler runs in the calling thread, an ``async`` one in an event loop that all threads share.
         """
-        body = check_head(method, headers, self.verifier.max_body) or self._read_blocking(chunks)
+        body = _run_without_loop(self._read(method, headers, _iterate(chunks), nullcontext()))
         return self.refuse(body) if isinstance(body, Decision) else self.receive_blocking(headers, body)
 
     def receive_blocking(self, headers: Headers, body: bytes) -> Decision:
@@ -218,28 +191,17 @@ class Receiver:
             raise ConfigurationError(
                 "hand_off: an asyncio.Queue cannot be filled from threads, use a queue.Queue or a function"
             )
-        try:
-            steps = self._process(headers, body)
-            value = next(steps)
-            while True:
-                try:
-                    if isawaitable(value):
-                        value = asyncio.run_coroutine_threadsafe(self._resolve(value), thread_loop()).result()
-                except BaseException as error:
-                    value = steps.throw(error)
-                else:
-                    value = steps.send(value)
-        except StopIteration as end:
-            decision: Decision = end.value
-            return decision
+
+        async def resolve(value: Any) -> Any:
+            if not isawaitable(value):
+                return value
+            return asyncio.run_coroutine_threadsafe(self._resolve(value), thread_loop()).result()
+
+        decision: Decision = _run_without_loop(self._process(headers, body, resolve))
+        return decision
 
     def refuse(self, decision: Decision) -> Decision:
         """Record and return a decision that was made before the body was read."""
-        if decision is ALREADY_READ:
-            log.error(
-                "a delivery must be repeated: a middleware or hook has read the body before the webhook receiver, and"
-                " the framework has not kept it; or the sender disconnected"
-            )
         with active(self._telemetry).span(DELIVERY_SPAN) as span:
             return _record(span, decision)
 
@@ -260,40 +222,38 @@ class Receiver:
             return False
         return True
 
-    async def _read(self, chunks: AsyncIterable[bytes]) -> bytes | Decision:
+    async def _read(
+        self, method: str, headers: Headers, chunks: AsyncIterable[bytes], limit: AbstractAsyncContextManager[object]
+    ) -> bytes | Decision:
+        if refusal := check_head(method, headers, self.verifier.max_body):
+            return refusal
+        deadline = time.monotonic() + self.body_timeout
         body = bytearray()
         try:
-            async with asyncio.timeout(self.body_timeout):
+            async with limit:
                 async for chunk in chunks:
                     body += chunk
                     if len(body) > self.verifier.max_body:
                         return TOO_LARGE
+                    if time.monotonic() > deadline:
+                        break
         except TimeoutError:
             return TOO_SLOW
-        except ConnectionError:
-            return INCOMPLETE
-        except Unreadable as error:
-            return error.decision
-        return bytes(body)
-
-    def _read_blocking(self, chunks: Iterable[bytes]) -> bytes | Decision:
-        deadline = time.monotonic() + self.body_timeout
-        body = bytearray()
-        refusal = None
-        try:
-            for chunk in chunks:
-                body += chunk
-                if len(body) > self.verifier.max_body:
-                    return TOO_LARGE
-                if time.monotonic() > deadline:
-                    break
-        except Unreadable as error:
-            refusal = error.decision
-        except Exception:  # also a server's own, such as gunicorn's InvalidChunkSize
+        except Exception:  # the sender disconnected, or a server's own, such as gunicorn's InvalidChunkSize
             refusal = INCOMPLETE
-        return TOO_SLOW if time.monotonic() > deadline else refusal or bytes(body)
+        if time.monotonic() > deadline:
+            return TOO_SLOW
+        length = next(filter(None, header_values(headers, "Content-Length")), 0)
+        is_chunked = bool(header_values(headers, "Transfer-Encoding"))
+        if refusal is None and len(body) < (int(length) or is_chunked):
+            log.error(
+                "a delivery must be repeated: a middleware or hook has read the body before the webhook receiver, and"
+                " the framework has not kept it; or the sender disconnected"
+            )
+            refusal = ALREADY_READ
+        return refusal or bytes(body)
 
-    def _process(self, headers: Headers, body: bytes) -> Steps:
+    async def _process(self, headers: Headers, body: bytes, resolve: Resolve) -> Decision:
         with active(self._telemetry).span(DELIVERY_SPAN) as span:
             decision = decide(self.verifier, headers, body)
             if decision.event is not None:
@@ -301,52 +261,37 @@ class Receiver:
                 event = replace(decision.event, trace_context=span.context, namespace=self.namespace)
                 if self._draining:
                     decision = self._unavailable("shutting down", "shutting_down")
-                elif self._inbox is None:
-                    decision = yield from self._deliver(event)
                 else:
-                    decision = yield from self._store(event, body, self._inbox)
+                    decision = await self._deliver(event, body, resolve)
                 if decision is DUPLICATE:
                     log.info("dropped a duplicate of event %s (type %.100r)", event.id, event.type)
             return _record(span, decision)
 
-    def _store(self, event: Event, body: bytes, inbox: Inbox) -> Steps:
+    async def _deliver(self, event: Event, body: bytes, resolve: Resolve) -> Decision:
+        """Store or handle the event. Until that has succeeded, the response is a failure."""
+        failure = self._unavailable("cannot deduplicate events now", "not_deduplicated")
         try:
-            return ACCEPTED if (yield inbox.add(event, body)) else DUPLICATE
-        except Exception:
-            log.exception("could not store event %s: it must be delivered again", event.id)
-            return self._unavailable("cannot store events now", "not_stored")
-
-    def _deliver(self, event: Event) -> Steps:
-        lease_end = time.monotonic() + self.seen.lease
-        try:
-            claim = yield self.seen.claim(event.key)
-        except Exception:
-            log.exception("could not claim event %s", event.id)
-            return self._unavailable("cannot deduplicate events now", "not_deduplicated")
-        if claim is not Claim.NEW:
-            in_progress = self._unavailable("the event is being handled", "in_progress")
-            return DUPLICATE if claim is Claim.CONFIRMED else in_progress
-        try:
-            yield self._handler(event)
-        except BaseException as error:
-            if time.monotonic() < lease_end:  # afterwards another receiver may hold the claim
-                try:
-                    yield self.seen.release(event.key)
-                except Exception:
-                    log.exception("could not release event %s: it stays claimed until its lease expires", event.id)
-            if isinstance(error, asyncio.QueueFull | queue.Full):
-                log.warning("the queue is full: event %s must be delivered again", event.id)
-                return self._unavailable("the queue is full", "queue_full")
-            if not isinstance(error, Exception):
+            if self._inbox is not None:
+                failure = self._unavailable("cannot store events now", "not_stored")
+                return ACCEPTED if await resolve(self._inbox.add(event, body)) else DUPLICATE
+            claim = await resolve(self.seen.claim(event.key))
+            if claim is Claim.CONFIRMED:
+                return DUPLICATE
+            if claim is Claim.PENDING:
+                return self._unavailable("the event is being handled", "in_progress")
+            try:
+                await resolve(self._handler(event))
+            except BaseException as error:
+                failure = self._unavailable("the handler failed", "handler_failed")
+                if isinstance(error, asyncio.QueueFull | queue.Full):
+                    failure = self._unavailable("the queue is full", "queue_full")
+                await resolve(self.seen.release(event.key))
                 raise
-            log.exception("the handler failed for event %s: it must be delivered again", event.id)
-            return self._unavailable("the handler failed", "handler_failed")
-        try:
-            yield self.seen.confirm(event.key)
+            # If this fails, the claim stays pending. A delivery after the lease is handled again.
+            await resolve(self.seen.confirm(event.key))
         except Exception:
-            # The claim stays pending. If the sender delivers again after the lease, the event is handled again.
-            log.exception("event %s was handled but could not be confirmed", event.id)
-            return self._unavailable("cannot deduplicate events now", "not_deduplicated")
+            log.exception("event %s must be delivered again: %s", event.id, failure.message)
+            return failure
         return ACCEPTED
 
     async def _resolve(self, value: Any) -> Any:
@@ -357,6 +302,20 @@ class Receiver:
 
     def _unavailable(self, reason: str, verdict: str) -> Decision:
         return Decision(503, reason, None, self._retry_after, verdict)
+
+
+def _run_without_loop(work: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of a coroutine that never suspends, as it awaits nothing that is not ready."""
+    try:
+        while True:
+            work.send(None)
+    except StopIteration as end:
+        return end.value
+
+
+async def _iterate(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
+    for chunk in chunks:
+        yield chunk
 
 
 def thread_loop() -> asyncio.AbstractEventLoop:

@@ -65,7 +65,7 @@ def test_delivery_is_acknowledged_once_it_is_stored_and_a_failing_store_is_a_503
         assert post(port, body) == (202, {"message": "duplicate"}, None)
         with locked(path):
             assert post(port, other) == (503, {"error": "cannot store events now"}, "7")
-        assert "could not store event evt_2: it must be delivered again" in caplog.text
+        assert "event evt_2 must be delivered again: cannot store events now" in caplog.text
         assert post(port, other) == (202, {"message": "accepted"}, None)
     assert rows(path) == [("evt_1", body), ("evt_2", other)]
     asyncio.run(inbox.aclose())
