@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import AsyncIterator, Callable
@@ -19,13 +20,9 @@ from .._connections import connection_error
 from ..errors import ConfigurationError
 from .scheme import Scheme, Secret, sign
 
-RESPONSE_TIMEOUT = 10.0
-OVER_LONG = 16 * 1024 * 1024
-SLOW_LIMIT = 30.0
-CHUNK = 64 * 1024
-
 CLOSED = "the connection was closed"
 NO_RESPONSE = "no response in time"
+REENCODED = "the signature is verified over re-encoded JSON: verify it over the bytes as received"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,20 +42,18 @@ class CheckResult:
         return asdict(self)
 
 
-class Delivery(NamedTuple):
-    """One request. ``body`` is sent in chunks, or byte by byte if it is ``slow``."""
-
-    body: bytes
-    headers: dict[str, str]
-    slow: bool = False
+Delivery = tuple[bytes, dict[str, str]]  # the body, and the headers that sign it
 
 
-class Response(NamedTuple):
-    """The response to a delivery. Without one, ``status`` is 0 and ``outcome`` says how the connection ended."""
+class Check(NamedTuple):
+    """Deliveries, and which outcomes are correct: a status, `CLOSED` or `NO_RESPONSE`."""
 
-    status: int
-    outcome: str
-    location: str = ""
+    name: str
+    expected: str
+    is_correct: Callable[[int | str], bool]
+    advice: str
+    deliveries: tuple[Delivery, ...]
+    is_slow: bool = False
 
 
 async def check_receiver(
@@ -67,39 +62,38 @@ async def check_receiver(
     *,
     scheme: Scheme | None = None,
     event_type: str = "webhook.check",
-    response_timeout: float = RESPONSE_TIMEOUT,
-    slow_limit: float = SLOW_LIMIT,
-    over_long: int = OVER_LONG,
+    response_timeout: float = 10.0,
+    slow_limit: float = 30.0,
+    over_long: int = 16 * 1024 * 1024,
     plain_http: bool = False,
 ) -> AsyncIterator[CheckResult]:
     """Send the deliveries to ``url``, one after the other, and yield a result for each check.
 
     The endpoint receives a few valid events of type ``event_type``: choose a type that it ignores. It should reject a
     body of more than ``over_long`` bytes, and cut off a slow body within ``slow_limit`` seconds. Redirects are not
-    followed. If the first delivery is redirected or not found, its result is the only one. Proxies are not used. Plain
-    http is for loopback only, unless ``plain_http`` is true.
+    followed. If the first delivery is redirected or not found, its result is the only one. Plain http is for loopback
+    only, unless ``plain_http`` is true.
     """
     target = _target(url, plain_http)
     _checks.number("response_timeout", response_timeout, above=0)
     _checks.number("slow_limit", slow_limit, above=0)
     _checks.integer("over_long", over_long)
-    deliveries = _deliveries(secret, scheme or Scheme(), event_type, over_long)
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as session:
-        for check in CHECKS:
-            started = time.monotonic()
-            responses = [
-                await _post(session, target, delivery, slow_limit if delivery.slow else response_timeout)
-                for delivery in deliveries[check.name]
-            ]
-            seconds = time.monotonic() - started
-            advice, first = check.advice, responses[0]
-            no_endpoint = check is CHECKS[0] and (first.status == 404 or (300 <= first.status < 400 and first.location))
-            if no_endpoint:
-                where = f"redirects to {first.location}: register that address"
-                advice = "no endpoint at this path" if first.status == 404 else where
-            ok, got = all(map(check.is_correct, responses)), ", ".join(response.outcome for response in responses)
-            yield CheckResult(check.name, ok, check.expected, got, seconds, advice)
-            if no_endpoint:
+        for check in _all_checks(secret, scheme or Scheme(), event_type, over_long):
+            started, timeout = time.monotonic(), slow_limit if check.is_slow else response_timeout
+            outcomes, place = [], ""
+            for delivery in check.deliveries:
+                outcome, place = await _post(session, target, delivery, timeout, check.is_slow)
+                outcomes.append(outcome)
+            is_first = check.name == "valid delivery"
+            advice = check.advice
+            if is_first and place:
+                advice = f"redirects to {place}: register that address"
+            elif is_first and outcomes == [404]:
+                advice = "no endpoint at this path"
+            ok, got = all(map(check.is_correct, outcomes)), ", ".join(map(str, outcomes))
+            yield CheckResult(check.name, ok, check.expected, got, time.monotonic() - started, advice)
+            if advice != check.advice:
                 return
 
 
@@ -119,110 +113,79 @@ def _target(url: str, plain_http: bool) -> URL:
     return target
 
 
-def _deliveries(secret: Secret, scheme: Scheme, event_type: str, over_long: int) -> dict[str, list[Delivery]]:
-    """Return the deliveries of each check."""
-
-    def event(**members: object) -> dict[str, Any]:
-        return {"event": {"id": f"check_{uuid4().hex}", "type": event_type}, **members}
-
-    def compact(**members: object) -> bytes:
-        return json.dumps(event(**members), separators=(",", ":")).encode()
-
-    def signed(body: bytes, key: Secret = secret) -> Delivery:
-        return Delivery(body, sign(key, body, scheme, id=f"msg_{uuid4().hex}"))
-
-    duplicate, unsigned, sent = signed(compact()), signed(compact()), event()
-    del unsigned.headers[scheme.header]
-    reencoded = signed(json.dumps(sent, separators=(",", ":")).encode())._replace(
-        body=json.dumps(sent, indent=2).encode()
-    )
-    odd = json.dumps(event(text="\u00e5\u00e4\u00f6 \u20ac"), indent=3).encode() + b"\r\n"
-    return {
-        "valid delivery": [signed(compact())],
-        "duplicate": [duplicate, duplicate],
-        "reordered pair": [signed(compact(sequence=number)) for number in (2, 1)],
-        "unusual JSON layout": [signed(odd)],
-        "wrong signature": [signed(compact(), uuid4().bytes)],
-        "no signature": [unsigned],
-        "re-encoded body": [reencoded],
-        "over-long body": [signed(compact(padding="x" * over_long))],
-        "slow body": [signed(b" " * 1000)._replace(slow=True)],
-    }
-
-
-async def _post(session: aiohttp.ClientSession, url: URL, delivery: Delivery, timeout: float) -> Response:
-    headers = {"Content-Type": "application/json", "Content-Length": str(len(delivery.body)), **delivery.headers}
+async def _post(
+    session: aiohttp.ClientSession, url: URL, delivery: Delivery, timeout: float, is_slow: bool
+) -> tuple[int | str, str]:
+    """Return the outcome, and where a response redirects to."""
+    content, signature = delivery
+    headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), **signature}
+    body = _trickle(content, timeout) if is_slow else io.BytesIO(content)
+    limit = aiohttp.ClientTimeout(total=timeout)
     try:
-        async with session.post(
-            url,
-            data=_chunks(delivery, timeout),
-            headers=headers,
-            timeout=aiohttp.ClientTimeout(total=timeout),
-            allow_redirects=False,
-        ) as response:
-            return Response(response.status, str(response.status), response.headers.get("Location", ""))
+        async with session.post(url, data=body, headers=headers, timeout=limit, allow_redirects=False) as response:
+            is_redirect = 300 <= response.status < 400
+            return response.status, response.headers.get("Location", "") if is_redirect else ""
     except TimeoutError:
-        return Response(0, NO_RESPONSE)
+        return NO_RESPONSE, ""
     except aiohttp.ClientConnectorError as error:
         raise connection_error(f"could not connect to {url}: {error}", error) from None
     except aiohttp.ClientError:
-        return Response(0, CLOSED)
+        return CLOSED, ""
 
 
-async def _chunks(delivery: Delivery, timeout: float) -> AsyncIterator[bytes]:
-    size = 1 if delivery.slow else CHUNK  # single bytes defeat a timeout on each read
-    for start in range(0, len(delivery.body), size):
-        yield delivery.body[start : start + size]
-        if delivery.slow:
-            await asyncio.sleep(timeout / 60)  # the body is never completed
+async def _trickle(body: bytes, timeout: float) -> AsyncIterator[bytes]:
+    """Yield single bytes, which defeat a timeout on each read. The body is never completed."""
+    for byte in body:
+        yield bytes((byte,))
+        await asyncio.sleep(timeout / 60)
 
 
-def _accepted(response: Response) -> bool:
-    return 200 <= response.status < 300
+def _is_accepted(outcome: int | str) -> bool:
+    return isinstance(outcome, int) and 200 <= outcome < 300
 
 
-def _rejected(response: Response) -> bool:
-    return 400 <= response.status < 500
+def _is_rejected(outcome: int | str) -> bool:
+    return isinstance(outcome, int) and 400 <= outcome < 500
 
 
-class Check(NamedTuple):
-    """One check, and which responses are correct."""
+def _all_checks(secret: Secret, scheme: Scheme, event_type: str, over_long: int) -> tuple[Check, ...]:
+    def event(**members: object) -> dict[str, Any]:
+        return {"event": {"id": f"check_{uuid4().hex}", "type": event_type}, **members}
 
-    name: str
-    expected: str
-    is_correct: Callable[[Response], bool]
-    advice: str
+    def signed(content: object, key: Secret = secret) -> Delivery:
+        body = content if isinstance(content, bytes) else json.dumps(content, separators=(",", ":")).encode()
+        return body, sign(key, body, scheme, id=f"msg_{uuid4().hex}")
 
-
-REENCODED = "the signature is verified over re-encoded JSON: verify it over the bytes as received"
-CHECKS = (
-    Check("valid delivery", "2xx", _accepted, "valid deliveries are rejected: check the secret and the scheme"),
-    Check(
-        "duplicate",
-        "2xx both times",
-        _accepted,
-        "acknowledge a duplicate, and do not handle it again (which this check cannot see)",
-    ),
-    Check(
-        "reordered pair",
-        "2xx both times",
-        _accepted,
-        "events may arrive out of order: accept each of them, and read the state from the service",
-    ),
-    Check("unusual JSON layout", "2xx", _accepted, REENCODED),
-    Check("wrong signature", "4xx, preferably 401", _rejected, "anyone can forge an event"),
-    Check("no signature", "4xx, preferably 401", _rejected, "anyone can forge an event"),
-    Check("re-encoded body", "4xx, preferably 401", _rejected, REENCODED),
-    Check(
-        "over-long body",
-        "413, or the connection closed",
-        lambda response: _rejected(response) or response.outcome == CLOSED,
-        "a body of any size is read: set a limit, or anyone can exhaust the memory",
-    ),
-    Check(
-        "slow body",
-        "408, or the connection closed",
-        lambda response: not _accepted(response) and response.outcome != NO_RESPONSE,  # a gateway may send 504
-        "a body that trickles in is read to its end: set a timeout, or a few senders can block every worker",
-    ),
-)
+    duplicate, (compact, of_compact), (body, headers) = (signed(event()) for _ in range(3))
+    unsigned = body, {name: value for name, value in headers.items() if name != scheme.header}
+    reencoded = json.dumps(json.loads(compact), indent=2).encode(), of_compact
+    odd = json.dumps(event(text="\u00e5\u00e4\u00f6 \u20ac"), indent=3).encode() + b"\r\n"
+    once, twice, forged = "2xx", "2xx both times", "4xx, preferably 401"
+    secret_advice = "valid deliveries are rejected: check the secret and the scheme"
+    duplicate_advice = "acknowledge a duplicate, and do not handle it again (which this check cannot see)"
+    order_advice = "events may arrive out of order: accept each of them, and read the state from the service"
+    forged_advice = "anyone can forge an event"
+    return (
+        Check("valid delivery", once, _is_accepted, secret_advice, (signed(event()),)),
+        Check("duplicate", twice, _is_accepted, duplicate_advice, (duplicate, duplicate)),
+        Check("reordered pair", twice, _is_accepted, order_advice, tuple(signed(event(sequence=n)) for n in (2, 1))),
+        Check("unusual JSON layout", once, _is_accepted, REENCODED, (signed(odd),)),
+        Check("wrong signature", forged, _is_rejected, forged_advice, (signed(event(), uuid4().bytes),)),
+        Check("no signature", forged, _is_rejected, forged_advice, (unsigned,)),
+        Check("re-encoded body", forged, _is_rejected, REENCODED, (reencoded,)),
+        Check(
+            "over-long body",
+            "413, or the connection closed",
+            lambda outcome: _is_rejected(outcome) or outcome == CLOSED,
+            "a body of any size is read: set a limit, or anyone can exhaust the memory",
+            (signed(event(padding="x" * over_long)),),
+        ),
+        Check(
+            "slow body",
+            "408, or the connection closed",
+            lambda outcome: not _is_accepted(outcome) and outcome != NO_RESPONSE,  # a gateway may send 504
+            "a body that trickles in is read to its end: set a timeout, or a few senders can block every worker",
+            (signed(b" " * 1000),),
+            is_slow=True,
+        ),
+    )

@@ -7,7 +7,7 @@ import hmac
 import json
 import re
 from binascii import unhexlify
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import product
@@ -19,48 +19,23 @@ from .verifier import Headers, WebhookVerifier, as_bytes, header_pairs
 
 MAX_DEVIATIONS = 2
 MAX_FOUND = 8  # of timestamps, and of ids; every pair is tried
-BOM = b"\xef\xbb\xbf"
 TEMPLATES = (
-    "{timestamp}.{body}",
-    "{timestamp}{body}",
-    "{timestamp}:{body}",
-    "v0:{timestamp}:{body}",
-    "{timestamp}\n{body}",
-    "{body}.{timestamp}",
-    "{body}{timestamp}",
-    "{id}.{timestamp}.{body}",
-    "{timestamp}.{id}.{body}",
-    "{id}{timestamp}{body}",
-    "{id}.{body}",
-    "{id}{body}",
+    *("{body}", "{timestamp}.{body}", "{timestamp}{body}", "{timestamp}:{body}", "v0:{timestamp}:{body}"),
+    *("{body}{timestamp}", "{id}.{timestamp}.{body}", "{id}{timestamp}{body}", "{id}.{body}"),
 )
 LAYOUTS: tuple[dict[str, Any], ...] = (
     {"separators": (",", ":")},
     {"separators": (", ", ": ")},
     {"indent": 2},
     {"indent": 4},
-    {"indent": "\t"},
 )
-
-
-def _hmac(name: str) -> Callable[[bytes, bytes], bytes]:
-    return lambda key, text: hmac.digest(key, text, name)
-
-
-def _sha256(text: bytes) -> bytes:
-    return hashlib.sha256(text).digest()
-
-
 # Each candidate for a part of the signature has a meaning, which is empty for what the scheme expects.
 METHODS: dict[Callable[[bytes, bytes], bytes], str] = {
-    _hmac("sha256"): "",
-    _hmac("sha1"): "signed with HMAC-SHA1 instead of HMAC-SHA256",
-    _hmac("sha512"): "signed with HMAC-SHA512 instead of HMAC-SHA256",
-    _hmac("sha384"): "signed with HMAC-SHA384 instead of HMAC-SHA256",
-    _hmac("md5"): "signed with HMAC-MD5 instead of HMAC-SHA256",
-    lambda key, text: _sha256(key + text): "signed with SHA-256 of secret and body, which is not an HMAC",
-    lambda key, text: _sha256(text + key): "signed with SHA-256 of body and secret, which is not an HMAC",
-    lambda key, text: _sha256(text): "a SHA-256 without any secret, which proves nothing",
+    lambda key, text: hmac.digest(key, text, "sha256"): "",
+    lambda key, text: hmac.digest(key, text, "sha1"): "signed with HMAC-SHA1 instead of HMAC-SHA256",
+    lambda key, text: hmac.digest(key, text, "sha512"): "signed with HMAC-SHA512 instead of HMAC-SHA256",
+    lambda key, text: hashlib.sha256(key + text).digest(): "signed with SHA-256 of secret and body, which is no HMAC",
+    lambda key, text: hashlib.sha256(text).digest(): "a SHA-256 without any secret, which proves nothing",
 }
 
 
@@ -100,7 +75,10 @@ def diagnose(
     try:
         WebhookVerifier(secret, scheme).verify(body, header, headers=pairs)
     except (ConfigurationError, InvalidSignature) as error:
-        findings = [cause] if cause else ["nothing matches", *_hints(body, digests)]
+        hint = f"tried with a body of {len(body)} bytes: is this the secret of this endpoint?"
+        if not digests:
+            hint = "the header contains nothing that could be a signature in hex or base64"
+        findings = (cause,) if cause else ("nothing matches", hint)
         return Diagnosis(False, cause is not None, (*findings, f"the verifier says: {error}"))
     return Diagnosis(True, True, (f"valid: {cause or 'signed as the scheme says'}",))
 
@@ -130,11 +108,7 @@ def _search(
 
 def _digests(header: str) -> dict[bytes, str]:
     """Return every digest that the header may contain, with its encoding."""
-    decoders: dict[str, Callable[[str], bytes]] = {
-        "base64": decode_base64,
-        "hex": unhexlify,
-        "base64 of the hex": lambda word: unhexlify(decode_base64(word)),
-    }
+    decoders: dict[str, Callable[[str], bytes]] = {"base64": decode_base64, "hex": unhexlify}
     found: dict[bytes, str] = {}
     for word, (encoding, decode) in product(re.findall(r"[0-9A-Za-z+/_-]{22,}={0,2}", header), decoders.items()):
         with suppress(ValueError):
@@ -147,8 +121,7 @@ def _keys(secret: Secret, scheme: Scheme) -> dict[bytes, str]:
     text = secret if isinstance(secret, str) else secret.decode(charset)
     texts = {text: ""}
     texts.setdefault(text.rstrip("\r\n"), "the secret has a trailing newline")
-    texts.setdefault(text.strip(), "the secret has whitespace around it")
-    texts.setdefault(text.strip().strip("'\""), "the secret has quotes around it")
+    texts.setdefault(text.strip(" \t\r\n'\""), "the secret has whitespace or quotes around it")
     texts.setdefault(text + "\n", "the sender's secret has a trailing newline that yours lacks")
     texts.setdefault(text.partition("_")[2], "the secret's prefix is not part of the key")
     decoders: dict[str, Callable[[str], bytes]] = {
@@ -172,10 +145,6 @@ def _bodies(body: bytes) -> dict[bytes, str]:
         bodies.setdefault(body.removesuffix(newline), "the body gained a final newline in transit")
     for changed in (body.replace(b"\r\n", b"\n"), body.replace(b"\n", b"\r\n")):
         bodies.setdefault(changed, "the body's newlines were changed in transit")
-    bodies.setdefault(body.removeprefix(BOM), "the body gained a byte order mark in transit")
-    bodies.setdefault(BOM + body, "the body lost its byte order mark in transit")
-    recoded = body.decode("utf-8", "replace").encode("latin-1", "replace")
-    bodies.setdefault(recoded, "the body was decoded with the wrong charset")
     with suppress(ValueError, RecursionError):
         value = json.loads(body)
         for layout, ascii_only, sort in product(LAYOUTS, (True, False), (False, True)):
@@ -187,56 +156,30 @@ def _bodies(body: bytes) -> dict[bytes, str]:
 
 def _contents(header: str, pairs: list[tuple[str, str]], scheme: Scheme) -> dict[tuple[bytes, bytes], str]:
     """Return what may be signed before and after the body."""
-    id_name, timestamp_name = scheme.id_header.lower(), scheme.timestamp_header.lower()
-    # Each timestamp and id with the setting that selects it.
-    timestamps = [
-        (value, f'timestamp_label="{label}"')
-        for label in dict.fromkeys((scheme.timestamp_label or "t=", "t="))
-        for value in re.findall(rf"(?<!\w){re.escape(label)}([0-9.]+)", header)
-    ]
-    timestamps += [
-        (value, f'timestamp_header="{name}"') for name, value in pairs if re.fullmatch(r"[0-9]{9,13}", value)
-    ]
-    ids = [
-        (value, f'id_header="{name}"')
-        for name, value in pairs
-        if (name == id_name or re.search(r"(^|[_-])(id|delivery)$", name)) and value.isascii()
-    ]
-    label = scheme.timestamp_label
-    own_timestamp = f'timestamp_label="{label}"' if label else f'timestamp_header="{timestamp_name}"'
-    own_id = f'id_header="{id_name}"'
-    # The headers that the scheme names come first, so that MAX_FOUND does not exclude them.
-    timestamps.sort(key=lambda found: found[1] != own_timestamp)
-    ids.sort(key=lambda found: found[1] != own_id)
+    label = scheme.timestamp_label or "t="
+    stamps = {f'timestamp_label="{label}"': stamp for stamp in re.findall(rf"(?<!\w){re.escape(label)}(\d+)", header)}
+    stamps |= {f'timestamp_header="{name}"': value for name, value in pairs if re.fullmatch(r"[0-9]{9,13}", value)}
+    is_id = re.compile(rf"{re.escape(scheme.id_header.lower())}|.*[_-](id|delivery)|id")
+    ids = {f'id_header="{name}"': value for name, value in pairs if is_id.fullmatch(name) and value.isascii()}
+    own = (
+        f'timestamp_label="{scheme.timestamp_label}"',
+        f'timestamp_header="{scheme.timestamp_header.lower()}"',
+        f'id_header="{scheme.id_header.lower()}"',
+    )
     contents: dict[tuple[bytes, bytes], str] = {}
-    for template, (timestamp, of_timestamp), (identifier, of_id) in product(
-        (scheme.signed, "{body}", *TEMPLATES), timestamps[:MAX_FOUND] or [("", "")], ids[:MAX_FOUND] or [("", "")]
+    for template, (of_stamp, stamp), (of_id, identifier) in product(
+        (scheme.signed, *TEMPLATES),
+        list(stamps.items())[:MAX_FOUND] or [("", "")],
+        list(ids.items())[:MAX_FOUND] or [("", "")],
     ):
-        settings = _settings(template, of_timestamp, of_id)
-        if all(settings):
-            stamped, named = "{timestamp}" in template, "{id}" in template
-            covers = "with timestamp" if stamped else "with an id" if named else "without a timestamp"
-            meaning = f"signed {covers}: Scheme({', '.join(settings)})"
-            is_expected = settings == _settings(scheme.signed, own_timestamp, own_id)
-            contents.setdefault(prefix_and_suffix(template, identifier, timestamp), "" if is_expected else meaning)
+        is_stamped, has_id = "{timestamp}" in template, "{id}" in template
+        if (is_stamped and not stamp) or (has_id and not identifier):
+            continue
+        covers = "with timestamp" if is_stamped else "with an id" if has_id else "without a timestamp"
+        settings = [f"signed={template!r}", *[of_stamp] * is_stamped, *[of_id] * has_id]
+        is_expected = template == scheme.signed and (not is_stamped or of_stamp in own) and (not has_id or of_id in own)
+        contents.setdefault(
+            prefix_and_suffix(template, identifier, stamp),
+            "" if is_expected else f"signed {covers}: Scheme({', '.join(settings)})",
+        )
     return contents
-
-
-def _settings(template: str, of_timestamp: str, of_id: str) -> list[str]:
-    settings = [f"signed={template!r}"]
-    settings += [of_timestamp] if "{timestamp}" in template else []
-    settings += [of_id] if "{id}" in template else []
-    return settings
-
-
-def _hints(body: bytes, digests: dict[bytes, str]) -> Iterator[str]:
-    sizes = {16: "MD5", 20: "SHA-1", 48: "SHA-384", 64: "SHA-512"}
-    lengths = sorted({len(digest) for digest in digests})
-    if not lengths:
-        yield "the header contains nothing that could be a signature in hex or base64"
-    elif 32 not in lengths:
-        found = (f"{size} bytes ({sizes.get(size, 'not a known digest')})" for size in lengths)
-        yield f"the header contains {', '.join(found)}"
-    if not body:
-        yield "the body is empty: was it consumed before it was saved?"
-    yield f"tried with a body of {len(body)} bytes: is this the secret of this endpoint?"
