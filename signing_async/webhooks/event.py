@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
-import re
 from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import accumulate
 from typing import Any
 
 from .._checks import is_integer
@@ -16,11 +13,9 @@ from ..errors import MalformedEvent
 MAX_BODY = 1024 * 1024
 MAX_DEPTH = 64
 MAX_ID = 512
+BOM = b"\xef\xbb\xbf"
 
 SIGNING_ID_MEMBERS = ("event.signing_id", "event.signing.id", "signing_id", "signing.id")
-
-# An unterminated string runs to the end of the text, so no part of it is scanned twice.
-_STRING_OR_BRACKET = re.compile(r'"(?:[^"\\]++|\\.)*+"?|[\[{\]}]', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +65,18 @@ def parse_event(body: bytes, received_at: datetime, *, max_body: int = MAX_BODY)
     if len(body) > max_body:
         raise MalformedEvent(f"the body has {len(body)} bytes; the limit is {max_body}")
     try:
-        text = body.decode("utf-8-sig")
-        # Checked before parsing: how deep the JSON parser may recurse depends on the caller's stack and settings.
-        if text.count("[") + text.count("{") > MAX_DEPTH:
-            steps = {"[": 1, "{": 1, "]": -1, "}": -1}
-            depths = accumulate(steps.get(match[0], 0) for match in _STRING_OR_BRACKET.finditer(text))
-            if any(depth > MAX_DEPTH for depth in depths):
-                raise MalformedEvent(f"the body nests deeper than {MAX_DEPTH} levels")
-        payload = _decoder.decode(text)
+        payload = _decoder.decode(body.removeprefix(BOM).decode())
+        is_deep = body.count(b"[") + body.count(b"{") > MAX_DEPTH and _is_deeper(payload, MAX_DEPTH)
     except UnicodeDecodeError as error:
         raise MalformedEvent(f"the body is not UTF-8 (byte {error.start})") from None
-    except json.JSONDecodeError as error:
-        raise MalformedEvent(f"the body is not JSON: {error.msg} (character {error.pos})") from None
+    except RecursionError:
+        is_deep = True
     except ValueError as error:
         raise MalformedEvent(f"the body is not JSON: {error}") from None
+    if is_deep:
+        raise MalformedEvent(f"the body nests deeper than {MAX_DEPTH} levels")
     if not isinstance(payload, dict):
-        kinds = {list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-        raise MalformedEvent(f"the body must be a JSON object, got {kinds.get(type(payload), 'a number')}")
+        raise MalformedEvent(f"the body must be a JSON object, got a {type(payload).__name__}")
     event_id, event_type = (
         payload.get(name) if (value := _member(payload, f"event.{name}")) is None else value for name in ("id", "type")
     )
@@ -100,10 +90,12 @@ def _member(value: object, name: str) -> object:
     """Return the member ``a.b.c``, whichever of its dots separate nested objects; the most nested one first."""
     if not isinstance(value, dict):
         return None
-    for dot in re.finditer(r"\.", name):
-        nested = _member(value.get(name[: dot.start()]), name[dot.end() :])
+    dot = name.find(".")
+    while dot >= 0:
+        nested = _member(value.get(name[:dot]), name[dot + 1 :])
         if nested is not None:
             return nested
+        dot = name.find(".", dot + 1)
     return value.get(name)
 
 
@@ -112,18 +104,13 @@ def _is_id(value: object) -> bool:
     return bool(text.strip()) and len(text) <= MAX_ID and text.isprintable()
 
 
-def _decode_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    members = dict(pairs)
-    if len(members) != len(pairs):
-        raise MalformedEvent("the body has an object with a duplicate member")
-    return members
+def _is_deeper(value: object, levels: int) -> bool:
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return values is not None and (levels == 0 or any(_is_deeper(item, levels - 1) for item in values))
 
 
-def _decode_float(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise MalformedEvent(f"the body contains {text[:40]}, which is not a finite number")
-    return value
+def _refuse_constant(text: str) -> float:
+    raise MalformedEvent(f"the body contains {text}, which is not a finite number")
 
 
-_decoder = json.JSONDecoder(object_pairs_hook=_decode_object, parse_float=_decode_float, parse_constant=_decode_float)
+_decoder = json.JSONDecoder(parse_constant=_refuse_constant)

@@ -45,12 +45,9 @@ _DAY = 86_400.0
 _PURGE_EVERY = 3600.0
 _REPORT_EVERY = 10.0
 _IDLE = 1.0
-_PAUSE = 1.0
-"""Seconds to wait while the store fails."""
-_UNCOUNTED_PAUSE = 5.0
-"""Seconds, at least, after which an event whose attempt did not count is due again: behind the other due events."""
-_LONGEST = 1e9
-"""Seconds, about 30 years: a longer span leads to dates that cannot be represented."""
+_PAUSE = 1.0  # seconds to wait while the store fails
+_UNCOUNTED_PAUSE = 5.0  # an event whose attempt did not count is due again behind the other due events
+_LONGEST = 1e9  # seconds, about 30 years: a longer span leads to dates that cannot be represented
 _MAX_TEXT = 1000
 
 
@@ -93,16 +90,14 @@ class HandlerRetryPolicy:
         return random.uniform(longest / 2, longest)
 
 
-class Outcome(NamedTuple):
+class _Outcome(NamedTuple):
     """The end of an attempt: a final status, or a retry in some seconds."""
 
     status: EventStatus = EventStatus.HANDLED
     error: str | None = None
     error_type: str | None = None
-    """The name of the exception's class."""
     retry_in: float | None = None
     counts: bool = True
-    """Whether a retried attempt counts."""
 
     @property
     def name(self) -> str:
@@ -124,19 +119,15 @@ class Inbox:
         async with inbox.running():
             await serve(receiver)
 
-    ``store`` is the path of a SQLite file, or an `EventStore`. Any number of processes may share it: receivers, and
-    workers that handle its events. All workers must have the same handlers. The events of one signing are handled one
-    at a time and in order of arrival, those of different signings side by side.
+    ``store`` is the path of a SQLite file, or an `EventStore`. Any number of receivers and workers may share it; all
+    workers must have the same handlers. The events of one signing are handled one at a time and in order of arrival,
+    those of different signings side by side.
 
-    ``key`` encrypts the bodies of events at rest; several keys allow rotation. An event that this worker cannot decrypt
-    is logged at ERROR and stays pending, no attempt is counted, and it delays no other signing. The bodies of handled
-    and dropped events are purged after ``retention`` seconds, or never if it is None; their ids stay, so that a
-    duplicate is recognized forever. After ``handler_timeout`` seconds an ``async`` handler is cancelled and tried
-    again. A plain function runs in a thread, and cannot be interrupted: the other events of its signing, and the end of
-    `run`, wait until it returns. If a handler raises an error that is ``client_wide``, such as `Unauthorized`, no
-    attempt is counted.
-
-    ``wakeups`` gets every event when its handling begins, in the process that handles it, whichever handler it has.
+    ``key`` encrypts the bodies of events at rest; several keys allow rotation. After ``retention`` seconds, or never if
+    it is None, the bodies of handled and dropped events are purged; their ids stay, so duplicates are recognized
+    forever. After ``handler_timeout`` seconds an ``async`` handler is cancelled and tried again; a plain function runs
+    in a thread and cannot be interrupted. No attempt is counted if an error is ``client_wide``, such as `Unauthorized`,
+    or if the event cannot be decrypted. ``wakeups`` gets every event when its handling begins.
     """
 
     def __init__(
@@ -192,8 +183,8 @@ class Inbox:
         """Register a handler for a type, for all types with the same start (``"recipient.*"``), or for all (``"*"``).
 
         One handler is called for each event: that of its type, or else that of the longest pattern. An event without a
-        handler counts as handled. The handler may be plain or ``async``. It must be idempotent: if the process dies
-        before the end of the attempt is recorded, it is called again.
+        handler counts as handled. The handler is plain or ``async``, and idempotent: if the process dies before the end
+        of the attempt is recorded, it is called again.
         """
         check_pattern("pattern", pattern, ConfigurationError)
 
@@ -209,9 +200,8 @@ class Inbox:
         """Handle events until cancelled, ``concurrency`` at once.
 
         When it is cancelled, it claims no more events and waits up to ``drain_timeout`` seconds for running handlers.
-        Then it cancels them, and their attempts do not count. Further cancellations change nothing. Plain
-        handlers cannot be cancelled: `run` waits until they return. Raises `InboxError` if the store cannot be opened,
-        or fails for good later. A transient failure is logged, and the operation is retried.
+        Then it cancels them, and their attempts do not count; it waits until plain handlers return. Raises `InboxError`
+        if the store cannot be opened, or fails for good later. A transient failure is logged and retried.
         """
         _checks.integer("concurrency", concurrency)
         _checks.number("drain_timeout", drain_timeout, at_least=0)
@@ -242,7 +232,9 @@ class Inbox:
             yield
         finally:
             task.cancel()
-            await finish(_end_of(task))
+            await finish(asyncio.wait([task]))
+            if not task.cancelled():
+                task.result()
 
     # Managing
 
@@ -269,8 +261,7 @@ class Inbox:
     async def retry(self, selection: EventFilter) -> int:
         """Handle the selected events again, now and as if for the first time; return how many.
 
-        Purged events, and events that are being handled, are left as they are. To retry the dead letters, pass
-        ``EventFilter(status=EventStatus.DEAD)``.
+        Purged events, and events that are being handled, are left as they are.
         """
         return await self.store.requeue(selection)
 
@@ -318,40 +309,31 @@ class Inbox:
                 recorder.record(names.HANDLER_ATTEMPTS, stored.attempts, attributes)
         await finish(self._record(claim, outcome, asyncio.current_task()))
 
-    async def _record(self, claim: EventClaim, outcome: Outcome | None, attempt: asyncio.Task[Any] | None) -> None:
+    async def _record(self, claim: EventClaim, outcome: _Outcome | None, attempt: asyncio.Task[Any] | None) -> None:
         """Record the end of an attempt. While the store fails, try again until the attempt is cancelled."""
-        store, event_id, is_held = self.store, claim.stored.id, True
         while True:
             try:
                 if outcome is None:
-                    await store.release(claim)
-                elif outcome.retry_in is None:
-                    is_held = await store.settle(claim, outcome.status, outcome.error)
+                    return await self.store.release(claim)
+                if outcome.retry_in is None:
+                    is_held = await self.store.settle(claim, outcome.status, outcome.error)
                 else:
-                    is_held = await store.postpone(claim, outcome.retry_in, outcome.error, counts=outcome.counts)
+                    is_held = await self.store.postpone(claim, outcome.retry_in, outcome.error, counts=outcome.counts)
                 if not is_held:
-                    log.warning("the claim on event %s was lost: the event may be handled again", event_id)
-                return
+                    log.warning("the claim on event %s was lost: the event may be handled again", claim.stored.id)
+                return None
             except InboxError as error:
-                text = outcome.error if outcome is not None else None
-                if outcome is not None and text and not error.transient and not text.isascii():
-                    # The database may have an encoding that lacks a character.
-                    outcome = outcome._replace(error=_clean(text.encode("ascii", "backslashreplace").decode()))
-                    continue
-                level = logging.WARNING if error.transient else logging.ERROR
-                log.log(level, "cannot record the end of event %s: %s", event_id, error)
-                if outcome is None or not error.transient or (attempt is not None and attempt.cancelling()):
-                    return  # the event is handled again when its claim has ended
+                log.warning("cannot record the end of event %s: %s", claim.stored.id, error)
+                if not error.transient or (attempt is not None and attempt.cancelling()):
+                    return None  # the event is handled again when its claim has ended
             await asyncio.sleep(_PAUSE)
 
-    async def _attempt(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> Outcome:
+    async def _attempt(self, stored: StoredEvent, threads: ThreadPoolExecutor) -> _Outcome:
         """Call the handler and return how it ended."""
         try:
             stored = self.decrypt(stored)
-        except InboxError as error:
-            # The cause is the worker's keys, not the event.
-            log.error("event %s is not handled: %s", stored.id, error)  # noqa: TRY400  # a traceback says nothing more
-            return Outcome(error=str(error), error_type=type(error).__name__, retry_in=_UNCOUNTED_PAUSE, counts=False)
+        except InboxError as error:  # the cause is the worker's keys, not the event
+            return self._failed(stored, str(error), error, counts=False)
         if stored.attempts > self.retry_policy.max_attempts:
             return self._failed(stored, stored.error or "the process ended during the attempt")
         try:
@@ -361,31 +343,35 @@ class Inbox:
             pattern = self._pattern_of(event.type)
             if pattern is None:
                 log.debug("no handler for event %s (type %.100r)", event.id, event.type)
-                return Outcome(error="no handler")
+                return _Outcome(error="no handler")
             await self._call(self._handlers[pattern], event, threads)
         except Drop as drop:
-            reason = _clean(str(drop))
-            log.info("the handler dropped event %s: %s", stored.id, reason)
-            return Outcome(EventStatus.DROPPED, reason or None)
+            log.info("the handler dropped event %s: %s", stored.id, _clean(str(drop)))
+            return _Outcome(EventStatus.DROPPED, _clean(str(drop)) or None)
         except RetryLater as later:
-            return self._failed(stored, _clean(str(later)), delay=later.seconds)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:  # such as a panic in an extension module
+            return self._failed(stored, str(later), delay=later.seconds)
+        except (Exception, asyncio.CancelledError) as error:
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            text = type(error).__name__
-            with contextlib.suppress(Exception):  # a bug in the exception's class
-                text = f"{text}: {error}".removesuffix(": ")
-            return self._failed(stored, _clean(text), error)
-        return Outcome()
+            text = f"{type(error).__name__}: {error}".removesuffix(": ")
+            return self._failed(stored, text, error, counts=not getattr(error, "client_wide", False))
+        return _Outcome()
 
     async def _call(self, handler: EventHandler, event: Event, threads: ThreadPoolExecutor) -> None:
+        result: Any
         if iscoroutinefunction(handler):
-            result: Any = handler(event)
+            result = handler(event)
         else:
-            result = await self._call_in_thread(handler, event, threads)
+            loop, message = asyncio.get_running_loop(), "the handler of event %s has taken more than %g s"
+            warning = loop.call_later(self.handler_timeout, log.warning, message, event.id, self.handler_timeout)
+            running = loop.run_in_executor(threads, contextvars.copy_context().run, _call_plain, handler, event)
+            # A thread cannot be interrupted: hold the claim until it ends, even if this task is cancelled.
+            while not running.done():
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([running])
+            warning.cancel()
+            result = running.result()
         if isawaitable(result):
             try:
                 async with asyncio.timeout(self.handler_timeout) as deadline:
@@ -395,24 +381,6 @@ class Inbox:
                     raise TimeoutError(f"the handler took longer than {self.handler_timeout:g} s") from None
                 raise
 
-    async def _call_in_thread(self, handler: EventHandler, event: Event, threads: ThreadPoolExecutor) -> object:
-        def call() -> object:
-            try:
-                return handler(event)
-            except StopIteration as error:
-                # A future cannot hold a StopIteration, and would never be done.
-                raise RuntimeError("the handler raised StopIteration") from error
-
-        loop, message = asyncio.get_running_loop(), "the handler of event %s has taken more than %g s"
-        running = loop.run_in_executor(threads, contextvars.copy_context().run, call)
-        warning = loop.call_later(self.handler_timeout, log.warning, message, event.id, self.handler_timeout)
-        # A thread cannot be interrupted: hold the claim until it ends, even if this task is cancelled.
-        while not running.done():
-            with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.wait([running])
-        warning.cancel()
-        return running.result()
-
     def _pattern_of(self, event_type: str) -> str | None:
         """Return the pattern whose handler is called for the type."""
         if event_type in self._handlers:
@@ -421,22 +389,27 @@ class Inbox:
         return max(matching, key=len, default=None)
 
     def _failed(
-        self, stored: StoredEvent, text: str, error: BaseException | None = None, *, delay: float | None = None
-    ) -> Outcome:
-        attempts, max_attempts = stored.attempts, self.retry_policy.max_attempts
+        self,
+        stored: StoredEvent,
+        text: str,
+        error: BaseException | None = None,
+        *,
+        delay: float | None = None,
+        counts: bool = True,
+    ) -> _Outcome:
+        attempts, text = stored.attempts, _clean(text)
         kind = None if error is None else type(error).__qualname__
         delay = self.retry_policy.delay(attempts) if delay is None else delay
-        if getattr(error, "client_wide", False):
-            # The cause is the client, a store or the broker, not the event.
+        if not counts:
             delay, message = max(delay, _UNCOUNTED_PAUSE), "event %s is retried in %.1f s, no attempt is counted: %s"
             log.error(message, stored.id, delay, text, exc_info=error)
-            return Outcome(error=text, error_type=kind, retry_in=delay, counts=False)
-        if attempts >= max_attempts:
-            log.error("event %s is dead after %d attempts: %s", stored.id, max_attempts, text, exc_info=error)
-            return Outcome(EventStatus.DEAD, text, kind or "dead")
-        message = "attempt %d of %d for event %s failed, next in %.1f s: %s"
-        log.warning(message, attempts, max_attempts, stored.id, delay, text, exc_info=error)
-        return Outcome(error=text, error_type=kind, retry_in=delay)
+        elif attempts >= self.retry_policy.max_attempts:
+            log.error("event %s is dead after %d attempts: %s", stored.id, attempts, text, exc_info=error)
+            return _Outcome(EventStatus.DEAD, text, kind or "dead")
+        else:
+            message = "attempt %d of event %s failed, next in %.1f s: %s"
+            log.warning(message, attempts, stored.id, delay, text, exc_info=error)
+        return _Outcome(error=text, error_type=kind, retry_in=delay, counts=counts)
 
     # Beside the attempts
 
@@ -454,7 +427,7 @@ class Inbox:
         """Count the events that need attention; return nothing if that fails: an old value would hide the failure."""
         try:
             stats = await self.store.stats()
-        except Exception as error:  # also a bug in the store
+        except Exception as error:
             log.warning("cannot count the pending events now: %s", error)
             return {}
         now = datetime.now(UTC)
@@ -481,11 +454,11 @@ async def _drain(attempts: set[asyncio.Task[None]], timeout: float) -> None:
     await asyncio.gather(*attempts, return_exceptions=True)
 
 
-async def _end_of(task: asyncio.Task[None]) -> None:
-    """Wait until a task ends, and raise its exception unless it was cancelled."""
-    await asyncio.wait([task])
-    if not task.cancelled():
-        task.result()
+def _call_plain(handler: EventHandler, event: Event) -> object:
+    try:
+        return handler(event)
+    except StopIteration as error:  # the future of a thread cannot hold it before Python 3.12, and would never end
+        raise RuntimeError("the handler raised StopIteration") from error
 
 
 def _clean(text: str) -> str:
