@@ -1,26 +1,29 @@
-"""Helpers of the inbox's tests: an event to add, and a wait for what an inbox should come to hold."""
+"""Helpers of the inbox's tests: events to add, stores that fail, and a wait for what an inbox should come to hold."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import sqlite3
-from collections.abc import Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-from signing_async.webhooks import EventStatus, HandlerRetryPolicy, Inbox, StoredEvent
-from signing_async.webhooks.event import parse_event
-from tests.webhooks.deliveries import event_body
+from signing_async import InboxError
+from signing_async.webhooks import Event, EventStatus, HandlerRetryPolicy, Inbox, StoredEvent, WebhookVerifier
+from tests.webhooks.deliveries import SECRET, event_body, signed
 
 AT_ONCE = HandlerRetryPolicy(max_attempts=3, base_delay=0, max_delay=0)
 
 
-async def add(inbox: Inbox, name: str, signing: str | None = None, kind: str = "signing.completed") -> None:
-    """Add an event that the inbox does not know."""
+def delivery(name: str, signing: str | None = None, kind: str = "signing.completed") -> tuple[Event, bytes]:
+    """Return an event and its body."""
     members = {} if signing is None else {"signing": {"id": signing}}
     body = event_body(name, **members).replace(b"signing.completed", kind.encode())
-    assert await inbox.add(parse_event(body, datetime.now(UTC)), body)
+    return WebhookVerifier(SECRET).parse(body, headers=signed(body)), body
+
+
+async def add(inbox: Inbox, name: str, signing: str | None = None, kind: str = "signing.completed") -> None:
+    """Add an event that the inbox does not know."""
+    assert await inbox.add(*delivery(name, signing, kind))
 
 
 async def settled(inbox: Inbox) -> list[StoredEvent]:
@@ -38,10 +41,24 @@ async def stored(inbox: Inbox, name: str) -> StoredEvent:
     return found
 
 
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Keep other connections from writing to the file."""
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-        database.execute("BEGIN IMMEDIATE")
-        yield
-        database.execute("ROLLBACK")
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until the condition is true."""
+    async with asyncio.timeout(30):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def fail(*_: object, **__: object) -> Any:
+    """Fail as a store does that is locked."""
+    raise InboxError("locked", transient=True)
+
+
+def altered_store(path: Path, methods: dict[str, Any]) -> Any:
+    """Return the store of a file; ``methods`` replace its own, and may change."""
+    inner = Inbox(path).store
+
+    class Altered:
+        def __getattr__(self, name: str) -> Any:
+            return methods.get(name) or getattr(inner, name)
+
+    return Altered()

@@ -113,26 +113,6 @@ def test_wsgi_length_and_encoding_are_read_from_the_environ(extra: dict[str, Any
     assert respond(BODY, **extra)[0].startswith(status)
 
 
-@pytest.mark.parametrize(("extra", "reads"), [({}, [8192, 8192, 3700]), ({"wsgi.input_terminated": True}, [8192] * 4)])
-def test_wsgi_reads_no_more_than_content_length(extra: dict[str, Any], reads: list[int]) -> None:
-    """What follows belongs to the next request. read1 is used where there is one, because read blocks."""
-    body = event_body("a", pad="")
-    body = event_body("a", pad="x" * (2 * 8192 + 3700 - len(body)))
-
-    class Watched(io.BytesIO):
-        def read1(self, size: int | None = -1, /) -> bytes:
-            asked.append(size)
-            return super().read1(size)
-
-        def read(self, size: int | None = -1, /) -> bytes:
-            raise AssertionError("read() blocks until it has everything")
-
-    asked: list[int | None] = []
-    stream = Watched(body if extra else body + b"the next request")
-    assert respond(body, **{"wsgi.input": stream}, **extra)[0] == "202 Accepted"
-    assert (asked, stream.tell()) == (reads, len(body))
-
-
 @pytest.mark.parametrize("framing", [{}, {"CONTENT_LENGTH": "", "wsgi.input_terminated": True}])
 def test_body_that_the_server_cannot_read_gets_400(framing: dict[str, Any]) -> None:
     """Servers have exceptions of their own for malformed chunks, such as gunicorn's InvalidChunkSize."""

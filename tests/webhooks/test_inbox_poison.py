@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 
 import pytest
 
-from signing_async.errors import AuthError, InboxError
+from signing_async import AuthError, InboxError
 from signing_async.webhooks import Event, EventFilter, EventStatus, Inbox, StoredEvent
-from tests.storage.event_stores import delivery
-from tests.webhooks.inboxes import AT_ONCE, add, settled
+from tests.webhooks.inboxes import AT_ONCE, add, delivery, settled
 
 POISONED = 6
 """More signings than are handled at once."""
@@ -43,6 +42,12 @@ async def add_good(inbox: Inbox) -> None:
 async def waiting(inbox: Inbox) -> list[StoredEvent]:
     """Return the poisoned events of which an attempt has ended."""
     return [event async for event in inbox.store.select(PENDING) if event.error is not None]
+
+
+async def blocked(inbox: Inbox, handled: Sized) -> None:
+    """Wait until all good events were handled, and each poisoned one was tried."""
+    while len(handled) < 20 or len(await waiting(inbox)) < POISONED:
+        await asyncio.sleep(0.005)
 
 
 async def test_events_whose_handler_always_fails_or_whose_bytes_are_no_event_block_no_other_signing(
@@ -90,8 +95,7 @@ async def test_events_that_cannot_be_decrypted_stay_pending_and_block_no_other_s
             await inbox.get("poison0")
         assert (caught.value.transient, caught.value.client_wide) == (True, False)
         async with inbox.running(concurrency=2), asyncio.timeout(60):
-            while len(handled) < 20 or len(await waiting(inbox)) < POISONED:
-                await asyncio.sleep(0.005)
+            await blocked(inbox, handled)
         assert all(name.startswith("good") for name in handled)
         assert f"no attempt is counted: {words}" in caplog.text
         assert {event.attempts for event in await waiting(inbox)} == {0}
@@ -124,8 +128,7 @@ async def test_handlers_whose_client_fails_use_up_no_attempts_and_block_no_other
             await add(inbox, f"poison{number}", f"poisoned{number}")
         await add_good(inbox)
         async with inbox.running(concurrency=2), asyncio.timeout(60):
-            while len(handled) < 20 or len(await waiting(inbox)) < POISONED:
-                await asyncio.sleep(0.005)
+            await blocked(inbox, handled)
             assert all(name.startswith("good") for name in handled)
             assert {event.attempts for event in await waiting(inbox)} == {0}
             fails = False

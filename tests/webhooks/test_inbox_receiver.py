@@ -12,11 +12,9 @@ from typing import Any
 
 import pytest
 
-from signing_async import SigningClient
-from signing_async.errors import ConfigurationError
+from signing_async import ConfigurationError, SigningClient
 from signing_async.postgres import PostgresInbox
 from signing_async.sandbox import Sandbox
-from signing_async.storage.events import SqliteEventStore
 from signing_async.webhooks import (
     Event,
     EventFilter,
@@ -24,12 +22,11 @@ from signing_async.webhooks import (
     Inbox,
     MemorySeenEvents,
     Receiver,
-    SQLiteSeenEvents,
     WebhookVerifier,
 )
 from tests.pdfs import make_pdf
 from tests.webhooks.deliveries import SECRET, event_body, signed
-from tests.webhooks.inboxes import locked, settled
+from tests.webhooks.inboxes import altered_store, fail, settled
 from tests.webhooks.servers import ASYNC, PATH, THREADED, serve
 
 VERIFIER = WebhookVerifier(SECRET)
@@ -57,14 +54,16 @@ def test_delivery_is_acknowledged_once_it_is_stored_and_a_failing_store_is_a_503
 ) -> None:
     """The body is stored as it was received; a duplicate is acknowledged and stored once."""
     path = tmp_path / "inbox.db"
-    inbox = Inbox(SqliteEventStore(path, timeout=0.05))
+    methods: dict[str, Any] = {}
+    inbox = Inbox(altered_store(path, methods))
     body, other = event_body("evt_1", padding="ö ").replace(b", ", b"  ,\t"), event_body("evt_2")
     with serve(kind, Receiver(VERIFIER, inbox, retry_after=7)) as port:
         assert post(port, body) == (202, {"message": "accepted"}, None)
         assert rows(path) == [("evt_1", body)]
         assert post(port, body) == (202, {"message": "duplicate"}, None)
-        with locked(path):
-            assert post(port, other) == (503, {"error": "cannot store events now"}, "7")
+        methods["add"] = fail
+        assert post(port, other) == (503, {"error": "cannot store events now"}, "7")
+        methods.clear()
         assert "event evt_2 must be delivered again: cannot store events now" in caplog.text
         assert post(port, other) == (202, {"message": "accepted"}, None)
     assert rows(path) == [("evt_1", body), ("evt_2", other)]
@@ -72,22 +71,28 @@ def test_delivery_is_acknowledged_once_it_is_stored_and_a_failing_store_is_a_503
 
 
 async def test_response_waits_for_the_commit_and_a_draining_receiver_finishes_it(tmp_path: Path) -> None:
-    path = tmp_path / "inbox.db"
-    async with Inbox(path) as inbox:
+    proceed, methods = asyncio.Event(), dict[str, Any]()
+    async with Inbox(altered_store(tmp_path / "inbox.db", methods)) as inbox:
+        add = inbox.store.add
+
+        async def add_slowly(event: Event, body: bytes) -> bool:
+            await proceed.wait()
+            return await add(event, body)
+
+        methods["add"] = add_slowly
         receiver = Receiver(VERIFIER, inbox)
-        await inbox.stats()
         first, second = event_body("evt_1"), event_body("evt_2")
-        with locked(path):
-            receiving = asyncio.create_task(receiver.receive(signed(first), first))
-            await asyncio.wait([receiving], timeout=0.1)
-            assert not receiving.done()
-            assert not await receiver.drain(timeout=0.01)
+        receiving = asyncio.create_task(receiver.receive(signed(first), first))
+        await asyncio.wait([receiving], timeout=0.05)
+        assert not receiving.done()
+        assert not await receiver.drain(timeout=0.01)
+        proceed.set()
         assert await receiver.drain()
         assert (await receiving).status == 202
         late = await receiver.receive(signed(second), second)
         assert (late.status, late.message) == (503, "shutting down")
         assert receiver.receive_blocking(signed(second), second).status == 503
-    assert rows(path) == [("evt_1", first)]
+        assert [stored.id async for stored in inbox.events()] == ["evt_1"]
 
 
 def test_seen_events_beside_an_inbox_are_refused(tmp_path: Path) -> None:
@@ -159,13 +164,3 @@ async def test_equal_ids_of_two_tenants_are_two_events_of_two_signings(
         assert handled == {("acme", "evt_1", "sig_1"), ("globex", "evt_1", "sig_1")}
         assert [event.id for event in stored] == ["acme:evt_1", "globex:evt_1"]
         assert await inbox.retry(EventFilter(ids=["acme:evt_1"])) == 1
-
-
-async def test_receivers_that_share_a_store_of_seen_events_keep_their_tenants_apart(tmp_path: Path) -> None:
-    handled: list[Any] = []
-    seen = SQLiteSeenEvents(tmp_path / "seen.db")
-    for tenant in ("acme", "globex", "acme"):
-        receiver = Receiver(VERIFIER, handled.append, seen=seen, namespace=tenant)
-        assert (await receiver.receive(signed(BODY), BODY)).status == 202
-    assert [(event.namespace, event.key) for event in handled] == [("acme", "acme:evt_1"), ("globex", "globex:evt_1")]
-    seen.close()

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import subprocess
 import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from signing_async.errors import InboxError
-from signing_async.storage.events import SqliteEventStore
-from signing_async.webhooks import Event, EventClaim, EventStatus, Inbox
-from tests.webhooks.inboxes import AT_ONCE, add, locked, settled, stored
+from signing_async import InboxError
+from signing_async.webhooks import Event, EventStatus, Inbox
+from tests.webhooks.inboxes import AT_ONCE, add, altered_store, fail, settled, stored, until
 
 
 @pytest.fixture
@@ -117,21 +116,20 @@ async def test_store_that_cannot_be_opened_is_an_inbox_error_of_run_and_running(
 
 async def test_store_that_fails_for_a_while_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Neither a claim nor the record of a handled event is lost."""
-    path, calls = tmp_path / "inbox.db", list[str]()
-    async with Inbox(SqliteEventStore(path, timeout=0.01)) as inbox:
-        lock = contextlib.ExitStack()
+    calls, methods = list[str](), dict[str, Any]()
+    async with Inbox(altered_store(tmp_path / "inbox.db", methods)) as inbox:
 
         @inbox.on("*")
         async def handle(event: Event) -> None:
             calls.append(event.id)
             if event.id == "e1":
-                lock.enter_context(locked(path))
+                methods.update(claim=fail, settle=fail)
 
         await add(inbox, "e1")
-        async with inbox.running(), asyncio.timeout(30):
-            while not ("cannot claim events now" in caplog.text and "cannot record the end of event e1" in caplog.text):
-                await asyncio.sleep(0.005)
-            lock.close()
+        async with inbox.running():
+            await until(lambda: "cannot claim events now" in caplog.text)
+            await until(lambda: "cannot record the end of event e1" in caplog.text)
+            methods.clear()
             await add(inbox, "e2")
             events = await settled(inbox)
     assert [(event.status, event.attempts) for event in events] == [(EventStatus.HANDLED, 1)] * 2
@@ -161,51 +159,13 @@ async def test_store_that_fails_for_good_ends_the_run_with_its_error(
 
 
 async def test_lost_claim_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    class Losing(SqliteEventStore):
-        async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
-            await super().release(claim)
-            return await super().settle(claim, status, error)
+    async def settle(*_: object) -> bool:
+        return False
 
-    async with Inbox(Losing(tmp_path / "inbox.db")) as inbox:
+    async with Inbox(altered_store(tmp_path / "inbox.db", {"settle": settle})) as inbox:
         await add(inbox, "e1")
-        async with inbox.running(), asyncio.timeout(30):
-            while "the claim on event e1 was lost: the event may be handled again" not in caplog.text:
-                await asyncio.sleep(0.005)
-        assert (await stored(inbox, "e1")).status is EventStatus.PENDING
-
-
-class SlowToRecord(SqliteEventStore):
-    """The end of an attempt is recorded when the test allows it, while claims take effect at once."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.recording = asyncio.Semaphore(0)
-
-    async def settle(self, claim: EventClaim, status: EventStatus, error: str | None = None) -> bool:
-        async with self.recording:
-            return await super().settle(claim, status, error)
-
-    async def wait(self, timeout: float) -> None:
-        await asyncio.sleep(0.005)
-
-
-async def test_no_more_ended_handlers_wait_for_their_record_than_run_at_once(tmp_path: Path) -> None:
-    """A kill lets no more handlers run again than that."""
-    store = SlowToRecord(tmp_path / "inbox.db")
-    async with Inbox(store) as inbox:
-        handled: list[str] = []
-        inbox.on("*")(lambda event: handled.append(event.id))
-        for number in range(12):
-            await add(inbox, f"e{number}")
-        async with inbox.running(concurrency=3, drain_timeout=60), asyncio.timeout(60):
-            while len(handled) < 3:
-                await asyncio.sleep(0.005)
-            await asyncio.sleep(0.05)
-            assert len(handled) == 3
-            store.recording.release()
-            events = await settled(inbox)
-    assert {(event.status, event.attempts) for event in events} == {(EventStatus.HANDLED, 1)}
-    assert len(handled) == 12
+        async with inbox.running():
+            await until(lambda: "the claim on event e1 was lost: the event may be handled again" in caplog.text)
 
 
 EXIT = """
@@ -236,42 +196,20 @@ async def test_handler_that_exits_ends_the_program_and_its_event_is_free(tmp_pat
         assert [claim.stored.id for claim in await inbox.store.claim(1)] == ["e1"]
 
 
-@pytest.mark.parametrize("ends", [False, True], ids=["the handler hangs", "the handler has ended"])
 async def test_store_that_fails_at_the_end_does_not_keep_a_run_from_ending(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, ends: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "inbox.db"
-    async with Inbox(SqliteEventStore(path, timeout=0.01)) as inbox:
+    path, methods = tmp_path / "inbox.db", dict[str, Any]()
+    async with Inbox(altered_store(path, methods)) as inbox:
         gate = Gate(inbox)
         await add(inbox, "e1")
-        running = asyncio.create_task(inbox.run(drain_timeout=0.1 if ends else 0))
+        running = asyncio.create_task(inbox.run(drain_timeout=0.1))
         await gate.started.wait()
-        with locked(path):
-            if ends:
-                gate.proceed.set()
-                while "cannot record the end of event e1" not in caplog.text:
-                    await asyncio.sleep(0.005)
-            running.cancel()
-            await asyncio.wait([running], timeout=30)
-            assert running.cancelled()
-    assert "cannot record the end of event e1" in caplog.text
+        methods.update(settle=fail)
+        gate.proceed.set()
+        await until(lambda: "cannot record the end of event e1" in caplog.text)
+        running.cancel()
+        await asyncio.wait([running], timeout=30)
+        assert running.cancelled()
     async with Inbox(path) as inbox:
         assert [claim.stored.id for claim in await inbox.store.claim(1)] == ["e1"]
-
-
-async def test_error_that_is_not_an_inbox_error_ends_the_run_and_is_raised_at_the_end_of_the_block(
-    tmp_path: Path,
-) -> None:
-    """As from a store with a mistake in it."""
-
-    class Faulty(SqliteEventStore):
-        async def wait(self, timeout: float) -> None:
-            raise LookupError("a mistake")
-
-    async def work() -> None:
-        async with Inbox(Faulty(tmp_path / "inbox.db")) as inbox, inbox.running(), asyncio.timeout(30):
-            while len(asyncio.all_tasks()) > 1:  # the run has not ended
-                await asyncio.sleep(0.001)
-
-    with pytest.raises(LookupError, match="a mistake"):
-        await work()

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import multiprocessing
 import sqlite3
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from signing_async.errors import ConfigurationError
 from signing_async.webhooks import Claim, MemorySeenEvents, SQLiteSeenEvents
 
 
@@ -22,38 +19,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture(params=["memory", "sqlite", "sqlite, power safe"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Any]:
-    """A store of each kind."""
-    if request.param == "memory":
-        yield MemorySeenEvents()
-        return
-    made = SQLiteSeenEvents(tmp_path / "seen.db", power_safe=request.param != "sqlite")
-    yield made
-    made.close()
-
-
-@pytest.mark.parametrize("settings", [{"ttl": 0}, {"ttl": float("nan")}, {"lease": -1}])
-@pytest.mark.parametrize("kind", [lambda **given: SQLiteSeenEvents("seen.db", **given), MemorySeenEvents])
-def test_bad_setting_is_refused_by_name(kind: Any, settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=next(iter(settings))):
-        kind(**settings)
-
-
-def test_each_event_is_claimed_by_exactly_one_of_eight_threads(store: Any) -> None:
-    won: list[str] = []
-
-    def claim_all() -> None:
-        won.extend(name for name in map(str, range(250)) if store.claim(name) is Claim.NEW)
-
-    threads = [threading.Thread(target=claim_all) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(won) == sorted(map(str, range(250)))
 
 
 def test_memory_forgets_the_oldest_confirmed_events_and_never_pending_ones() -> None:
@@ -97,17 +62,6 @@ def test_sqlite_deletes_expired_rows_from_the_file(tmp_path: Path) -> None:
     names = {name for (name,) in database.execute("SELECT id FROM seen_events")}
     database.close()
     assert names == {f"new {number}" for number in range(101)}
-
-
-def test_sqlite_works_once_a_corrupt_file_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "seen.db"
-    path.write_bytes(b"this is no database at all, and long enough to tell" * 50)
-    store = SQLiteSeenEvents(path)
-    with pytest.raises(sqlite3.DatabaseError):
-        store.claim("a")
-    path.unlink()
-    assert store.claim("a") is Claim.NEW
-    store.close()
 
 
 def _confirm_in_child(store: SQLiteSeenEvents, told: Any, answers: Any) -> None:

@@ -106,12 +106,6 @@ def test_bad_header_is_an_invalid_signature_with_its_reason_and_never_shows_the_
     assert not any(hidden in str(caught.value) + text for hidden in (HEX, base64_of(BODY), URL_SAFE, SECRET))
 
 
-@pytest.mark.parametrize("value", [None, 5, ["a"], HEX[:9]])
-def test_header_of_any_type_is_an_invalid_signature(value: Any) -> None:
-    for headers in ({"X-Signature": value}, [(value, HEX), (b"x-signature", value)]):
-        assert reason(BODY, None, headers=headers) == "malformed"
-
-
 @pytest.mark.parametrize("secrets", [SECRET, ["another", SECRET]])
 @pytest.mark.parametrize("scheme", [Scheme(), Scheme(encodings=("base64",))])
 def test_no_traceback_frame_holds_the_expected_signature(secrets: Any, scheme: Scheme) -> None:
@@ -216,11 +210,6 @@ def test_id_containing_the_separator_or_a_space_is_refused(identifier: str, expe
     headers = {"webhook-id": identifier, "webhook-timestamp": str(NOW)}
     signature = "v1," + base64_of(f"{identifier}.{NOW}.".encode() + BODY, b"key")
     assert reason(BODY, signature, IDENTIFIED, b"key", headers=headers) == expected
-
-
-def test_id_at_the_end_of_what_is_signed_may_contain_any_visible_character() -> None:
-    last = Scheme(signed="{body}.{id}", id_header="X-Id")
-    assert reason(BODY, hex_of(BODY + b".a.b"), last, headers={"X-Id": "a.b"}) == ""
 
 
 @pytest.mark.parametrize(
