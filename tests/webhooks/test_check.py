@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from signing_async.errors import ConfigurationError, TransportError
+from signing_async import ConfigurationError, TransportError
 from signing_async.webhooks import (
     GITHUB,
     STANDARD_WEBHOOKS,
@@ -25,6 +25,8 @@ from signing_async.webhooks import (
     WebhookVerifier,
     aiohttp_handler,
 )
+
+# The command line renders the results; only the function yields them.
 from signing_async.webhooks.check import CheckResult, check_receiver
 from tests.webhooks.deliveries import SECRET
 
@@ -83,16 +85,7 @@ async def test_nine_checks_send_what_they_say() -> None:
         response.set_cookie("session", "mine")
         return response
 
-    results = await check(handler, scheme=STANDARD_WEBHOOKS, secret="whsec_" + "a2V5" * 8, over_long=150_000)
-    assert {name: one.expected for name, one in results.items()} == {
-        "valid delivery": "2xx",
-        "duplicate": "2xx both times",
-        "reordered pair": "2xx both times",
-        "unusual JSON layout": "2xx",
-        **dict.fromkeys(("wrong signature", "no signature", "re-encoded body"), "4xx, preferably 401"),
-        "over-long body": "413, or the connection closed",
-        "slow body": "408, or the connection closed",
-    }
+    await check(handler, scheme=STANDARD_WEBHOOKS, secret="whsec_" + "a2V5" * 8, over_long=150_000)
     for _, request in got:
         assert (request.method, request.headers["Content-Type"]) == ("POST", "application/json")
         assert "Cookie" not in request.headers
@@ -114,17 +107,6 @@ async def test_nine_checks_send_what_they_say() -> None:
     for body, request in (forged, again, unsigned):
         with pytest.raises(InvalidSignature, match=r"no secret matches|missing or empty"):
             verifier.verify(body, None, headers=request.headers)
-
-
-async def test_endpoint_that_accepts_everything_fails_the_checks_for_forgery_and_limits() -> None:
-    async def handler(request: web.Request) -> web.StreamResponse:
-        await request.read()
-        return web.Response(status=200)
-
-    results = await check(handler)
-    assert failed(results) == FORGERY | {"over-long body", "slow body"}
-    assert (results["wrong signature"].got, results["slow body"].got) == ("200", "no response in time")
-    assert json.loads(json.dumps(results["slow body"].as_dict()))["ok"] is False
 
 
 async def test_conflict_redirect_and_server_error_are_not_acknowledgements_or_rejections() -> None:

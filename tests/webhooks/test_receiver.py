@@ -9,14 +9,11 @@ import queue
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from signing_async.errors import ConfigurationError
+from signing_async import ConfigurationError
 from signing_async.webhooks import Claim, Decision, Event, MemorySeenEvents, Receiver, WebhookVerifier, decide
 from tests.webhooks.deliveries import SECRET, event_body, hex_of, signed
 
@@ -77,19 +74,6 @@ def test_decide_maps_a_delivery_to_a_status_and_an_event(headers: Any, body: byt
     assert json.loads(decision.body)["message" if status == 202 else "error"]
 
 
-HEADERS = st.dictionaries(
-    st.text(max_size=20).filter(lambda name: name.lower() != "x-signature"), st.text(max_size=80), max_size=5
-)
-
-
-@given(HEADERS, st.text(max_size=80), st.binary(max_size=200))
-def test_decide_accepts_no_made_up_delivery_and_never_raises(
-    headers: dict[str, str], signature: str, body: bytes
-) -> None:
-    assert decide(VERIFIER, {**headers, "X-Signature": signature}, body).status in (400, 401, 413, 415)
-    assert decide(VERIFIER, {**headers, **signed(body)}, body).status in (400, 413, 415)
-
-
 def test_rejections_and_duplicates_are_logged_on_one_line_without_secret_signature_or_body(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -132,27 +116,23 @@ def test_duplicate_is_acknowledged_but_not_handled_again(is_async: bool, deliver
     assert ids == ["evt_1", "evt_2"]
 
 
-def test_threads_run_plain_handlers_and_stores_themselves_and_async_handlers_in_one_loop() -> None:
+def test_threads_run_plain_handlers_themselves_and_async_handlers_in_one_loop() -> None:
     threads: list[threading.Thread] = []
     loops: list[asyncio.AbstractEventLoop] = []
-
-    class Store(MemorySeenEvents):
-        def claim(self, event_id: str) -> Claim:
-            threads.append(threading.current_thread())
-            return super().claim(event_id)
 
     async def handle(event: Event) -> None:
         loops.append(asyncio.get_running_loop())
 
-    plain = Receiver(VERIFIER, lambda event: threads.append(threading.current_thread()), seen=Store())
-    asynchronous = Receiver(VERIFIER, handle, seen=Store())
-    with ThreadPoolExecutor(2) as pool:
-        for receiver in (plain, asynchronous):
-            list(pool.map(lambda _, r=receiver: r.receive_blocking(signed(BODY), BODY), range(1)))
-        pool_threads = set(pool._threads)
-    assert len(threads) == 3
-    assert set(threads) <= pool_threads
-    assert asynchronous.receive_blocking(signed(event_body("b")), event_body("b")).status == 202
+    def deliver_all() -> None:
+        for handler in (lambda event: threads.append(threading.current_thread()), handle):
+            assert Receiver(VERIFIER, handler).receive_blocking(signed(BODY), BODY).status == 202
+
+    callers = [threading.Thread(target=deliver_all) for _ in range(2)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert set(threads) == set(callers)
     assert len(loops) == 2
     assert len(set(loops)) == 1
 
@@ -247,14 +227,6 @@ async def test_handler_that_is_cancelled_or_exceeds_its_timeout_releases_the_cla
 # Queues and draining
 
 
-def test_full_queue_means_503_and_the_event_is_not_lost(deliver: Any) -> None:
-    events: queue.Queue[Event] = queue.Queue(maxsize=1)
-    receiver = Receiver(VERIFIER, events)
-    assert [deliver(receiver, name).status for name in ("a", "b")] == [202, 503]
-    assert events.get().id == "a"
-    assert deliver(receiver, "b").status == 202
-
-
 async def test_drain_waits_for_the_consumer_of_an_asyncio_queue_and_refuses_the_rest() -> None:
     events: asyncio.Queue[Event] = asyncio.Queue(maxsize=1)
     receiver = Receiver(VERIFIER, events)
@@ -268,28 +240,6 @@ async def test_drain_waits_for_the_consumer_of_an_asyncio_queue_and_refuses_the_
     assert (late.status, late.message) == (503, "shutting down")
     with pytest.raises(ConfigurationError, match=r"^hand_off: an asyncio\.Queue cannot be filled from threads"):
         receiver.receive_blocking(signed(BODY), BODY)
-
-
-async def test_drain_waits_for_every_running_handler() -> None:
-    started = {"a": asyncio.Event(), "b": asyncio.Event()}
-    proceed = {"a": asyncio.Event(), "b": asyncio.Event()}
-
-    async def slow(event: Event) -> None:
-        started[event.id].set()
-        await proceed[event.id].wait()
-
-    receiver = Receiver(VERIFIER, slow)
-    deliveries = [asyncio.create_task(receive(receiver, name)) for name in started]
-    for event in started.values():
-        await event.wait()
-    draining = asyncio.create_task(receiver.drain())
-    proceed["a"].set()
-    assert (await deliveries[0]).status == 202
-    assert await receiver.drain(0.02) is False
-    assert not draining.done()
-    proceed["b"].set()
-    assert await draining
-    assert (await deliveries[1]).status == 202
 
 
 @pytest.mark.parametrize(

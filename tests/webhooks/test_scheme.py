@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from standardwebhooks import Webhook
 from stripe import WebhookSignature
 
-from signing_async.errors import ConfigurationError
+from signing_async import ConfigurationError
 from signing_async.webhooks import (
     GITHUB,
     SLACK,

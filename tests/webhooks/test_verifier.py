@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from signing_async.errors import ConfigurationError
+from signing_async import ConfigurationError
 from signing_async.webhooks import STANDARD_WEBHOOKS, STRIPE, InvalidSignature, Scheme, WebhookVerifier
 from tests.webhooks.deliveries import SECRET, base64_of, event_body, hex_of, mac
 
@@ -210,22 +210,3 @@ def test_id_containing_the_separator_or_a_space_is_refused(identifier: str, expe
     headers = {"webhook-id": identifier, "webhook-timestamp": str(NOW)}
     signature = "v1," + base64_of(f"{identifier}.{NOW}.".encode() + BODY, b"key")
     assert reason(BODY, signature, IDENTIFIED, b"key", headers=headers) == expected
-
-
-@pytest.mark.parametrize(
-    ("changed", "at", "message"),
-    [
-        ({}, 1301, "signed 301 s ago: older than the tolerance of 300 s; check the clock"),
-        ({}, 699, "signed 301 s ahead: beyond the tolerance of 300 s; check the clock"),
-        ({"webhook-id": None}, 1000, "the signature covers webhook-id, which is missing (pass headers=)"),
-        ({"webhook-id": "a.b"}, 1000, "webhook-id: contains characters that no id may have"),
-        ({"webhook-timestamp": "1e3"}, 1000, "webhook-timestamp: must be a timestamp in seconds, got '1e3'"),
-    ],
-)
-def test_refusal_names_the_signed_header_that_is_wrong(changed: dict[str, Any], at: float, message: str) -> None:
-    headers = {"webhook-id": "m1", "webhook-timestamp": "1000"} | changed
-    signature = "v1," + base64_of(b"m1.1000." + BODY, SECRET)
-    verifier = WebhookVerifier(SECRET.encode(), replace(STANDARD_WEBHOOKS, clock=lambda: at))
-    with pytest.raises(InvalidSignature) as caught:
-        verifier.verify(BODY, signature, headers={name: value for name, value in headers.items() if value is not None})
-    assert str(caught.value) == message
