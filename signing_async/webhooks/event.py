@@ -49,8 +49,8 @@ class Event:
     def signing_id(self) -> str | None:
         """The id of the signing that the event is about; None if the payload has none.
 
-        The specification does not name the member. The first usable value of ``event.signing_id``,
-        ``event.signing.id``, ``signing_id`` and ``signing.id`` counts, nested or with dots in the name.
+        The first usable value of ``event.signing_id``, ``event.signing.id``, ``signing_id`` and ``signing.id`` counts,
+        nested or with dots in the name.
         """
         values = (_member(self.payload, name) for name in SIGNING_ID_MEMBERS)
         return next((str(value) for value in values if _is_id(value)), None)

@@ -17,7 +17,7 @@ class EventStatus(StrEnum):
     """The state of an event in an inbox."""
 
     PENDING = "pending"
-    """Stored, and not handled yet: new, claimed by a worker, or waiting for its next attempt."""
+    """Not handled yet: new, claimed by a worker, or waiting for its next attempt."""
     HANDLED = "handled"
     DROPPED = "dropped"
     """A handler raised `Drop`."""
@@ -27,13 +27,11 @@ class EventStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """An event as an inbox keeps it."""
+    """An event as an inbox keeps it. ``id`` and ``signing_id`` are the ``key`` and the ``signing_key`` of the event."""
 
     id: str
-    """The ``key`` of the event: its id, in the namespace of its receiver if that has one."""
     type: str
     signing_id: str | None
-    """The ``signing_key`` of the event."""
     body: bytes = field(repr=False)
     """The raw body of the delivery, or its ciphertext; empty once it was purged."""
     received_at: datetime
@@ -45,11 +43,9 @@ class StoredEvent:
     error: str | None = None
     """Why the last attempt failed, why a handler dropped the event, or that the event had no handler."""
     settled_at: datetime | None = None
-    """When the event was handled, dropped or declared dead."""
     fence: int | None = field(default=None, compare=False)
     """The fencing token of the event's claim, different for each attempt; None if the event is not claimed."""
     trace_context: str | None = field(default=None, repr=False, compare=False)
-    """The OpenTelemetry context of the delivery, which the handler's span links to; None if it was not traced."""
 
     @property
     def event(self) -> Event:
@@ -72,16 +68,15 @@ class EventClaim:
 
 @dataclass(frozen=True, slots=True)
 class InboxStats:
-    """How many events an inbox holds, by status, and when the oldest pending event was received."""
+    """How many events an inbox holds, with every status as a key, and when the oldest pending one was received."""
 
     counts: dict[EventStatus, int]
-    """Every status is a key."""
     oldest_pending: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """Selects stored events. The empty filter selects all."""
+    """Selects stored events, received from ``since`` on and before ``until``. The empty filter selects all."""
 
     ids: Sequence[str] | None = None
     status: EventStatus | None = None
@@ -89,7 +84,6 @@ class EventFilter:
     """A type, or the start of a type followed by ``*``, such as ``recipient.*``."""
     since: datetime | None = None
     until: datetime | None = None
-    """Events received from ``since`` on, and before ``until``."""
 
     def __post_init__(self) -> None:
         if isinstance(self.ids, str):
@@ -115,8 +109,7 @@ def event_error(message: str, *, transient: bool = False) -> InboxError:
 class EventStore(Protocol):
     """Keeps events durably and lets one worker at a time handle the events of a signing.
 
-    Failures are raised as `InboxError`. ``settle`` and ``postpone`` return False, and change nothing, if the claim was
-    lost.
+    Failures are raised as `InboxError`. ``settle`` and ``postpone`` return False if the claim was lost.
     """
 
     async def add(self, event: Event, body: bytes) -> bool:
@@ -146,16 +139,10 @@ class EventStore(Protocol):
         """Yield the selected events in order of arrival."""
 
     async def requeue(self, selection: EventFilter) -> int:
-        """Make the selected events pending and due now, and reset their attempts; return how many.
-
-        Claimed and purged events are left as they are.
-        """
+        """Make the selected events pending, due and untried, except claimed and purged ones; return how many."""
 
     async def purge(self, settled_before: datetime) -> int:
-        """Delete the bodies of events that were handled or dropped before this time; return how many. Their ids stay.
-
-        Dead events are kept.
-        """
+        """Delete the bodies, not the ids, of events handled or dropped before this time; return how many."""
 
     async def stats(self) -> InboxStats:
         """Count the events."""

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from inspect import isawaitable, iscoroutinefunction
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, Literal, NamedTuple, Self, TypeVar
 
 from .. import _checks
 from .._encryption import Keys, Sealer, hide_keys
@@ -91,20 +91,12 @@ class HandlerRetryPolicy:
 
 
 class _Outcome(NamedTuple):
-    """The end of an attempt: a final status, or a retry in some seconds."""
+    """The end of an attempt: a status, or a retry in some seconds whose attempt counts or not."""
 
-    status: EventStatus = EventStatus.HANDLED
+    name: EventStatus | Literal["retry", "not_counted"]
     error: str | None = None
     error_type: str | None = None
-    retry_in: float | None = None
-    counts: bool = True
-
-    @property
-    def name(self) -> str:
-        """The status, ``retry`` or ``not_counted``."""
-        if self.retry_in is None:
-            return self.status
-        return "retry" if self.counts else "not_counted"
+    retry_in: float = 0.0
 
 
 class Inbox:
@@ -305,7 +297,7 @@ class Inbox:
             span.set({names.HANDLER_OUTCOME: outcome.name})
             if outcome.error_type is not None:
                 span.fail(outcome.error_type)
-            if outcome.retry_in is None:
+            if isinstance(outcome.name, EventStatus):
                 recorder.record(names.HANDLER_ATTEMPTS, stored.attempts, attributes)
         await finish(self._record(claim, outcome, asyncio.current_task()))
 
@@ -315,10 +307,11 @@ class Inbox:
             try:
                 if outcome is None:
                     return await self.store.release(claim)
-                if outcome.retry_in is None:
-                    is_held = await self.store.settle(claim, outcome.status, outcome.error)
+                if isinstance(outcome.name, EventStatus):
+                    is_held = await self.store.settle(claim, outcome.name, outcome.error)
                 else:
-                    is_held = await self.store.postpone(claim, outcome.retry_in, outcome.error, counts=outcome.counts)
+                    counts = outcome.name == "retry"
+                    is_held = await self.store.postpone(claim, outcome.retry_in, outcome.error, counts=counts)
                 if not is_held:
                     log.warning("the claim on event %s was lost: the event may be handled again", claim.stored.id)
                 return None
@@ -343,7 +336,7 @@ class Inbox:
             pattern = self._pattern_of(event.type)
             if pattern is None:
                 log.debug("no handler for event %s (type %.100r)", event.id, event.type)
-                return _Outcome(error="no handler")
+                return _Outcome(EventStatus.HANDLED, "no handler")
             await self._call(self._handlers[pattern], event, threads)
         except Drop as drop:
             log.info("the handler dropped event %s: %s", stored.id, _clean(str(drop)))
@@ -356,7 +349,7 @@ class Inbox:
                 raise
             text = f"{type(error).__name__}: {error}".removesuffix(": ")
             return self._failed(stored, text, error, counts=not getattr(error, "client_wide", False))
-        return _Outcome()
+        return _Outcome(EventStatus.HANDLED)
 
     async def _call(self, handler: EventHandler, event: Event, threads: ThreadPoolExecutor) -> None:
         result: Any
@@ -397,19 +390,19 @@ class Inbox:
         delay: float | None = None,
         counts: bool = True,
     ) -> _Outcome:
-        attempts, text = stored.attempts, _clean(text)
-        kind = None if error is None else type(error).__qualname__
-        delay = self.retry_policy.delay(attempts) if delay is None else delay
+        text, kind = _clean(text), None if error is None else type(error).__qualname__
+        delay = self.retry_policy.delay(stored.attempts) if delay is None else delay
         if not counts:
-            delay, message = max(delay, _UNCOUNTED_PAUSE), "event %s is retried in %.1f s, no attempt is counted: %s"
+            delay = max(delay, _UNCOUNTED_PAUSE)
+            message = "event %s is retried in %.1f s, no attempt is counted: %s"
             log.error(message, stored.id, delay, text, exc_info=error)
-        elif attempts >= self.retry_policy.max_attempts:
-            log.error("event %s is dead after %d attempts: %s", stored.id, attempts, text, exc_info=error)
+            return _Outcome("not_counted", text, kind, delay)
+        if stored.attempts >= self.retry_policy.max_attempts:
+            log.error("event %s is dead after %d attempts: %s", stored.id, stored.attempts, text, exc_info=error)
             return _Outcome(EventStatus.DEAD, text, kind or "dead")
-        else:
-            message = "attempt %d of event %s failed, next in %.1f s: %s"
-            log.warning(message, attempts, stored.id, delay, text, exc_info=error)
-        return _Outcome(error=text, error_type=kind, retry_in=delay, counts=counts)
+        message = "attempt %d of event %s failed, next in %.1f s: %s"
+        log.warning(message, stored.attempts, stored.id, delay, text, exc_info=error)
+        return _Outcome("retry", text, kind, delay)
 
     # Beside the attempts
 

@@ -13,9 +13,8 @@ from .event import Event
 class Wakeups:
     """Fans events out to waiters. ``publish`` is a handler for a `Receiver`, or part of one.
 
-    ``publish`` may be called from any thread. A waiter keeps its subscription between two waits, so it does not miss
-    an event in between, and keeps polling slowly: a wake-up only means *poll now*, and a lost one costs the time until
-    the next poll::
+    ``publish`` may be called from any thread. A subscription keeps the wake-ups between two waits. A wake-up only means
+    *poll now*: keep polling slowly, and a lost one costs the time until the next poll::
 
         with wakeups.subscribe(signing_id) as subscription:
             while not (signing := await client.signings.get(signing_id)).is_completed:

@@ -32,7 +32,7 @@ async def test_example_stores_an_event_once_and_handles_it(name: str, tmp_path: 
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}",
         "STATE_FOLDER": str(tmp_path),
-        "SIGNING_WEBHOOK_SECRET": SECRET.decode() if isinstance(SECRET, bytes) else SECRET,
+        "SIGNING_WEBHOOK_SECRET": SECRET,
         "PORT": str(port),
     }
 
@@ -50,11 +50,8 @@ async def test_example_stores_an_event_once_and_handles_it(name: str, tmp_path: 
                 assert answer == (202, {"message": expected})
             assert (await _post(session, f"http://127.0.0.1:{port}/webhooks", body, {}))[0] == 401
             assert handling.stdout is not None
-            async for line in handling.stdout:
-                if line == b"sig_1 is completed\n":
-                    break
-            else:
-                pytest.fail("the event was not handled")
+            while await handling.stdout.readline() != b"sig_1 is completed\n":
+                assert not handling.stdout.at_eof(), "the event was not handled"
     finally:
         for process in {server, handling}:
             process.terminate()

@@ -136,26 +136,31 @@ async def test_store_that_fails_for_a_while_ends_no_run(tmp_path: Path, caplog: 
     assert calls == ["e1", "e2"]
 
 
-@pytest.mark.parametrize("when", ["between events", "during an attempt"])
 async def test_store_that_fails_for_good_ends_the_run_with_its_error(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, when: str
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with Inbox(tmp_path / "inbox.db") as inbox:
 
         @inbox.on("*")
         async def handle(event: Event) -> None:
-            if when == "during an attempt":
-                await inbox.aclose()
+            await inbox.aclose()
 
         await add(inbox, "e1")
-        running = asyncio.create_task(inbox.run())
-        if when == "between events":
-            await settled(inbox)
-            await inbox.aclose()
         with pytest.raises(InboxError, match="is closed"):
-            await running
-    assert "no more events are handled: the inbox " in caplog.text
-    assert caplog.text.count("cannot record the end of event e1: ") == (when == "during an attempt")
+            await inbox.run()
+    assert "cannot record the end of event e1: " in caplog.text
+
+
+async def test_error_of_the_store_is_logged_and_raised_at_the_end_of_the_block(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def work() -> None:
+        async with Inbox(tmp_path / "inbox.db") as inbox, inbox.running():
+            await inbox.aclose()
+            await until(lambda: "no more events are handled: the inbox " in caplog.text)
+
+    with pytest.raises(InboxError, match="is closed"):
+        await work()
 
 
 async def test_lost_claim_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
