@@ -124,6 +124,15 @@ async def test_events_of_one_signing_are_handled_in_order_and_those_of_others_si
         assert [name for name in handled if name.startswith(signing)] == [f"{signing}{number}" for number in range(6)]
 
 
+async def test_type_that_a_database_cannot_hold_reaches_the_handler_as_received(inbox: Inbox) -> None:
+    types: list[str] = []
+    inbox.on("odd*")(lambda event: types.append(event.type))
+    await add(inbox, "e1", kind=r"odd \ud800 \u0000 type")
+    async with inbox.running():
+        [kept] = await settled(inbox)
+    assert (kept.type, types) == (r"odd \ud800 \0 type", ["odd \ud800 \0 type"])
+
+
 # Failures
 
 
