@@ -20,7 +20,7 @@ from .. import _checks
 from .._connections import is_untrusted, roots_problem
 from .._files import is_transient
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
-from .stores import check_name
+from .stores import MissingBytes, check_name
 
 try:
     import aiobotocore.session
@@ -98,12 +98,20 @@ class S3Store:
             with suppress(FileNotFoundError):
                 yield await self._get(key, offset)
                 return
-        starts = [start async for start in self._parts(name, offset)]
+        starts: list[int] = []
+        missing: MissingBytes | None = None
+        try:
+            async for start in self._parts(name, offset):
+                starts.append(start)
+        except MissingBytes as error:
+            missing = error  # raised after the bytes before the gap
         for at in range(0, len(starts), _GETS_AT_ONCE):
             batch = starts[at : at + _GETS_AT_ONCE]
             contents = await asyncio.gather(*(self._get(_part_key(key, start)) for start in batch))
             for start, content in zip(batch, contents, strict=True):
                 yield content[max(0, offset - start) :]
+        if missing is not None:
+            raise missing
         if name not in self._ends:
             raise FileNotFoundError(f"{self.url}: {name!r} does not exist")
 
@@ -155,7 +163,7 @@ class S3Store:
                 continue
             if int(found[2]) != end:
                 message = f"{self.url}: {name!r} lacks the bytes from {end} on: an object was removed, added or changed"
-                raise ArchiveError(message, transient=False)
+                raise MissingBytes(message)
             end += size
             self._ends[name] = end
             if end > offset:

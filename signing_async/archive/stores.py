@@ -12,11 +12,17 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from .._files import check_locks, is_transient, locked, place_new, sync_folder
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError, InvalidRequest
 
-__all__ = ["ArchiveStore", "FolderStore", "ListedStore", "as_store", "check_name"]
+__all__ = ["ArchiveStore", "FolderStore", "ListedStore", "MissingBytes", "as_store", "check_name"]
 
 T = TypeVar("T")
 
 _BLOCK = 1024 * 1024
+
+
+class MissingBytes(ArchiveError):
+    """A file that grows by appends lacks bytes in its middle."""
+
+    transient: bool = False
 
 
 class ArchiveStore(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Literal
 
 import attrs
@@ -14,7 +15,7 @@ from ..bulk import Progress, ProgressReporter
 from ..errors import InvalidRequest
 from ..telemetry.names import ARCHIVE_FINDINGS, FINDING
 from .manifest import FIRST, MANIFEST, ArchivedDocument, decode_line, digest, hash_of, read_lines
-from .stores import ArchiveStore, ListedStore, as_store
+from .stores import ArchiveStore, ListedStore, MissingBytes, as_store
 
 __all__ = ["ArchiveReport", "Finding", "verify_archive"]
 
@@ -72,34 +73,43 @@ async def verify_archive(
     store, reporter = as_store(archive), ProgressReporter(on_progress)
     findings: list[Finding] = []
     paths: set[bytes] = set()
-    number = documents = size = 0
-    head = FIRST
-    async for line in read_lines(store):
-        if not line.endswith(b"\n"):
-            text = f"line {number + 1} is incomplete: its writer was interrupted"
-            findings.append(Finding("torn_line", text, line=number + 1))
-            break
-        number += 1
-        try:
-            document, previous = decode_line(line)
-        except ValueError as error:
-            findings.append(Finding("changed_line", f"line {number} was changed: {error}", line=number))
-        else:
-            if previous != head:
-                after = f"line {number - 1}" if number > 1 else "the start"
-                text = f"line {number} does not follow {after}: lines were removed or replaced"
-                findings.append(Finding("removed_line", text, line=number))
-            paths.add(digest(document.path))
-            finding = await _check_file(store, document, number)
-            if finding is None:
-                documents, size = documents + 1, size + document.size
+    number = end = documents = size = 0
+    head, is_cut = FIRST, False
+    try:
+        async for line in read_lines(store):
+            if not line.endswith(b"\n"):
+                text = f"line {number + 1} is incomplete: its writer was interrupted"
+                findings.append(Finding("torn_line", text, line=number + 1))
+                break
+            number, end = number + 1, end + len(line)
+            try:
+                document, previous = decode_line(line)
+            except ValueError as error:
+                findings.append(Finding("changed_line", f"line {number} was changed: {error}", line=number))
             else:
-                findings.append(finding)
-            reporter.add(1, document.size)
-        head = hash_of(line)
+                if previous != head:
+                    after = f"line {number - 1}" if number > 1 else "the start"
+                    text = f"line {number} does not follow {after}: lines were removed or replaced"
+                    findings.append(Finding("removed_line", text, line=number))
+                paths.add(digest(document.path))
+                finding = await _check_file(store, document, number)
+                if finding is None:
+                    documents, size = documents + 1, size + document.size
+                else:
+                    findings.append(finding)
+                reporter.add(1, document.size)
+            head = hash_of(line)
+    except MissingBytes as error:
+        is_cut = True
+        findings.append(Finding("removed_line", str(error), line=number + 1))
 
-    if isinstance(store, ListedStore):
-        extra = sorted([name async for name in store.names() if name != MANIFEST and digest(name) not in paths])
+    if isinstance(store, ListedStore) and not is_cut:
+        unknown = [name async for name in store.names() if name != MANIFEST and digest(name) not in paths]
+        # A run may have placed them since the manifest was read.
+        async for line in read_lines(store, end):
+            with suppress(ValueError):
+                paths.add(digest(decode_line(line)[0].path))
+        extra = sorted(name for name in unknown if digest(name) not in paths)
         findings += [Finding("extra_file", f"{name!r} is in no line of the manifest", name) for name in extra]
 
     recorder = telemetry.active(telemetry.is_enabled())

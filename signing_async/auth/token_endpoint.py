@@ -39,6 +39,7 @@ from ..transport.retry import RetryPolicy, Safety
 
 __all__ = ["Form", "TokenEndpoint"]
 
+_MAX_RESPONSE_BYTES = 1024 * 1024
 _REMEMBERED_SECRETS = 16
 
 Form = Mapping[str, str | Secret[str]]
@@ -63,6 +64,7 @@ class TokenEndpoint:
         self.timeout: float = timeout
         self.assumptions: Assumptions = attrs.evolve(
             assumptions,
+            max_answer_bytes=min(_MAX_RESPONSE_BYTES, assumptions.max_answer_bytes),
             # OAuth's own member takes precedence over other common places for a code.
             error_paths={"code": "error", **assumptions.error_paths},
         )

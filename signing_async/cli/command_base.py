@@ -73,7 +73,7 @@ class State:
         return Settings.load(self.config, given={name: text for name, text in given.items() if text is not None})
 
     @contextlib.asynccontextmanager
-    async def client(self) -> AsyncIterator[SigningClient]:
+    async def client(self, on_attempt: Callable[[Attempt], None] | None = None) -> AsyncIterator[SigningClient]:
         """Open a client with these settings, and close it and its `OAuth` afterwards."""
         from ..auth.oauth import OAuth
         from ..client import SigningClient
@@ -86,13 +86,19 @@ class State:
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}: run signing-async login first") from None
         log, handler = logging.getLogger("signing_async"), _LogHandler(self)
-        on_attempt = self.print_attempt if self.verbose else None
+
+        def report(attempt: Attempt) -> None:
+            if self.verbose:
+                self.print_attempt(attempt)
+            if on_attempt is not None:
+                on_attempt(attempt)
+
         async with contextlib.AsyncExitStack() as exits:
             log.addHandler(handler)
             exits.callback(log.removeHandler, handler)
             if isinstance(auth, OAuth):
                 await exits.enter_async_context(auth)
-            client = SigningClient(settings.origin, auth, on_attempt=on_attempt, **settings.client_options())
+            client = SigningClient(settings.origin, auth, on_attempt=report, **settings.client_options())
             yield await exits.enter_async_context(client)
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:

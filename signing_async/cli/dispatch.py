@@ -20,11 +20,12 @@ from ..errors import ConfigurationError, InvalidRequest
 from .command_base import Seconds, State, command, journal_option, on_signal, refuse_password
 from .exits import INTERRUPTED, code_of_all
 from .manifest import CheckedManifest, Entry, FailureReport, Manifest, check_manifest
-from .output import count
+from .output import ItemProgress, count
 
 if TYPE_CHECKING:
     from ..dispatch.journal import Journal
     from ..dispatch.package import SigningPackage
+    from ..transport.operation import Attempt
 
 MAX_SHOWN = 20
 """How many failures, and how many abandoned drafts, are printed without --json."""
@@ -113,7 +114,7 @@ async def dispatch(
             max_bytes = state.settings.assumptions.max_pdf_bytes
             results: Any = worker_results(broker, work.packages(), max_bytes, seconds, state.out.warn, wait=wait)
         else:
-            client = await exits.enter_async_context(state.client())
+            client = await exits.enter_async_context(state.client(work.note_attempt))
             await client.me()  # a rejected token would fail every package
             results = client.dispatch_many(work.packages(), opened_journal, concurrency)
         await work.report_results(results)
@@ -158,6 +159,7 @@ class _Run:
     interrupts: int = 0
     """How often Ctrl-C was pressed. The first finishes the packages under way, the second cancels them."""
     errors: list[Exception] = attrs.field(factory=list)
+    progress: ItemProgress | None = None
 
     def packages(self) -> Iterator[SigningPackage]:
         """Yield the packages with their keys. After Ctrl-C, yield no other package."""
@@ -183,14 +185,20 @@ class _Run:
         out.say(f"Journal: {self.journal}", journal=self.journal)
         on_signal(signal.SIGINT, interrupt)
         try:
-            with out.item_progress("Sending", len(self.checked.lines)) as advance:
+            with out.item_progress("Sending", len(self.checked.lines)) as progress:
+                self.progress = progress
                 async with results as stream:
                     async for result in stream:
                         self._add(result)
-                        advance(result.error is not None)
+                        progress(result.error is not None)
         except asyncio.CancelledError:
             if self.interrupts < 2:
                 raise
+
+    def note_attempt(self, attempt: Attempt) -> None:
+        """Say in the progress bar that an unknown outcome is settled. A spare draft has none."""
+        if self.progress is not None and attempt.ambiguous and attempt.operation != "signings.create":
+            self.progress.note("settling an unknown outcome")
 
     def _add(self, result: Any) -> None:
         key = str(result.package.key)

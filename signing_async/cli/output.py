@@ -157,25 +157,10 @@ class Output:
             yield report if self.live else None
 
     @contextlib.contextmanager
-    def item_progress(self, title: str, total: int | None = None) -> Iterator[Callable[[bool], None]]:
-        """Show how many items are done, in a bar on a terminal, elsewhere in an occasional line.
-
-        Yield the function to call after each item, with whether the item failed.
-        """
-        done = failed = 0
-        last = time.monotonic()
+    def item_progress(self, title: str, total: int | None = None) -> Iterator[ItemProgress]:
+        """Show how many items are done, in a bar on a terminal, elsewhere in an occasional line."""
         with self._bar(title, total) as update:
-
-            def advance(is_failure: bool) -> None:
-                nonlocal done, failed, last
-                done, failed = done + 1, failed + is_failure
-                text = f"{done}/{'?' if total is None else total}{f' {failed} failed' if failed else ''}"
-                update(completed=done, info=text)
-                if not self.live and time.monotonic() - last >= SECONDS_BETWEEN_LINES:
-                    last = time.monotonic()
-                    self.say(f"{title}: {text}", progress={"done": done, "total": total, "failed": failed})
-
-            yield advance
+            yield ItemProgress(self, title, total, update)
 
     @contextlib.contextmanager
     def _bar(self, title: str, total: int | None, *columns: ProgressColumn) -> Iterator[Callable[..., None]]:
@@ -194,6 +179,31 @@ class Output:
             redirect_stdout=self.is_terminal,  # not a file
         ) as progress:
             yield partial(progress.update, progress.add_task(title, total=total, info=""))
+
+
+class ItemProgress:
+    """Call it after each item, with whether the item failed."""
+
+    def __init__(self, out: Output, title: str, total: int | None, update: Callable[..., None]) -> None:
+        self._out, self._title, self._total, self._update = out, title, total, update
+        self._done = self._failed = 0
+        self._last_line = time.monotonic()
+
+    def __call__(self, is_failure: bool) -> None:
+        self._done, self._failed = self._done + 1, self._failed + is_failure
+        self.note()
+        if not self._out.live and time.monotonic() - self._last_line >= SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            facts = {"done": self._done, "total": self._total, "failed": self._failed}
+            self._out.say(f"{self._title}: {self._numbers()}", progress=facts)
+
+    def note(self, remark: str = "") -> None:
+        """Show the numbers in the bar, with a remark that stays until the next item is done."""
+        self._update(completed=self._done, info=f"{self._numbers()} {remark}".rstrip())
+
+    def _numbers(self) -> str:
+        failed = f" {self._failed} failed" if self._failed else ""
+        return f"{self._done}/{'?' if self._total is None else self._total}{failed}"
 
 
 def clean(text: str) -> str:

@@ -67,7 +67,11 @@ def verify_sealed(
         if not state.json:
             verdict, *lines = map(clean, _describe(path, report))
             colour = {NOT_SOUND: "red", UNTRUSTED: "yellow", 0: "green"}[codes[-1]]
-            state.out.text("\n".join([state.out.styled(verdict, colour, bold=True), *lines]))
+            end = "\n" if len(files) > 1 else ""
+            state.out.text("\n".join([state.out.styled(verdict, colour, bold=True), *lines]) + end)
+    if len(files) > 1 and not state.json:
+        sound = sum(code in (0, UNTRUSTED) for code in codes)
+        state.out.text(state.out.styled(f"{sound} of {len(files)} sound", "green" if sound == len(files) else "red"))
     if not {0, NOT_SOUND, UNTRUSTED}.isdisjoint(codes):
         state.out.say(note)
     return next((code for code in (NOT_SOUND, UNTRUSTED, USAGE, FAILED) if code in codes), 0)

@@ -166,6 +166,7 @@ async def save(
     place = Path(os.path.realpath(target)) if overwrite else target
     part = place.with_name(f".{secrets.token_hex(8)}.part")
     size, digest = 0, hashlib.sha256()
+    mode: int | None = None
     pending: list[bytes] = []
 
     def write(*, is_last: bool = False) -> None:
@@ -181,14 +182,17 @@ async def save(
                 file.flush()
                 os.fsync(file.fileno())
 
-    try:
-        mode = stat.S_IMODE(place.stat().st_mode) if overwrite and place.exists() else None
-        # A file that replaces another is private until it has the other's mode.
-        part.touch(0o666 if mode is None else 0o600, exist_ok=False)
-    except OSError as error:
-        if is_argument and not is_transient(error):
-            raise InvalidRequest(f"path: cannot write {str(target)!r}: {error.strerror}") from None
-        raise OSError(error.errno, error.strerror, str(target)) from None
+    def create() -> None:
+        nonlocal mode
+        try:
+            mode = stat.S_IMODE(place.stat().st_mode) if overwrite and place.exists() else None
+            # A file that replaces another is private until it has the other's mode.
+            part.touch(0o666 if mode is None else 0o600, exist_ok=False)
+        except OSError as error:
+            if is_argument and not is_transient(error):
+                raise InvalidRequest(f"path: cannot write {str(target)!r}: {error.strerror}") from None
+            raise
+
     try:
         received = 0
         async for chunk in chunks:
@@ -196,7 +200,11 @@ async def save(
             received += len(chunk)
             if received >= _WRITE_SIZE:
                 received = 0
+                if size == 0:
+                    create()
                 await asyncio.to_thread(write)
+        if size == 0:
+            create()
         await asyncio.to_thread(write, is_last=True)
         if verify is not None:
             await asyncio.to_thread(verify, part)

@@ -175,7 +175,7 @@ async def _exchange(context: Context[T], outcome: Outcome[T], token: Token | Non
         head = await wire.exchange(context.shared.sessions, request)
         response = outcome.response = response_of(operation, context.shared, options, head)
         is_success = 200 <= head.status < 300
-        outcome.is_whole = not (is_success and operation.stream)
+        outcome.is_whole = not head.refusal and not (is_success and operation.stream)
         if not is_success:
             _fail_refused(context, outcome, head)
             return
@@ -215,8 +215,13 @@ def _accepts_html(operation: Operation[Any], head: wire.Response) -> bool:
 
 
 def _fail_refused(context: Context[Any], outcome: Outcome[Any], head: wire.Response) -> None:
-    """End the attempt with a response that has an error status, or with a redirect."""
+    """End the attempt with a response that has an error status, or with a redirect that is not followed."""
     operation, status, headers = context.operation, head.status, head.headers
+    if head.refusal:
+        identity = None if outcome.response is None else outcome.response.request_id
+        error = errors.APIError(head.refusal, status=status, operation=operation.name, request_id=identity)
+        outcome.fail(Kind.REFUSED, error)
+        return
     error = error_from(
         status,
         headers,

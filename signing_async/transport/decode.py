@@ -295,7 +295,12 @@ def _convert(name: str, value: Any, cls: Any) -> Any:
         if name == "id":
             raise Unreadable("missing", name)
         return ""
-    if type(value) is int and (cls is str or (cls is bool and value in (0, 1))):
+    kind = type(value)
+    if (
+        (kind is int and (cls is str or (cls is bool and value in (0, 1))))
+        or (kind is float and cls is int and value.is_integer())
+        or (kind is str and cls is int and re.fullmatch(r"[+-]?\d{1,15}", value, re.ASCII))
+    ):
         return cls(value)
     return cls(_checked(value, cls, name))  # an unknown value of an enumeration
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 from .. import errors
@@ -25,13 +26,16 @@ _BY_STATUS: dict[int, type[errors.APIError]] = {
     422: errors.DocumentRejected,
     429: errors.RateLimited,
 }
-# Where common error bodies hold their parts: RFC 9457, OAuth, Google, Laravel, FastAPI, lists of errors. A code makes a
-# 500 or 503 the service's own error, so it is searched for in few places.
-_CODES = ("code", "error.code", "error_code", "error.status", "type", "error", "detail.code", "errors.0.code", "0.code")
-_MESSAGES = ("message", "detail", "error_description", "title", "error")
-_LISTS = ("errors", "details", "violations", "invalid-params")
-_FIELDS = ("field", "name", "propertyPath", "param", "pointer", "path", "loc")
-_TEXTS = ("message", "messages", "detail", "msg", "reason", "title", "code")
+# Where common error bodies hold their parts: RFC 9457, JSON:API, OAuth, Google, Laravel, Django REST, FastAPI. A code
+# makes a 500 or 503 the service's own error, so it is searched for in few places.
+_CODES = (
+    *("code", "error.code", "error_code", "error.error_code", "error.status", "type", "error.type", "error"),
+    *("error.error", "detail.code", "errors.0.code", "0.code"),
+)
+_MESSAGES = ("message", "detail", "error_description", "error_message", "title", "error")
+_LISTS = ("errors", "details", "messages", "fields", "violations", "invalid-params", "invalid_params")
+_FIELDS = ("field", "name", "property", "propertyPath", "param", "parameter", "pointer", "path", "loc", "source")
+_TEXTS = ("message", "messages", "detail", "msg", "reason", "description", "title", "code", "error")
 
 
 def error_from(
@@ -58,27 +62,27 @@ def error_from(
     except Unreadable:
         data = _plain_text(body)
     given = {name: look_up(data, path) for name, path in assumptions.error_paths.items()}
-    codes = [text for text in (*_texts(given.get("code")), *_codes(data)) if text != str(status) and " " not in text]
-    fields = islice(_field_messages(given.get("fields") or _details(data)), _MAX_MESSAGES)
-    details = [(line(field), line(text)) for field, text in fields]
+    codes = [text for text in (*_texts(given.get("code")), *_codes(data)) if text != str(status)]
+    details = list(islice(_field_messages(given.get("fields") or _details(data)), _MAX_MESSAGES))
+    texts = _texts(*_members(data, _MESSAGES), data if isinstance(data, str) else None)
+    candidates = [*_texts(given.get("message")), *(text for text in texts if text not in codes or " " in text)]
+    candidates += [text for _, text in details]
     messages: dict[str, list[str]] = {}
     for field, text in details:
-        messages.setdefault(field, []).append(text)
-    texts = [*_texts(given.get("message")), *(text for text in _texts(*_members(data, _MESSAGES)) if text not in codes)]
-    texts += [text for _, text in details]
-    code = next(iter(codes), None)
+        messages.setdefault(line(field), []).append(line(text))
     kind = errors.ServerError if 500 <= status < 600 else _BY_STATUS.get(status, errors.APIError)
     kind = not_found if status == 404 else kind
+    code = next((code for code in codes if " " not in code), None)
     default = reason or ("the service failed" if status >= 500 else "the service refused the request")
-    if status == 400 and any(map(_is_cannot_be_sent, (*codes, *texts, *messages))):
+    if status == 400 and any(map(_is_cannot_be_sent, _strings(data))):
         kind, code = errors.CannotBeSent, "cannot_be_sent"
         default = "the signing has no document or no recipient, or is no longer a draft"
     elif 300 <= status < 400:
-        default = "the service redirects this request; redirects are not followed"
-    message = next((text for text in texts if not _is_cannot_be_sent(text)), default)
+        default = "the service redirects this request; redirects of writes are not followed"
+    message = next((text for text in candidates if not _is_cannot_be_sent(text)), "")
     known_id = request_id(headers, data, assumptions)
     return kind(
-        line(message),
+        line(message) or line(default) or "the service refused the request",
         status=status,
         operation=operation,
         code=None if code is None else line(code),
@@ -92,11 +96,20 @@ def error_from(
 
 def _is_cannot_be_sent(text: str) -> bool:
     """Return whether the text is ``cannot_be_sent`` in any spelling, alone or at the end of a problem's URL."""
-    return re.sub(r"[-_]", "", _last_segment(text[-_MAX_LENGTH:])).lower() == "cannotbesent"
+    return len(text) < _MAX_LENGTH and re.sub(r"[-_]", "", _last_segment(text)).lower() == "cannotbesent"
 
 
 def _last_segment(text: str) -> str:
     return re.split(r"[/#:]", text.strip())[-1]
+
+
+def _strings(data: Any, depth: int = 0) -> Iterator[str]:
+    """Yield the strings and keys of parsed JSON."""
+    if isinstance(data, str):
+        yield data
+    elif isinstance(data, Mapping | list) and depth < _MAX_DEPTH:
+        for value in chain(data, data.values()) if isinstance(data, Mapping) else data:
+            yield from _strings(value, depth + 1)
 
 
 def one_line(text: str) -> str:
@@ -109,10 +122,8 @@ def one_line(text: str) -> str:
 
 def _members(data: Any, names: Iterable[str]) -> Iterator[Any]:
     """Yield the members with these names of the body, and of the object in it that describes the error."""
-    if isinstance(data, str):
-        yield data
     heads = (data, look_up(data, "error"), look_up(data, "detail"))
-    yield from (head[name] for name in names for head in heads if isinstance(head, Mapping) and name in head)
+    return (head[name] for name in names for head in heads if isinstance(head, Mapping) and name in head)
 
 
 def _texts(*values: Any) -> Iterator[str]:
@@ -124,14 +135,18 @@ def _texts(*values: Any) -> Iterator[str]:
 def _codes(data: Any) -> Iterator[str]:
     for path in _CODES:
         found = look_up(data, path)
-        is_url = path == "type" and isinstance(found, str)  # RFC 9457
+        is_url = path.endswith("type") and isinstance(found, str)  # RFC 9457
         yield from _texts(_last_segment(found.removeprefix("about:blank")) if is_url else found)
 
 
 def _details(data: Any) -> Any:
     """Return the list or the object with the messages for fields."""
-    found = [data, *_members(data, ("detail", "message"))]
-    found = [each for each in found if isinstance(each, list)] + list(_members(data, _LISTS))
+    found = [data] if isinstance(data, list) else list(_members(data, _LISTS))
+    found += [value for value in _members(data, ("detail", "message")) if isinstance(value, list)]
+    if isinstance(data, Mapping):
+        # Some frameworks put the fields at the top level, each with its messages.
+        lists = {name: texts for name, texts in data.items() if isinstance(texts, list)}
+        found.append({name: texts for name, texts in lists.items() if all(isinstance(each, str) for each in texts)})
     return next((each for each in found if isinstance(each, Mapping | list) and each), [])
 
 
@@ -143,24 +158,36 @@ def _field_messages(found: Any, field: str = "", depth: int = 0) -> Iterator[tup
         for entry in found:
             yield from _field_messages(entry, field, depth + 1)
     elif isinstance(found, Mapping) and depth < _MAX_DEPTH:
-        text = next((found[key] for key in _TEXTS if isinstance(found.get(key), str | list)), None)
-        # A mapping at the top level has a key for each field, and a field may be called "message".
+        name = next(filter(None, (_field_name(key, found.get(key)) for key in _FIELDS)), "")
+        kinds = (str, list) if name else str
+        text = next((found[key] for key in _TEXTS if isinstance(found.get(key), kinds)), None)
+        # A mapping at the top level has a key for each field, and a field may be called "name" or "message".
         if depth and text is not None:
-            name = next((name for key in _FIELDS if (name := _field_name(found.get(key)))), field)
-            yield from _field_messages(text, name, depth + 1)
+            yield from _field_messages(text, name or field, depth + 1)
         else:
             for key, value in found.items():
                 yield from _field_messages(value, f"{field}.{key}" if field else str(key), depth + 1)
 
 
-def _field_name(value: Any) -> str:
-    """Return the dotted name of a field that is given as a name, a JSON pointer, or a list of steps."""
-    if isinstance(value, list):
+def _field_name(key: str, value: Any) -> str:
+    """Return the dotted name of a field that is given as a name, a JSON pointer, a list of steps, or an object."""
+    if isinstance(value, Mapping):  # JSON:API
+        return _field_name(key, value.get("pointer")) or _field_name(key, value.get("parameter"))
+    if isinstance(value, list) and key in ("path", "loc"):
         return ".".join(str(step) for step in value if step != "body")
     return value.lstrip("#/").replace("/", ".") if isinstance(value, str) else ""
 
 
 def _plain_text(body: bytes) -> str:
-    """Return the text of a body that is not JSON; "" if it is HTML or binary."""
+    """Return the text of a body that is not JSON: an HTML page's title, or the text itself; "" if it is binary."""
     text = body.decode("utf-8", "replace")
-    return "" if text.lstrip().startswith("<") or "\ufffd" in text[:200] else text
+    if title := re.search(r"<title[^<>]*>([^<]+)", text, re.IGNORECASE):
+        text = title[1]
+    elif text.lstrip().startswith("<"):
+        text = re.sub(r"<[^<>]*>", " ", text)
+    with contextlib.suppress(ValueError):  # a character reference of thousands of digits
+        import html  # seldom needed, and slow to import
+
+        text = html.unescape(text)
+    words = one_line(text)
+    return "" if "\ufffd" in words[:200] else words

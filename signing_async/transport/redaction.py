@@ -11,6 +11,7 @@ from urllib.parse import quote, quote_plus
 __all__ = ["redact", "redact_bytes", "redact_data"]
 
 _REDACTED = "[redacted]"
+_HARMLESS_LENGTH = 4  # a prefix this short reveals nothing
 _PLACEHOLDER = "\ufdd0"  # replaced by _REDACTED at the end: _REDACTED contains secrets such as "red"
 # The same as html.escape. Importing html would take a twentieth of a client's import time.
 _HTML_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&#x27;"})
@@ -40,10 +41,21 @@ def redact_data(data: Any, secrets: Iterable[str]) -> Any:
 
 
 def redact_bytes(body: bytes, secrets: Iterable[str]) -> bytes:
-    """Return the bytes with the secrets redacted."""
+    """Return the bytes with the secrets redacted, in UTF-16 and in every superset of ASCII.
+
+    A secret that is cut off at the end of the body is removed.
+    """
+    spellings = _spellings(secrets)
+    for spelling in spellings:
+        whole = spelling.encode("utf-8", "replace")
+        sizes = range(len(whole) - 1, _HARMLESS_LENGTH, -1)
+        cut_off = next((size for size in sizes if body.endswith(whole[:size])), 0)
+        body = body[: len(body) - cut_off]
+        for encoding in ("utf-16-le", "utf-16-be"):
+            body = body.replace(spelling.encode(encoding, "replace"), _REDACTED.encode(encoding))
     # Latin-1 maps every byte to a character and back.
-    spellings = [spelling.encode("utf-8", "replace").decode("latin-1") for spelling in _spellings(secrets)]
-    return _redact_spellings(body.decode("latin-1"), spellings).encode("latin-1")
+    in_latin_1 = [spelling.encode("utf-8", "replace").decode("latin-1") for spelling in spellings]
+    return _redact_spellings(body.decode("latin-1"), in_latin_1).encode("latin-1")
 
 
 def _spellings(secrets: Iterable[str]) -> list[str]:

@@ -27,6 +27,7 @@ from .._secret import Secret, hide_fields
 from .._version import __version__
 from ..errors import ClientClosed, ConfigurationError
 from ..models import Token
+from . import urls
 from .proxy import find_proxy
 from .retry import Kind
 
@@ -44,6 +45,13 @@ _ENCODINGS = "gzip, deflate"  # what every Python decodes
 # As much as browsers take, and together no more than the largest response.
 _MAX_HEADER, _MAX_HEADERS = 64 * 1024, 500
 _USER_AGENT = f"signing-async/{__version__}"
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_MAX_REDIRECTS = 5
+_UNREADABLE = {  # by the start of aiohttp's message
+    "Got more than": f"a header is longer than {_MAX_HEADER // 1024} KiB",
+    "Too many headers": f"it has more than {_MAX_HEADERS} headers",
+    "Can not decode content-encoding": f"its Content-Encoding is none of {_ENCODINGS}",
+}
 _NOT_CONNECTED = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError, aiohttp.ServerFingerprintMismatch)
 
 Chunk = bytes | bytearray | memoryview
@@ -145,6 +153,8 @@ class Response:
     """A response with its status and headers, and its body unless that is streamed. Close it."""
 
     body: bytes = b""
+    refusal: str = ""
+    """Why this redirect was not followed."""
     detached: bool = False
     """Whether the response stays open after the call: its reader closes it."""
 
@@ -285,12 +295,25 @@ class Sessions:
 
 
 async def exchange(sessions: Sessions, request: Request) -> Response:
-    """Send a request, and return its response; redirects are not followed.
+    """Send a request, and return its response. A read follows redirects to its own origin.
 
     Of a response that is no success, the start of the body is read. Raises `BrokenResponse` if there is no response, or
     no whole one.
     """
-    response = request.response = await _send(sessions, request)
+    for _ in range(_MAX_REDIRECTS + 1):
+        response = request.response = await _send(sessions, request)
+        if response.status not in _REDIRECTS or request.method not in READING:
+            break
+        path = urls.resolve(request.origin, request.path, response.headers.get("Location", ""))
+        if path is None:
+            response.refusal = "a redirect to another origin is not followed"
+            return response
+        response.close()
+        request.response = None
+        request.path, request.params = path, {}
+    else:
+        response.refusal = f"more than {_MAX_REDIRECTS} redirects"
+        return response
     if request.body is not None:
         request.body.was_refused = 400 <= response.status < 500 and response.status != 408
     if not 200 <= response.status < 300 or request.limit == 0:
@@ -374,7 +397,10 @@ def _broken(kind: Kind, error: Exception) -> BrokenResponse:
         text = "the server's certificate is not trusted" if untrusted else f"could not connect{place}"
         return BrokenResponse(kind, _describe(error, text), transient=not untrusted, client_wide=untrusted)
     if isinstance(error, aiohttp.ClientResponseError):
-        return BrokenResponse(kind, "the response cannot be read: it is not valid HTTP", transient=False)
+        # Its text quotes the response, which may echo the token.
+        known = (text for start, text in _UNREADABLE.items() if error.message.startswith(start))
+        text = f"the response cannot be read: {next(known, 'it is not valid HTTP')}"
+        return BrokenResponse(kind, text, transient=False)
     if isinstance(error, aiohttp.ClientError | ConnectionError | TimeoutError):
         return BrokenResponse(kind, _describe(error, "the connection was closed before a response came"))
     # The session itself failed, for example in the caller's trace hook: the service may already have the request.

@@ -382,3 +382,12 @@ def test_sigterm_stops_at_once(service: Service, office: Office, tmp_path: Path)
     process.terminate()
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out, err) == (143, "", "Journal: leases.journal\n")
+
+
+def test_terminal_says_that_an_unknown_outcome_is_settled(service: Service, office: Office, tmp_path: Path) -> None:
+    office(1)
+    service.do(service.sandbox.faults.add, "signings.send", "drop-after-commit")
+    service.do(service.sandbox.faults.add, "signings.get", "slow", times=None, seconds=0.5)
+    terminal = Terminal("dispatch", "leases.csv", columns=100, cwd=tmp_path, environment=service.environment)
+    screen = terminal.end()
+    assert "settling an unknown outcome" in screen.text

@@ -66,12 +66,28 @@ def test_verdict_and_exit_code(
     assert err in printed.err
 
 
+def test_files_are_separated_by_an_empty_line_and_counted(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.run(["verify-sealed", "lease-signed.pdf"])
+    (one, _) = capsys.readouterr()
+    cli.run(["verify-sealed", "none.pdf", "lease-signed.pdf", "letter.txt", "lease-signed.pdf", "unsigned.pdf"])
+    unsigned = "unsigned.pdf: NOT SOUND\n  problem: it is not signed\n"
+    assert capsys.readouterr().out == f"{one}\n{one}\n{unsigned}\n2 of 5 sound\n"
+
+
 def test_verdicts_are_coloured_on_a_terminal(folder: Path) -> None:
     files = [str(folder / name) for name in ("lease-signed.pdf", "unsigned.pdf")]
     raw = screen("verify-sealed", *files).raw.decode()
     assert f"\x1b[32m\x1b[1m{files[0]}: sound\x1b[0m" in raw
     assert f"\x1b[31m\x1b[1m{files[1]}: NOT SOUND\x1b[0m" in raw
+    assert "\x1b[31m1 of 2 sound\x1b[0m" in raw
     assert "\x1b[33m\x1b[1m" in screen("verify-sealed", files[0], "--trust", "system").raw.decode()
+
+
+def test_newlines_in_a_file_name_cannot_forge_a_verdict(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\nlease.pdf: sound\nb.pdf"
+    (folder / name).write_bytes(pdfs.make_pdf())
+    assert cli.run(["verify-sealed", name]) == 7
+    assert capsys.readouterr().out.startswith("a lease.pdf: sound b.pdf: NOT SOUND\n")
 
 
 def test_json_prints_one_object_per_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

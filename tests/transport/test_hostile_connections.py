@@ -52,22 +52,37 @@ FOREIGN = (
     "location",
     [
         "http://{other}/api/1.0/me",
+        "//{other}/x",
         "http://localhost:{port}/x",
         "http://{own}@{other}/x",
         "http://user:pass@{own}/x",
         "https://{own}/x",
+        "HTTP://{other}",
         "http:\\\\{other}\\x",
         "/\\{other}/x",
+        "\\\\{other}/x",
         "ht\ttp://{other}/x",
+        " http://{other}/x",
+        "http:///{other}/x",
+        "http:{other}/x",
         "file:///etc/passwd",
+        "ftp://{other}/x",
         "data:application/json,{{}}",
+        "javascript:alert(1)",
         "ws://{own}/x",
         "http://{own}.example.com/x",
         "http://{own}%2f@{other}/x",
+        "http://127.1:{port}/x",
         "http://0x7f000001:{port}/x",
+        "http://[::ffff:127.0.0.1]:{port}/x",
+        "http://{other}#{own}",
+        "http://{other}?{own}",
         "",
         "?",
+        "#",
         "http://",
+        "://",
+        "http://[",
         "http://{own}:99999/",
         "/x" * 3_000,
     ],
@@ -191,6 +206,16 @@ async def test_response_on_an_idle_connection_is_not_taken_for_the_next_one() ->
         for _ in range(5):
             assert (await client.me()).id == "right"
             await asyncio.sleep(0.15)
+
+
+async def test_response_before_the_request_ends_in_an_error_or_a_record() -> None:
+    async def behave(talk: Conversation) -> None:
+        await talk.send(sized(b'{"id": "early"}'))
+        await talk.request()
+
+    async with hostile(behave) as server, connected(server) as client:
+        found = await outcome(OPERATIONS["me"], client, Path("/nonexistent").parent)
+        assert isinstance(found, TransportError) or found.id == "early"
 
 
 BIG = make_pdf(4_000_000)

@@ -22,26 +22,34 @@ from signing_async import (
     Unauthorized,
 )
 from signing_async.sandbox import Profile, Sandbox
+from signing_async.transport.problems import error_from
 from tests.pdfs import make_pdf
 from tests.servers import answering, serving
 
 TOKEN = "secret/token+0123456789"
 
 
-async def _error(
-    body: object, status: int = 400, *, headers: Mapping[str, str] = {}, reason: str = "Bad Request"
+def _error(
+    body: object,
+    status: int = 400,
+    *,
+    headers: Mapping[str, str] = {},
+    reason: str = "Bad Request",
+    secrets: tuple[str, ...] = (TOKEN,),
+    assumptions: Assumptions | None = None,
 ) -> APIError:
-    """Return the exception for a body: bytes as they are, anything else as JSON."""
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(status=status, reason=reason, body=content, headers=headers)
-
-    once = RetryPolicy.none()
-    async with serving(handler) as server, SigningClient(server.origin, TOKEN, retry=once) as client:
-        with pytest.raises(APIError) as caught:
-            await client.signings.create(name="Lease", language="EN")
-    return caught.value
+    """The exception for a body: bytes as they are, anything else as JSON."""
+    return error_from(
+        status,
+        headers,
+        body if isinstance(body, bytes) else json.dumps(body).encode(),
+        reason=reason,
+        operation="signings.create",
+        not_found=NotFound,
+        retry_after=None,
+        secrets=secrets,
+        assumptions=assumptions or Assumptions(),
+    )
 
 
 _BAD = "The language must be EN or SV."
@@ -74,6 +82,14 @@ _BAD = "The language must be EN or SV."
         ),
         ({"type": "about:blank", "title": "Invalid", "status": 400}, None, "Invalid", {}),
         ({"title": "No.", "invalid-params": [{"name": "language", "reason": _BAD}]}, None, "No.", {"language": [_BAD]}),
+        # JSON:API
+        (
+            {"errors": [{"code": "invalid", "title": "No.", "source": {"pointer": "/data/attributes/name"}}]},
+            "invalid",
+            "No.",
+            {"data.attributes.name": ["No."]},
+        ),
+        ({"errors": [{"detail": "No.", "source": {"parameter": "limit"}}]}, None, "No.", {"limit": ["No."]}),
         # Laravel
         ({"message": "No.", "errors": {"language": [_BAD]}}, None, "No.", {"language": [_BAD]}),
         (
@@ -89,6 +105,8 @@ _BAD = "The language must be EN or SV."
             {"name": ["required"], "message": ["too long"]},
         ),
         ({"errors": {"language": {"code": "x", "message": _BAD}}}, None, _BAD, {"language": [_BAD]}),
+        # Django REST framework
+        ({"language": [_BAD], "name": []}, None, _BAD, {"language": [_BAD]}),
         # FastAPI
         (
             {"detail": [{"loc": ["body", "recipients", 0, "email"], "msg": "bad", "type": "value_error"}]},
@@ -112,16 +130,18 @@ _BAD = "The language must be EN or SV."
         # not JSON
         (b"", None, "Bad Request", {}),
         (b"No way.\nReally.", None, "No way. Really.", {}),
-        (b"<p>No.</p>", None, "Bad Request", {}),
+        (b"<html><TITLE lang=en>400 Bad\n Request</TITLE><p>x</p>", None, "400 Bad Request", {}),
+        (b"<html><title></title><h1>No &amp; no</h1></html>", None, "No & no", {}),
+        ("<p>Begäran är fel</p>".encode("latin-1"), None, "Bad Request", {}),
         (b"\x89PNG\xff\xfe\x00", None, "Bad Request", {}),
         (b"[" * 100_000, None, "[" * 500, {}),
     ],
     ids=lambda value: str(value)[:60],
 )
-async def test_code_message_and_field_messages_are_found_in_every_shape(
+def test_code_message_and_field_messages_are_found_in_every_shape(
     body: object, code: str | None, message: str, messages: dict[str, list[str]]
 ) -> None:
-    error = await _error(body)
+    error = _error(body)
     assert (error.code, error.message, error.messages) == (code, message, messages)
     assert type(error) is BadRequest
     assert error.status == 400
@@ -147,34 +167,31 @@ async def test_code_message_and_field_messages_are_found_in_every_shape(
     ],
     ids=str,
 )
-async def test_cannot_be_sent_is_recognized_wherever_the_response_holds_it(body: object) -> None:
-    error = await _error(body)
+def test_cannot_be_sent_is_recognized_wherever_the_response_holds_it(body: object) -> None:
+    error = _error(body)
     assert type(error) is CannotBeSent
     assert error.code == "cannot_be_sent"
     assert "recipient" in str(error) or "Cannot be sent" in str(error)
     assert str(error).endswith("(code cannot_be_sent)")
 
 
-async def test_sentence_with_the_words_is_not_the_code_cannot_be_sent() -> None:
+def test_sentence_with_the_words_is_not_the_code_cannot_be_sent() -> None:
     for body in ({"message": "A signing cannot_be_sent."}, {"code": "cannot_be_sent_yet"}, b"<p>cannot_be_sent so</p>"):
-        assert type(await _error(body)) is BadRequest
+        assert type(_error(body)) is BadRequest
 
 
-async def test_text_names_status_operation_message_code_and_request_id_once() -> None:
+def test_text_names_status_operation_message_code_and_request_id_once() -> None:
     body = {"code": "invalid", "message": "The data is invalid.", "errors": {"language": [_BAD], "": ["Also this."]}}
-    assert str(await _error(body, headers={"X-Request-Id": "req-1"})) == (
+    assert str(_error(body, headers={"X-Request-Id": "req-1"})) == (
         "HTTP 400 on signings.create: The data is invalid; language: The language must be EN or SV; Also this"
         " (code invalid, request id req-1)"
     )
-    assert str(await _error([{"message": _BAD, "field": "language"}])) == (
+    assert str(_error([{"message": _BAD, "field": "language"}])) == (
         "HTTP 400 on signings.create: language: The language must be EN or SV"
     )
-    assert (
-        str(await _error(b"", 503, reason=""))
-        == "HTTP 503 on signings.create: the service failed (no retry is allowed)"
-    )
-    assert str(await _error(b"", 418, reason="")) == "HTTP 418 on signings.create: the service refused the request"
-    assert "redirects this request; redirects are not followed" in str(await _error(b"", 302, reason="Found"))
+    assert str(_error(b"", 503, reason="")) == "HTTP 503 on signings.create: the service failed"
+    assert str(_error(b"", 418, reason="")) == "HTTP 418 on signings.create: the service refused the request"
+    assert "redirects this request; redirects of writes are not followed" in str(_error(b"", 302, reason="Found"))
 
 
 # Secrets
@@ -191,20 +208,22 @@ async def test_text_names_status_operation_message_code_and_request_id_once() ->
         f"<title>{TOKEN}</title>".encode(),
         ("{" + " " * 4_080 + TOKEN).encode(),
         json.dumps({"message": TOKEN}).replace("/", "\\/").encode(),
+        TOKEN.encode("utf-16-le") * 2,
         b"\xff" + TOKEN.encode(),
     ],
     ids=lambda body: str(body)[:40],
 )
-@pytest.mark.parametrize("status", [400, 500])
-async def test_echoed_secret_is_redacted_in_every_text_attribute_and_pickle(body: object, status: int) -> None:
+@pytest.mark.parametrize("status", [400, 401, 500])
+def test_echoed_secret_is_redacted_in_every_text_attribute_and_pickle(body: object, status: int) -> None:
     """``body`` alone is as received."""
-    error = await _error(body, status, reason=f"No {TOKEN}", headers={"X-Request-Id": TOKEN})
+    error = _error(body, status, reason=f"No {TOKEN}", headers={"X-Request-Id": TOKEN})
     attributes = {name: value for name, value in vars(error).items() if name != "body"}
     pickled = pickle.dumps(error)
     for shown in (str(error), repr(error), repr(attributes), repr(error.args), repr(vars(pickle.loads(pickled)))):
         assert TOKEN not in shown
         assert TOKEN[:16] not in shown
     assert TOKEN.encode() not in pickled
+    assert TOKEN.encode("utf-16-le") not in pickled
     assert error.body == (body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
