@@ -7,6 +7,7 @@ import io
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import flask
@@ -218,3 +219,23 @@ def test_chunked_body_is_bounded_although_a_hook_of_flask_has_looked_for_a_form(
     status, _, _ = respond(b"{}", app, **{"wsgi.input": stream, "wsgi.errors": io.StringIO()}, **chunked, **place)
     assert status.startswith("413")
     assert stream.taken < 100_000
+
+
+def test_concurrent_duplicates_are_handled_once(endpoint: Endpoint) -> None:
+    bodies = [event_body(f"evt_{number}") for number in range(40)] * 2
+    with ThreadPoolExecutor(8) as pool:
+        statuses = list(pool.map(lambda body: endpoint.post(body, signed(body)), bodies))
+    assert set(statuses) <= {202, 503}
+    assert sorted(endpoint.ids) == sorted({f"evt_{number}" for number in range(40)})
+
+
+@pytest.mark.parametrize("kind", THREADED)
+def test_async_handler_works_in_a_threaded_server(kind: str) -> None:
+    target = Endpoint()
+
+    async def handler(event: Event) -> None:
+        target.handle(event)
+
+    with serve(kind, Receiver(WebhookVerifier(SECRET), handler)) as target.port:
+        assert target.post(BODY, signed(BODY)) == 202
+    assert target.ids == ["a"]

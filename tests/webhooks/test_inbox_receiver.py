@@ -22,6 +22,7 @@ from signing_async.webhooks import (
     Inbox,
     MemorySeenEvents,
     Receiver,
+    SQLiteSeenEvents,
     WebhookVerifier,
 )
 from tests.pdfs import make_pdf
@@ -164,3 +165,13 @@ async def test_equal_ids_of_two_tenants_are_two_events_of_two_signings(
         assert handled == {("acme", "evt_1", "sig_1"), ("globex", "evt_1", "sig_1")}
         assert [event.id for event in stored] == ["acme:evt_1", "globex:evt_1"]
         assert await inbox.retry(EventFilter(ids=["acme:evt_1"])) == 1
+
+
+async def test_receivers_that_share_a_store_of_seen_events_keep_their_tenants_apart(tmp_path: Path) -> None:
+    handled: list[Any] = []
+    seen = SQLiteSeenEvents(tmp_path / "seen.db")
+    for tenant in ("acme", "globex", "acme"):
+        receiver = Receiver(VERIFIER, handled.append, seen=seen, namespace=tenant)
+        assert (await receiver.receive(signed(BODY), BODY)).status == 202
+    assert [(event.namespace, event.key) for event in handled] == [("acme", "acme:evt_1"), ("globex", "globex:evt_1")]
+    seen.close()

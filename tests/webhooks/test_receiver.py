@@ -320,3 +320,25 @@ async def test_slow_body_gets_408_and_a_broken_one_400() -> None:
     for error, status in ((None, 408), (ConnectionResetError(), 400)):
         assert (await receiver.handle("POST", {}, chunks(error))).status == status
         assert receiver.handle_blocking("POST", {}, chunks_blocking(error)).status == status
+
+
+async def test_drain_waits_for_every_running_handler() -> None:
+    started = {"a": asyncio.Event(), "b": asyncio.Event()}
+    proceed = {"a": asyncio.Event(), "b": asyncio.Event()}
+
+    async def slow(event: Event) -> None:
+        started[event.id].set()
+        await proceed[event.id].wait()
+
+    receiver = Receiver(VERIFIER, slow)
+    deliveries = [asyncio.create_task(receive(receiver, name)) for name in started]
+    for event in started.values():
+        await event.wait()
+    draining = asyncio.create_task(receiver.drain())
+    proceed["a"].set()
+    assert (await deliveries[0]).status == 202
+    assert await receiver.drain(0.02) is False
+    assert not draining.done()
+    proceed["b"].set()
+    assert await draining
+    assert (await deliveries[1]).status == 202
