@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import secrets
@@ -168,6 +169,7 @@ async def save(
     size, digest = 0, hashlib.sha256()
     mode: int | None = None
     pending: list[bytes] = []
+    is_over = False
 
     def write(*, is_last: bool = False) -> None:
         nonlocal size
@@ -181,6 +183,16 @@ async def save(
             if is_last:
                 file.flush()
                 os.fsync(file.fileno())
+
+    async def in_thread(work: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                work()
+            finally:
+                if is_over:  # Windows does not remove a file that is open
+                    part.unlink(missing_ok=True)
+
+        await asyncio.to_thread(run)
 
     def create() -> None:
         nonlocal mode
@@ -202,12 +214,12 @@ async def save(
                 received = 0
                 if size == 0:
                     create()
-                await asyncio.to_thread(write)
+                await in_thread(write)
         if size == 0:
             create()
-        await asyncio.to_thread(write, is_last=True)
+        await in_thread(lambda: write(is_last=True))
         if verify is not None:
-            await asyncio.to_thread(verify, part)
+            await in_thread(lambda: verify(part))
         if mode is not None:
             part.chmod(mode)
         if overwrite:
@@ -220,5 +232,7 @@ async def save(
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(target)) from None
     finally:
-        part.unlink(missing_ok=True)
+        is_over = True
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
     return SealedFile(target, size, digest.hexdigest())

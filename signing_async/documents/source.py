@@ -97,7 +97,7 @@ class PdfSource:
             if pdf.size <= BLOCK:
                 pdf.check(max_bytes)
             else:
-                await finish(asyncio.to_thread(pdf.check, max_bytes))
+                await asyncio.to_thread(pdf.check, max_bytes)
         except BaseException:
             pdf.close()
             raise
@@ -143,8 +143,7 @@ class OpenPdf:
             return content if not at and size >= len(content) else content[at : at + size]
         size = min(size, self.size - at)
         with _source_errors(f"cannot read {self.filename}"):
-            content.seek(at)
-            block = content.read(size)
+            block = content.read_at(at, size)
         if len(block) < size:
             raise _changed(self.filename)
         return block
@@ -161,7 +160,7 @@ class OpenPdf:
         content, digest = self.content, hashlib.sha256()
         for at in range(0, self.size, BLOCK):
             if isinstance(content, _File):
-                block = memoryview(await finish(asyncio.to_thread(self.read, at, BLOCK)))
+                block = memoryview(await asyncio.to_thread(self.read, at, BLOCK))
                 if self._source.sha256 is not None:
                     digest.update(block)
                 # Checked before the last block is written: without that block the upload is incomplete.
@@ -229,40 +228,63 @@ def _escape(filename: str) -> str:
 
 
 class _File(io.FileIO):
-    """A large file. If the caller of the thread that opened it was cancelled, it is closed when it is dropped."""
+    """A file that threads read. If it is closed during a read, it stays open until the read ends.
 
-    def __del__(self) -> None:
-        self.close()
+    Otherwise the thread could read another file, which has the same descriptor by then.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._lock = threading.Lock()
+        self._is_closing = False
+        super().__init__(descriptor)
+
+    def read_at(self, at: int, size: int) -> bytes:
+        try:
+            with self._lock:
+                self.seek(at)
+                return self.read(size)
+        finally:
+            if self._is_closing:
+                self.close()
 
     def version(self) -> tuple[int, int]:
         """Return the size and the time of the last change."""
         status = os.fstat(self.fileno())
         return status.st_size, status.st_mtime_ns
 
+    def close(self) -> None:
+        self._is_closing = True
+        if self._lock.acquire(blocking=False):
+            super().close()
+            self._lock.release()
+
+    __del__ = close  # for files that a thread opens after its caller was cancelled
+
 
 async def _open_path(path: str | os.PathLike[str], filename: str) -> bytes | bytearray | _File:
     """Open a file; return its content if it is small."""
     with _source_errors(f"cannot open {os.fspath(path)!r}"):
         descriptor = os.open(path, _READ_FLAGS)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise InvalidRequest(f"source: {os.fspath(path)!r} is not a regular file")
-        if status.st_size > BLOCK:
-            return _File(os.dup(descriptor))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise InvalidRequest(f"source: {os.fspath(path)!r} is not a regular file")
+    file = _File(descriptor)
+    version = size, _ = file.version()
+    if size > BLOCK:
+        return file
+    with contextlib.closing(file):
         # If the system has the file in memory, this takes a fifth of the time of a thread. Not every file system can
         # tell, and macOS and Windows lack the function.
-        block = bytearray(status.st_size)
+        content: bytes | bytearray = bytearray(size)
+        taken = -1
         with contextlib.suppress(OSError, AttributeError):
-            if os.preadv(descriptor, [block], 0, os.RWF_NOWAIT) == status.st_size:
-                return block
-        with _source_errors(f"cannot read {filename}"):
-            content = await finish(asyncio.to_thread(os.read, descriptor, status.st_size))
-        if len(content) < status.st_size:
+            taken = os.preadv(descriptor, [content], 0, os.RWF_NOWAIT)
+        if taken < size:
+            with _source_errors(f"cannot read {filename}"):
+                content = await asyncio.to_thread(file.read_at, 0, size)
+        if len(content) < size or file.version() != version:
             raise _changed(filename)
         return content
-    finally:
-        os.close(descriptor)
 
 
 def _copy_file(source: Any, filename: str, max_bytes: float | None) -> bytes | _File:

@@ -246,6 +246,17 @@ async def test_replaced_file_keeps_its_mode_and_a_link_leads_to_the_new_file(tmp
     assert set(tmp_path.rglob("*")) == {folder, file, link}
 
 
+@pytest.mark.parametrize("read", WAYS)
+async def test_size_and_hash_of_a_compressed_response_are_those_of_the_pdf(target: Path, read: Read) -> None:
+    data = make_pdf(LARGE)
+    packed = sending(gzip.compress(data), **{"Content-Encoding": "gzip"})
+    async with serving(packed) as server, SigningClient(server.origin, "token") as client:
+        result = await read(client, target)
+    assert (target.read_bytes() if read is to_file else result) == data
+    if read is to_file:
+        assert (result.size, result.sha256) == (LARGE, hashlib.sha256(data).hexdigest())
+
+
 # Incomplete, or not a PDF
 
 
@@ -278,6 +289,21 @@ async def test_response_that_is_no_complete_pdf_raises_decode_error_and_keeps_th
     assert (caught.value.status, caught.value.request_id) == (200, "r-77")
     assert caught.value.operation == "documents.download_signed"
     assert untouched(target)
+
+
+async def test_stream_yields_no_byte_of_an_error_page() -> None:
+    page = b"<html>" + b"please sign in " * 100_000
+    taken: list[bytes] = []
+
+    async def take(client: SigningClient) -> None:
+        async with client.documents.stream_signed("s1", "d1") as chunks:
+            async for chunk in chunks:
+                taken.append(chunk)
+
+    async with serving(sending(page)) as server, SigningClient(server.origin, "token") as client:
+        with pytest.raises(DecodeError, match="the response is not a PDF"):
+            await take(client)
+    assert taken == []
 
 
 @pytest.mark.parametrize("read", WAYS)
@@ -432,11 +458,20 @@ async def test_file_is_synced_before_it_replaces_the_target_and_the_folder_after
     assert events == [f"file of {size}", "name", "folder"]
 
 
+@pytest.mark.parametrize("removes_open_files", [True, False])
 async def test_stalled_disk_does_not_hold_a_download_past_its_deadline(
-    target: Path, monkeypatch: pytest.MonkeyPatch
+    target: Path, monkeypatch: pytest.MonkeyPatch, removes_open_files: bool
 ) -> None:
     released, waits = threading.Event(), list[bool]()
     monkeypatch.setattr(os, "fsync", lambda _: waits.append(released.wait(20)))
+    real_unlink = Path.unlink
+
+    def unlink(path: Path, missing_ok: bool = False) -> None:
+        if not (removes_open_files or released.is_set()):  # as on Windows
+            raise PermissionError(errno.EACCES, "in use")
+        real_unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
     timeouts = Timeouts(transfer=0.5)
     async with (
         serving(sending(make_pdf())) as server,
@@ -536,6 +571,30 @@ async def test_leaving_a_stream_early_closes_its_connection(target: Path) -> Non
             assert not session.connector._conns
 
 
+async def test_stream_without_a_reader_is_not_buffered() -> None:
+    data = make_pdf(20 * 2**20)
+    sent = 0
+
+    async def respond(request: web.Request) -> web.StreamResponse:
+        nonlocal sent
+        response = web.StreamResponse(headers={"Content-Length": str(len(data))})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            for at in range(0, len(data), 100_000):
+                await response.write(data[at : at + 100_000])
+                sent = at
+        return response
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        async with client.documents.stream_signed("s1", "d1") as chunks:
+            size = len(await anext(chunks))
+            await asyncio.sleep(0.2)
+            assert sent < len(data) - 2**20
+            async for chunk in chunks:
+                size += len(chunk)
+        assert size == len(data)
+
+
 # Verification
 
 
@@ -572,4 +631,11 @@ async def test_unsound_file_raises_not_sound_and_keeps_the_target(target: Path, 
         with pytest.raises(NotSound, match=r"the sealed file is not sound: 1 bytes after") as caught:
             await client.documents.download_signed("s1", "d1", target, verify=True)
     assert (len(caught.value.problems), asked) == (1, 1)
+    assert untouched(target)
+
+
+async def test_unreadable_roots_are_refused_before_the_download(target: Path) -> None:
+    async with SigningClient("http://127.0.0.1:9", "token") as client:
+        with pytest.raises(InvalidRequest, match=r"trust: cannot read 'none\.pem'"):
+            await client.documents.download_signed("s1", "d1", target, trust="none.pem")
     assert untouched(target)

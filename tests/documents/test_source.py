@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -288,6 +289,32 @@ async def test_no_file_stays_open_after_upload_refusal_or_cancellation(tmp_path:
     assert open_files() == before
 
 
+async def test_file_of_a_cancelled_upload_is_closed_after_the_read_in_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise the thread could read another file, which has the same descriptor by then."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    before, begun, go_on = open_files(), threading.Event(), threading.Event()
+
+    def slow(file: io.FileIO, size: int) -> bytes:
+        begun.set()
+        assert go_on.wait(60)
+        return io.FileIO.read(file, size)
+
+    monkeypatch.setattr("signing_async.documents.source._File.read", slow, raising=False)
+    uploading = asyncio.create_task(upload(path))
+    assert await asyncio.to_thread(begun.wait, 60)
+    uploading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        async with asyncio.timeout(10):
+            await uploading
+    assert str(path) in open_files()
+    go_on.set()
+    await asyncio.get_running_loop().shutdown_default_executor()
+    assert open_files() == before
+
+
 @pytest.mark.parametrize("kind", ["stream", "file"])
 async def test_full_disk_is_a_transient_error_that_names_the_file_and_leaves_nothing_open(
     monkeypatch: pytest.MonkeyPatch, kind: str
@@ -329,19 +356,41 @@ async def test_small_file_is_sent_as_it_was_when_opened(
     assert [one.file for one in received] == [make_pdf(size)] * 2
 
 
-async def test_small_file_that_shrinks_while_it_is_read_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_cached", [True, False])
+@pytest.mark.parametrize("shrinks", [True, False])
+async def test_small_file_that_changes_while_it_is_read_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shrinks: bool, is_cached: bool
 ) -> None:
+    """If all of its bytes arrived, they may be from two versions."""
     path = tmp_path / "lease.pdf"
     path.write_bytes(make_pdf())
+    preadv = os.preadv
 
-    def shrink(*_: object) -> int:
-        os.truncate(path, 1000)
-        raise BlockingIOError
+    def change(*arguments: Any) -> int:
+        os.truncate(path, 1000) if shrinks else os.utime(path, ns=(0, 1))
+        if not is_cached:
+            raise BlockingIOError
+        return preadv(*arguments)
 
-    monkeypatch.setattr(os, "preadv", shrink)
+    monkeypatch.setattr(os, "preadv", change)
     with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$"):
         await upload(path)
+
+
+async def test_large_file_is_not_read_on_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even the part that is in memory."""
+    path = tmp_path / "lease.pdf"
+    path.write_bytes(make_pdf(LARGE))
+    read: list[int] = []
+    preadv = os.preadv
+
+    def counting(*arguments: Any) -> int:
+        read.append(preadv(*arguments))
+        return read[-1]
+
+    monkeypatch.setattr(os, "preadv", counting)
+    assert len((await upload(path)).file) == LARGE
+    assert sum(read) == 0
 
 
 def appends(path: Path) -> None:
@@ -391,3 +440,17 @@ async def test_content_with_another_hash_is_not_sent(tmp_path: Path, size: int, 
     wrong = PdfSource(PdfSource(makers[kind](), sha256=other), "a.pdf")
     with pytest.raises(InvalidRequest, match=f"^source: a.pdf: sha256 mismatch: expected {other}, found {right}$"):
         await upload(wrong)
+
+
+async def test_stalled_pipe_does_not_keep_other_sources_waiting() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb", buffering=0) as silent:
+        stalled = asyncio.create_task(upload(silent, "pipe.pdf"))
+        try:
+            await asyncio.sleep(0.05)
+            async with asyncio.timeout(30):
+                assert (await upload(io.BytesIO(make_pdf()), "a.pdf")).file == make_pdf()
+        finally:
+            os.write(writing, make_pdf())
+            os.close(writing)
+        assert (await stalled).file == make_pdf()

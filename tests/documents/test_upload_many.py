@@ -51,11 +51,11 @@ def descriptors() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-async def wait_for_tasks() -> None:
-    """Wait until no task of the package is left: a cancelled upload finishes its read of the disk."""
-    async with asyncio.timeout(10):
-        while any(task.get_name().startswith("signing_async") for task in asyncio.all_tasks()):
-            await asyncio.sleep(0.001)
+async def others() -> set[asyncio.Task[Any]]:
+    """Return the tasks of the package, after cancelled ones have ended."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return {task for task in asyncio.all_tasks() if task.get_name().startswith("signing_async")}
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -171,6 +171,18 @@ async def test_wrong_argument_is_refused_by_name(
         client.documents.upload_many(signing_id, [], **options)
 
 
+async def test_each_document_is_uploaded_once_despite_faults(
+    sandbox: Sandbox, client: SigningClient, signing: Signing
+) -> None:
+    sandbox.faults.add("documents.upload", "503", times=3)
+    sandbox.faults.add("documents.upload", "500-after-commit", times=2, skip=5)
+    sandbox.faults.add("documents.upload", "429", times=2, skip=9, retry_after=0.01)
+    results = [result async for result in client.documents.upload_many(signing, named(15), concurrency=4)]
+    assert [result.error for result in results] == [None] * 15
+    names = sorted(document.name for document in (await client.signings.get(signing)).documents)
+    assert names == sorted(source.filename for source in named(15))
+
+
 # Leaving early
 
 
@@ -208,7 +220,7 @@ async def test_leaving_early_leaves_no_task_file_or_connection(
         consumer.cancel()
         await asyncio.wait([consumer])
         assert consumer.cancelled()
-    await wait_for_tasks()
+    assert not await others()
     sandbox.faults.clear()
     async with asyncio.timeout(30):  # the sandbox closes its ends of the cancelled requests a moment later
         while descriptors() > before + 2:  # both ends of a second connection, if a second upload was completed
