@@ -95,6 +95,16 @@ class Reader:
         )
         return response
 
+    @overload
+    def paginate(
+        self, template: str, /, *, into: type[T], path: Mapping[str, object] = ..., params: Mapping[str, object] = ...
+    ) -> Pager[T]: ...
+
+    @overload
+    def paginate(
+        self, template: str, /, *, path: Mapping[str, object] = ..., params: Mapping[str, object] = ...
+    ) -> Pager[dict[str, Any]]: ...
+
     def paginate(
         self,
         template: str,

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 
 import attrs
 
@@ -31,13 +31,21 @@ if TYPE_CHECKING:
 
 __all__ = ["Documents", "Progress", "SealedFile", "UploadResult"]
 
-Item = TypeVar("Item")
+OneSource = TypeVar("OneSource", bound=Source | PdfSource)
+Pair = TypeVar("Pair", bound=tuple[str | Signing, Source | PdfSource])
 Item_co = TypeVar("Item_co", covariant=True)
 T = TypeVar("T")
 Report = Callable[[int, int, int], None]
 """Takes the number of files done (0 or 1), the bytes done, and the size of the file."""
 
 _UPLOAD = "documents.upload"
+
+
+class _Mixed:
+    """Nothing: mypy takes the overload for lists of several kinds of sources only if it accepts more than the other."""
+
+
+_AnySource = Source | PdfSource | _Mixed
 
 
 if TYPE_CHECKING:
@@ -175,16 +183,64 @@ class Documents:
             creation.note_created(document)
         return document
 
+    @overload
+    def upload_many(
+        self,
+        signing_id: str | Signing,
+        sources: Iterable[OneSource] | AsyncIterable[OneSource],
+        concurrency: int = ...,
+        on_progress: Callable[[Progress], None] | None = ...,
+        *,
+        preflight: bool = ...,
+        skip_existing: bool = ...,
+    ) -> Results[UploadResult[OneSource]]: ...
+
+    @overload
+    def upload_many(
+        self,
+        signing_id: str | Signing,
+        sources: Iterable[_AnySource] | AsyncIterable[_AnySource],
+        concurrency: int = ...,
+        on_progress: Callable[[Progress], None] | None = ...,
+        *,
+        preflight: bool = ...,
+        skip_existing: bool = ...,
+    ) -> Results[UploadResult[Source | PdfSource]]: ...
+
+    @overload
+    def upload_many(
+        self,
+        signing_id: None,
+        sources: Iterable[Pair] | AsyncIterable[Pair],
+        concurrency: int = ...,
+        on_progress: Callable[[Progress], None] | None = ...,
+        *,
+        preflight: bool = ...,
+        skip_existing: bool = ...,
+    ) -> Results[UploadResult[Pair]]: ...
+
+    @overload
+    def upload_many(
+        self,
+        signing_id: None,
+        sources: Iterable[tuple[str | Signing, _AnySource]] | AsyncIterable[tuple[str | Signing, _AnySource]],
+        concurrency: int = ...,
+        on_progress: Callable[[Progress], None] | None = ...,
+        *,
+        preflight: bool = ...,
+        skip_existing: bool = ...,
+    ) -> Results[UploadResult[tuple[str | Signing, Source | PdfSource]]]: ...
+
     def upload_many(
         self,
         signing_id: str | Signing | None,
-        sources: Iterable[Item] | AsyncIterable[Item],
+        sources: Iterable[Any] | AsyncIterable[Any],
         concurrency: int = 8,
         on_progress: Callable[[Progress], None] | None = None,
         *,
         preflight: bool = True,
         skip_existing: bool = False,
-    ) -> Results[UploadResult[Item]]:
+    ) -> Results[Any]:
         """Upload many PDFs, ``concurrency`` at a time, and return their results in completion order; see `Results`. ::
 
             async for result in client.documents.upload_many(signing, Path("leases").glob("*.pdf")):

@@ -18,6 +18,8 @@ _APPS = sorted((guides.ROOT / "tests/examples").glob("[!_t]*.py"))
 _MISTAKES = {
     "misspelled_argument.py": ("signing_order=", "signingOrder="),
     "wrong_type.py": ("assert_type(page, Page[Signing])", "assert_type(page, Page[Recipient])"),
+    "wrong_source.py": ("upload_many(signing, [", "upload_many(signing, [5, "),
+    "wrong_pair.py": ("(signing, folder), (signing, file)", "(signing, folder), (signing, 5)"),
     "misspelled_setting.py": ("cursor_param=", "cursor_parm="),
 }
 
