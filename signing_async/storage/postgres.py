@@ -58,6 +58,7 @@ FAILURES = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.Inte
 # space, is starting or stopping, could not read a file, is read-only during a failover, or one of its timeouts expired.
 # 23505: two workers have claimed events of one signing at once; the next snapshot shows it.
 _TRANSIENT = ("08", "40", "53", "57", "58", "25006", "25P03", "25P04", "55P03", "23505")
+_PERMANENT = re.compile("unsupported authentication|pool is (not initialized|closed)")
 
 
 class Pool(Protocol):
@@ -293,4 +294,7 @@ def _find_unusable_file(parameters: Mapping[str, str], default_mode: str) -> str
 def _is_transient(error: BaseException) -> bool:
     if isinstance(error, asyncpg.PostgresError):
         return str(error.sqlstate).startswith(_TRANSIENT)
+    # asyncpg lacks the authentication method, or the application has not opened the pool.
+    if isinstance(error, asyncpg.InterfaceError) and _PERMANENT.search(str(error)):
+        return False
     return not isinstance(error, ValueError)  # so is an untrusted certificate

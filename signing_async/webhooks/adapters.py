@@ -161,7 +161,7 @@ def _wsgi_chunks(environ: WSGIEnvironment) -> Iterator[bytes]:
     is_terminated = request is not None or environ.get("wsgi.input_terminated")
     # read1 returns what has arrived; read blocks until it has everything.
     read = getattr(stream, "read1", stream.read)
-    left = int(environ.get("CONTENT_LENGTH") or 0)
+    length = left = int(environ.get("CONTENT_LENGTH") or 0)
     while size := CHUNK if is_terminated else min(left, CHUNK):
         chunk = read(size)
         if not chunk:
@@ -170,3 +170,5 @@ def _wsgi_chunks(environ: WSGIEnvironment) -> Iterator[bytes]:
         yield chunk
     if request is not None:
         yield request.get_data()
+    elif 0 < left < length:
+        raise ConnectionError("the sender disconnected")

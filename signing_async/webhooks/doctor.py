@@ -7,6 +7,7 @@ import hmac
 import json
 import re
 from binascii import unhexlify
+from codecs import BOM_UTF8
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -76,7 +77,9 @@ def diagnose(
         WebhookVerifier(secret, scheme).verify(body, header, headers=pairs)
     except (ConfigurationError, InvalidSignature) as error:
         hint = f"tried with a body of {len(body)} bytes: is this the secret of this endpoint?"
-        if not digests:
+        if not body:
+            hint = "the body is empty: was it consumed before it was saved?"
+        elif not digests:
             hint = "the header contains nothing that could be a signature in hex or base64"
         findings = (cause,) if cause else ("nothing matches", hint)
         return Diagnosis(False, cause is not None, (*findings, f"the verifier says: {error}"))
@@ -145,6 +148,7 @@ def _bodies(body: bytes) -> dict[bytes, str]:
         bodies.setdefault(body.removesuffix(newline), "the body gained a final newline in transit")
     for changed in (body.replace(b"\r\n", b"\n"), body.replace(b"\n", b"\r\n")):
         bodies.setdefault(changed, "the body's newlines were changed in transit")
+    bodies.setdefault(body.removeprefix(BOM_UTF8), "the body gained a byte order mark in transit")
     with suppress(ValueError, RecursionError):
         value = json.loads(body)
         for layout, ascii_only, sort in product(LAYOUTS, (True, False), (False, True)):

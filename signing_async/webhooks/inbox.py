@@ -316,6 +316,10 @@ class Inbox:
                     log.warning("the claim on event %s was lost: the event may be handled again", claim.stored.id)
                 return None
             except InboxError as error:
+                if outcome is not None and not error.transient and not (outcome.error or "").isascii():
+                    # The database may have an encoding that lacks a character.
+                    outcome = outcome._replace(error=str(outcome.error).encode("ascii", "backslashreplace").decode())
+                    continue
                 log.warning("cannot record the end of event %s: %s", claim.stored.id, error)
                 if not error.transient or (attempt is not None and attempt.cancelling()):
                     return None  # the event is handled again when its claim has ended
@@ -343,11 +347,15 @@ class Inbox:
             return _Outcome(EventStatus.DROPPED, _clean(str(drop)) or None)
         except RetryLater as later:
             return self._failed(stored, str(later), delay=later.seconds)
-        except (Exception, asyncio.CancelledError) as error:
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # such as a panic in an extension module
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise
-            text = f"{type(error).__name__}: {error}".removesuffix(": ")
+            text = type(error).__name__
+            with contextlib.suppress(Exception):  # a bug in the exception's class
+                text = f"{text}: {error}".removesuffix(": ")
             return self._failed(stored, text, error, counts=not getattr(error, "client_wide", False))
         return _Outcome(EventStatus.HANDLED)
 

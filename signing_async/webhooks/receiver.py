@@ -274,6 +274,7 @@ class Receiver:
             if self._inbox is not None:
                 failure = self._unavailable("cannot store events now", "not_stored")
                 return ACCEPTED if await resolve(self._inbox.add(event, body)) else DUPLICATE
+            lease_end = time.monotonic() + self.seen.lease
             claim = await resolve(self.seen.claim(event.key))
             if claim is Claim.CONFIRMED:
                 return DUPLICATE
@@ -285,7 +286,8 @@ class Receiver:
                 failure = self._unavailable("the handler failed", "handler_failed")
                 if isinstance(error, asyncio.QueueFull | queue.Full):
                     failure = self._unavailable("the queue is full", "queue_full")
-                await resolve(self.seen.release(event.key))
+                if time.monotonic() < lease_end:  # afterwards another receiver may hold the claim
+                    await resolve(self.seen.release(event.key))
                 raise
             # If this fails, the claim stays pending. A delivery after the lease is handled again.
             await resolve(self.seen.confirm(event.key))

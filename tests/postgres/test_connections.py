@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import gc
 import logging
+import struct
 import subprocess
 import sys
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,6 +22,7 @@ from signing_async.postgres import PostgresInbox, PostgresJournal, PostgresToken
 from signing_async.webhooks import EventFilter, EventStatus
 from tests.postgres.processes import ROOT
 from tests.postgres.server import PASSWORD, PostgresServer
+from tests.servers import talking
 from tests.storage.event_stores import add, everything
 from tests.storage.journals import claimed
 
@@ -196,6 +198,19 @@ async def test_given_pool_is_used_and_stays_open(dsn: str) -> None:
         assert await pool.fetchval("SELECT count(*) FROM signing_packages WHERE state = key") == 30
 
 
+async def test_pool_that_is_not_open_is_a_permanent_failure(dsn: str) -> None:
+    pool = asyncpg.create_pool(dsn, min_size=0)
+    journal = PostgresJournal(pool, timeout=5)
+    with pytest.raises(JournalError, match="pool is not initialized") as caught:
+        await journal.claim("lease")
+    assert not caught.value.transient
+    async with pool:
+        await journal.release(await claimed(journal, "lease"))
+    with pytest.raises(JournalError, match="pool is closed") as caught:
+        await journal.claim("other")
+    assert not caught.value.transient
+
+
 # Settings and secrets
 
 
@@ -245,6 +260,26 @@ async def test_dsn_rejected_by_asyncpg_is_not_shown(dsn: str) -> None:
     async with PostgresTokenStore(dsn + "&sslmode=geheim", "anna") as store:
         with pytest.raises(AuthError, match=r": invalid DSN$") as caught:
             await store.load()
+    assert not caught.value.transient
+
+
+@contextlib.asynccontextmanager
+async def refusing() -> AsyncIterator[str]:
+    """Run a server that asks for a login which asyncpg lacks; yield its DSN."""
+
+    async def request_crypt(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(int.from_bytes(await reader.readexactly(4)) - 4)
+        writer.write(b"R" + struct.pack("!II", 8, 4))
+        await reader.read()
+
+    async with talking(request_crypt) as origin:
+        yield origin.replace("http://", "postgresql://user@") + "/db?sslmode=disable"
+
+
+async def test_authentication_method_that_asyncpg_lacks_is_a_permanent_failure() -> None:
+    async with refusing() as dsn, PostgresJournal(dsn, timeout=5) as journal:
+        with pytest.raises(JournalError, match="unsupported authentication method") as caught:
+            await journal.claim("lease")
     assert not caught.value.transient
 
 

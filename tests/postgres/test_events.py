@@ -10,9 +10,10 @@ from datetime import datetime
 import pytest
 
 from signing_async import InboxError
-from signing_async.webhooks import EventFilter, EventStatus, EventStore
+from signing_async.postgres import PostgresInbox
+from signing_async.webhooks import Event, EventFilter, EventStatus, EventStore, HandlerRetryPolicy
 from tests.postgres.server import PostgresServer
-from tests.storage.event_stores import add, ids, soon_claimed
+from tests.storage.event_stores import add, delivery, ids, soon_claimed
 
 
 async def test_one_event_of_a_signing_is_claimed_by_workers_that_see_different_snapshots(
@@ -136,6 +137,26 @@ async def test_store_can_be_used_in_two_event_loops(open_store: Callable[..., Ev
         thread.join()
         loop.close()
     assert len(await ids(open_store())) == 41
+
+
+async def test_text_of_an_error_that_the_database_refuses_blocks_no_other_event(latin1: str) -> None:
+    policy = HandlerRetryPolicy(max_attempts=2, base_delay=0, max_delay=0)
+    async with PostgresInbox(latin1, lease=60, timeout=20, retry=policy) as inbox:
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            if event.id == "poison":
+                raise ValueError("cannot parse ☃ or é")
+
+        await inbox.add(*delivery("poison", "a"))
+        await inbox.add(*delivery("next", "a"))
+        async with inbox.running(), asyncio.timeout(60):
+            while (await inbox.stats()).counts[EventStatus.PENDING]:
+                await asyncio.sleep(0.02)
+        poison = await inbox.get("poison")
+    assert poison is not None
+    assert (poison.status, poison.attempts) == (EventStatus.DEAD, 2)
+    assert poison.error == r"ValueError: cannot parse \u2603 or \xe9"
 
 
 async def test_expired_claim_is_not_claimed_again_by_its_own_holder(

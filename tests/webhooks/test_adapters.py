@@ -103,8 +103,8 @@ def test_wsgi_response_has_a_length_and_no_connection_header() -> None:
         ({"HTTP_CONTENT_ENCODING": "gzip"}, "415"),
         ({"CONTENT_LENGTH": str(2**21)}, "413"),
         ({"CONTENT_LENGTH": "x"}, "400"),
-        ({"CONTENT_LENGTH": str(len(BODY) + 1)}, "503"),  # a lost connection, not a wrong signature
-        ({"CONTENT_LENGTH": str(len(BODY) + 1), "wsgi.input_terminated": True}, "503"),
+        ({"CONTENT_LENGTH": str(len(BODY) + 1)}, "400"),  # a lost connection, not a wrong signature
+        ({"CONTENT_LENGTH": str(len(BODY) + 1), "wsgi.input_terminated": True}, "400"),
         ({"CONTENT_LENGTH": ""}, "401"),
         ({"HTTP_X_SIGNATURE": "", "X_SIGNATURE": hex_of(BODY)}, "401"),  # an environment variable is not a header
     ],

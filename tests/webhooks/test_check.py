@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import json
@@ -107,6 +108,59 @@ async def test_nine_checks_send_what_they_say() -> None:
     for body, request in (forged, again, unsigned):
         with pytest.raises(InvalidSignature, match=r"no secret matches|missing or empty"):
             verifier.verify(body, None, headers=request.headers)
+
+
+async def test_hanging_endpoint_fails_every_check_after_the_timeout_with_advice() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(30)
+        return web.Response()
+
+    results = await check(handler, response_timeout=0.15, slow_limit=0.2)
+    assert {one.got for one in results.values()} <= {"no response in time", "no response in time, no response in time"}
+    assert len(failed(results)) == 9
+    assert all(0.1 < one.seconds < 20 for one in results.values())
+    reencoded = "the signature is verified over re-encoded JSON: verify it"
+    for (name, result), advice in zip(
+        results.items(),
+        (
+            "valid deliveries are rejected: check the secret and the scheme",
+            "acknowledge a duplicate, and do not handle it again",
+            "events may arrive out of order",
+            reencoded,
+            "anyone can forge an event",
+            "anyone can forge an event",
+            reencoded,
+            "a body of any size is read: set a limit",
+            "a body that trickles in is read to its end: set a timeout",
+        ),
+        strict=True,
+    ):
+        assert result.advice.startswith(advice), name
+
+
+async def test_endpoint_that_accepts_everything_fails_the_checks_for_forgery_and_limits() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        await request.read()
+        return web.Response(status=200)
+
+    results = await check(handler)
+    assert failed(results) == FORGERY | {"over-long body", "slow body"}
+    assert (results["wrong signature"].got, results["slow body"].got) == ("200", "no response in time")
+    assert json.loads(json.dumps(results["slow body"].as_dict()))["ok"] is False
+
+
+async def test_endpoint_that_verifies_reencoded_json_fails_both_ways() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        async with asyncio.timeout(0.3):
+            body = await request.read()
+        if len(body) > 100_000:
+            return web.Response(status=413)
+        reencoded = json.dumps(json.loads(body), separators=(",", ":")).encode()
+        return web.Response(status=202 if is_genuine(reencoded, request.headers.get("X-Signature")) else 401)
+
+    results = await check(handler)
+    assert failed(results) == {"unusual JSON layout", "re-encoded body"}
+    assert results["slow body"].got == "504"
 
 
 async def test_conflict_redirect_and_server_error_are_not_acknowledgements_or_rejections() -> None:

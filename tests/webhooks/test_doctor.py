@@ -82,6 +82,7 @@ def test_each_common_mistake_is_explained_but_not_accepted(secret: Any, signatur
         (BODY + b"\n", BODY, "the body gained a final newline in transit"),
         (b'{"id":\r\n"a"}\r\n', b'{"id":\n"a"}\n', "the body's newlines were changed in transit"),
         (b'{"id":\n"a"}\n', b'{"id":\r\n"a"}\r\n', "the body's newlines were changed in transit"),
+        (b"\xef\xbb\xbf" + BODY, BODY, "the body gained a byte order mark in transit"),
         *(
             (ODD, json.dumps(json.loads(ODD), **layout).encode(), "matches after re-encoding the JSON: .*")
             for layout in ({"separators": (",", ":")}, {"ensure_ascii": False}, {"indent": 2, "sort_keys": True})
@@ -142,7 +143,7 @@ def test_diagnosis_is_relative_to_the_given_scheme() -> None:
         (BODY, hex_of(BODY, "another"), "is this the secret of this endpoint"),
         (BODY, None, "nothing that could be a signature"),
         (BODY, b"\xff" * 40, "nothing that could be a signature"),
-        (b"", hex_of(BODY), "a body of 0 bytes"),
+        (b"", hex_of(BODY), "the body is empty"),
         (b"[" * 100_000, hex_of(BODY), "nothing matches"),
         (b'{"half": "\\ud800"}', hex_of(BODY), "nothing matches"),
         (BODY, hex_of(b"." + BODY), "nothing matches"),

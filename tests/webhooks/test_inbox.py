@@ -161,6 +161,17 @@ async def test_failed_handler_is_retried_and_the_event_is_dead_after_the_last_at
     assert "event poison is dead after 3 attempts" in caplog.text
 
 
+class Panic(BaseException):
+    """As an extension module raises it."""
+
+
+class Mute(Exception):
+    """An exception with a bug: it has no text."""
+
+    def __str__(self) -> str:
+        raise AttributeError("response")
+
+
 @pytest.mark.parametrize(
     ("error", "status", "text"),
     [
@@ -170,6 +181,8 @@ async def test_failed_handler_is_retried_and_the_event_is_dead_after_the_last_at
         (TimeoutError("the database did not respond"), EventStatus.DEAD, "TimeoutError: the database did not respond"),
         (asyncio.CancelledError(), EventStatus.DEAD, "CancelledError"),
         (StopIteration(), EventStatus.DEAD, "RuntimeError: .* raised StopIteration"),
+        (Panic("in Rust"), EventStatus.DEAD, "Panic: in Rust"),
+        (Mute(), EventStatus.DEAD, "Mute"),
     ],
 )
 @pytest.mark.parametrize("is_async", [False, True])

@@ -224,6 +224,22 @@ async def test_handler_that_is_cancelled_or_exceeds_its_timeout_releases_the_cla
     assert seen.claim("a") is Claim.NEW
 
 
+async def test_failure_after_the_lease_does_not_release_the_claim_of_another_receiver() -> None:
+    class Recording(MemorySeenEvents):
+        def release(self, event_id: str) -> None:
+            released.append(event_id)
+
+    def fail(event: Event) -> None:
+        time.sleep(0.05 if event.id == "slow" else 0)
+        raise RuntimeError("down")
+
+    released: list[str] = []
+    for name, lease in (("slow", 0.04), ("quick", 60.0)):
+        receiver = Receiver(VERIFIER, fail, seen=Recording(lease=lease), hand_off_timeout=0.02)
+        assert (await receive(receiver, name)).status == 503
+    assert released == ["quick"]
+
+
 # Queues and draining
 
 
