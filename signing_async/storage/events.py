@@ -93,11 +93,16 @@ WITH due AS MATERIALIZED (
 UPDATE {table} SET owner = {owner}, fence = fence + 1, attempts = attempts + 1,
     leased_until = {now} + $2 {seconds}
 WHERE seq IN (SELECT seq FROM due) RETURNING *"""
-# After two crashes of its process an event is claimed alone. The events that are due after it wait for it.
+# After two crashes of its process an event is claimed alone. The events that are due after it wait for it, unless an
+# earlier event of its signing was requeued.
 TOGETHER = """\
 crashes < 2 AND due_at <= coalesce((
     SELECT min(alone.due_at) FROM {table} AS alone
     WHERE alone.crashes >= 2 AND alone.pending AND alone.owner IS NULL AND alone.due_at <= {now}
+        AND NOT EXISTS (
+            SELECT 1 FROM {table} AS other
+            WHERE other.signing_id = alone.signing_id AND other.pending AND other.seq < alone.seq
+        )
 ), {now})"""
 ALONE = "crashes >= 2 AND due_at <= {now}"
 RENEW = """\

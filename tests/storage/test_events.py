@@ -422,3 +422,21 @@ async def test_one_of_many_concurrent_adds_of_an_event_succeeds(open_store: Open
     added = await asyncio.gather(*(add(store, f"e{number}") for number in range(10) for store in stores * 2))
     assert sum(added) == 10
     assert sorted(await ids(stores[0])) == [f"e{number}" for number in range(10)]
+
+
+async def test_event_that_must_be_claimed_alone_does_not_block_an_earlier_one_of_its_signing(storage: Any) -> None:
+    store = storage.open().store
+    for name in ("first", "poison"):
+        await add(store, name, "a")
+    (first,) = await store.claim(1)
+    await store.settle(first, EventStatus.DEAD)
+    for _ in range(2):
+        assert len(await store.claim(8)) == 1
+        store = storage.open().store
+        await storage.lapse()
+    await store.claim(0)
+    assert await store.requeue(EventFilter(ids=["first"])) == 1
+    (first,) = await store.claim(8)
+    assert first.stored.id == "first"
+    assert await store.settle(first, EventStatus.HANDLED)
+    assert [claim.stored.id for claim in await store.claim(8)] == ["poison"]
