@@ -85,9 +85,10 @@ class Manifest:
             reader.fieldnames = self.columns = [_normalize(name) for name in header]
             if problems := _check_header(header, self.columns):
                 yield Entry(1, problems=problems)
-                return
+                if any(problem.startswith("missing") for problem in problems):
+                    return
             for row in reader:
-                surplus: list[str] = list(row.pop(None, ()) or ())  # the key of surplus cells
+                surplus: list[str] = [*(row.pop(None, None) or ()), row.pop("", "")]
                 # A cell may span several lines.
                 line = reader.line_num - sum(cell.count("\n") for cell in (*row.values(), *surplus))
                 if any(map(str.strip, surplus)):
@@ -118,15 +119,24 @@ class Manifest:
         return self._entry(line, row, fields, numbers or (1,))
 
     def _json_entries(self) -> Iterator[Entry]:
-        for line, content in enumerate(self._text.splitlines(), 1):
+        is_first = True
+        for line, content in enumerate(self._text.split("\n"), 1):  # strings may contain other line separators
             if not content.strip():
                 continue
+            if is_first and not content.strip().startswith("{"):
+                # A JSON array: every line would be a problem.
+                yield Entry(line, problems=["not one JSON object; a JSON manifest has one object per line"])
+                return
             try:
                 row = json.loads(content)
                 json.dumps(row, ensure_ascii=False).encode()  # escapes such as \ud800 are not text
             except (ValueError, RecursionError) as error:
                 yield Entry(line, problems=[f"invalid JSON: {error}; a JSON manifest has one object per line"])
-                return
+                if is_first:  # an object of several lines: every line would be a problem
+                    return
+                continue
+            finally:
+                is_first = False
             if isinstance(row, dict):
                 yield self._entry(line, row, row)
             else:
@@ -136,14 +146,24 @@ class Manifest:
         self, line: int, row: Mapping[str, Any], fields: Mapping[str, Any], numbers: Sequence[int] = ()
     ) -> Entry:
         """Return the entry of a row; ``fields`` holds its values by the names of a JSON manifest."""
-        try:
-            _check_members("", fields, _MEMBERS)
-            values: dict[str, Any] = {name: fields.get(name) for name in _FIELDS}
-            values["documents"] = [self._document(*each) for each in _items(fields, "documents")]
-            values["recipients"] = [_recipient(*each) for each in _items(fields, "recipients")]
-        except ValueError as error:
-            return Entry(line, problems=[str(error)])
-        return Entry(line, row, SigningPackage(**values), (), numbers)  # of any types: `prepare` checks them
+        problems = [f"{name}: unknown member{did_you_mean(name, _MEMBERS)}" for name in fields if name not in _MEMBERS]
+        values: dict[str, Any] = {name: fields.get(name) for name in _FIELDS}
+        makers: dict[str, tuple[Callable[[str, Any], Any], Any]] = {
+            "documents": (self._document, PdfSource(b"")),
+            "recipients": (_recipient, NewRecipient("")),
+        }
+        for name, (make, placeholder) in makers.items():
+            values[name], given = [], fields.get(name, [])
+            if not isinstance(given, list):
+                problems.append(f"{name}: must be a list, got {_shorten(given)}")
+                continue
+            for index, each in enumerate(given):
+                try:
+                    values[name].append(make(f"{name}[{index}]", each))
+                except ValueError as error:
+                    problems.append(str(error))
+                    values[name].append(placeholder)  # the other values are checked too
+        return Entry(line, row, SigningPackage(**values), problems, numbers)  # of any types: `prepare` checks them
 
     def _document(self, name: str, given: Any) -> PdfSource:
         given = {"path": given} if isinstance(given, str) else given
@@ -151,13 +171,6 @@ class Manifest:
             raise ValueError(f"{name}: must be a path, or an object with a path, got {_shorten(given)}")
         _check_members(f"{name}: ", given, ("path", "filename"))
         return PdfSource(self.folder / given["path"], given.get("filename"))
-
-
-def _items(fields: Mapping[str, Any], name: str) -> list[tuple[str, Any]]:
-    given = fields.get(name, [])
-    if not isinstance(given, list):
-        raise ValueError(f"{name}: must be a list, got {_shorten(given)}")  # noqa: TRY004  # a problem of the row
-    return [(f"{name}[{index}]", each) for index, each in enumerate(given)]
 
 
 def _recipient(name: str, given: Any) -> NewRecipient:
@@ -224,6 +237,8 @@ async def check_manifest(manifest: Manifest, max_pdf_bytes: int, on_entry: Calla
             except InvalidRequest as error:
                 for problem in error.problems:
                     field, _, text = problem.partition(": ")
+                    if any(one.startswith(field.partition(".")[0]) for one in entry.problems):
+                        continue  # the value is a placeholder
                     text = re.sub(r".*, got None$|^must not be empty$", "is empty", text)
                     found.append(f"{entry.column_of(field)}: {text}")
             else:

@@ -76,6 +76,11 @@ PROBLEMS = {
         "line 1, missing column 'recipient1_email'",
     ],
     f"{HEADER},email\n{ROW}": ["line 1, unknown column 'email'; did you mean 'recipient1_email'?"],
+    f"{HEADER},email\nk,L,DE,a.pdf,a@b.example,": [
+        "line 1, unknown column 'email'; did you mean 'recipient1_email'?",
+        "line 2, language: must be EN or SV, got 'DE'",
+    ],
+    f"{HEADER},\n{ROW},lost": ["line 2, 'lost' has no column"],
     f"{HEADER},Name\n{ROW},L": ["line 1, duplicate column 'Name'"],
     "nonsense": ["line 1, unknown column 'nonsense'", *OTHERS],
     f'{HEADER}\nk,L,EN,"a.pdf\nc.pdf",a@b.example\n{ROW},surplus': ["line 4, 'surplus' has no column"],
@@ -94,8 +99,22 @@ PROBLEMS = {
         "line 2, invalid JSON: Expecting value: line 1 column 10 (char 9); a JSON manifest has one object per line"
     ],
     f"{{{JSON}}}\n[1]": ["line 2, must be an object, got [1]"],
-    '[{"name": "Lease"}]': ["line 1, must be an object, got [{'name': 'Lease'}]"],
-    f'{{"nmae": 1, {JSON}}}': ["line 1, unknown member 'nmae'; did you mean 'name'?"],
+    f'{{"name": \n{{{JSON}}}': [
+        "line 1, invalid JSON: Expecting value: line 1 column 10 (char 9); a JSON manifest has one object per line"
+    ],
+    f'{{{JSON}}}\n{{"x\n{{{JSON}, "language": "DE"}}': [
+        "line 2, invalid JSON: Unterminated string starting at: line 1 column 2 (char 1);"
+        " a JSON manifest has one object per line",
+        "line 3, language: must be EN or SV, got 'DE'",
+    ],
+    '[{"name": "Lease"}]': ["line 1, not one JSON object; a JSON manifest has one object per line"],
+    f'{{"nmae": 1, {JSON}}}': ["line 1, nmae: unknown member; did you mean 'name'?"],
+    '{"name": "L", "language": "DE", "documents": [5, "a.pdf"], "recipients": 7, "nmae": 1}': [
+        "line 1, nmae: unknown member; did you mean 'name'?",
+        "line 1, documents[0]: must be a path, or an object with a path, got 5",
+        "line 1, recipients: must be a list, got 7",
+        "line 1, language: must be EN or SV, got 'DE'",
+    ],
     f'{{{JSON}, "language": "DE"}}': ["line 1, language: must be EN or SV, got 'DE'"],
     f'{{{JSON}, "documents": "a.pdf"}}': ["line 1, documents: must be a list, got 'a.pdf'"],
     f'{{{JSON}, "documents": [5]}}': ["line 1, documents[0]: must be a path, or an object with a path, got 5"],
