@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from itertools import chain, count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -21,9 +21,11 @@ from .signings import document_facts
 from .verify_sealed import load_inspector
 
 if TYPE_CHECKING:
+    from ..documents.download import SealedFile
     from ..models import Document
 
-_UNSAFE = re.compile(rf'[{CONTROLS}<>:"/\\|?*]')
+_UNSAFE = re.compile(f'[{CONTROLS}<>:"|?*]')
+_RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _LONGEST_NAME = 180
 
 
@@ -82,7 +84,13 @@ def _end(state: State, verb: str, total: int, present: int, errors: list[BaseExc
 @click.option("--force", is_flag=True, help="Replace existing files.")
 @click.option("--verify", is_flag=True, help="Keep only files that are sound, as verify-sealed judges them.")
 async def download(
-    state: State, signing: str, documents: tuple[str, ...], everything: bool, output: str | None, **how: Any
+    state: State,
+    signing: str,
+    documents: tuple[str, ...],
+    everything: bool,
+    output: str | None,
+    force: bool,
+    verify: bool,
 ) -> int:
     """Download sealed PDFs: DOCUMENTS by id or name, or the only one, or --all.
 
@@ -99,9 +107,11 @@ async def download(
     """
     if documents and everything:
         raise click.UsageError("use either DOCUMENTS or --all, not both")
-    if output == "-" and (how["verify"] or sys.stdout.isatty()):
+    if output == "-" and (verify or sys.stdout.isatty()):
         raise click.UsageError("--output -: not with --verify, nor to a terminal: redirect it to a file or a program")
-    inspect = load_inspector() if how["verify"] else None
+    inspect = load_inspector() if verify else None
+    from ..bulk import ProgressReporter, Results
+
     errors: list[BaseException] = []
     unsealed: list[str] = []
     present = 0
@@ -114,35 +124,46 @@ async def download(
             state.out.binary(await client.documents.read_signed(signing, selected[0]))
             return 0
         paths, is_folder = _target_paths(selected, output, is_folder=everything)
-        with state.out.item_progress("Downloading", len(paths)) as advance:
-            for document, path in zip(selected, paths, strict=True):
-                facts: dict[str, Any] = {"id": document.id, "name": document.name, "path": str(path)}
-                try:
-                    if is_folder and path.is_file() and not how["force"]:
-                        if inspect is not None:
-                            report = await asyncio.to_thread(inspect, path)
-                            if not report.sound:
-                                problems = "; ".join(report.problems)
-                                raise NotSound(f"{path} already exists and is not sound: {problems}")
+
+        async def fetch(target: tuple[Document, Path]) -> tuple[Document, Path, SealedFile | BaseException | None]:
+            document, path = target
+            try:
+                if is_folder and path.is_file() and not force:
+                    report = None if inspect is None else await asyncio.to_thread(inspect, path)
+                    if report is not None and not report.sound:
+                        raise NotSound(f"{path} already exists and is not sound: {'; '.join(report.problems)}")
+                    return document, path, None
+                if os.path.lexists(path) and not force:
+                    raise InvalidRequest(f"{path} already exists: use --force to replace it")
+                sealed = client.documents.download_signed(signing, document, path, overwrite=force, verify=verify)
+                return document, path, await sealed
+            except (SigningError, OSError) as error:
+                if isinstance(error, SigningError) and error.fatal:
+                    raise
+                return document, path, error
+
+        with state.out.byte_progress("Downloading") as on_progress:
+            reporter = ProgressReporter(on_progress, len(paths))
+            reporter.add(0, 0)
+            results: Results[tuple[Document, Path, SealedFile | BaseException | None]] = Results(
+                list(zip(selected, paths, strict=True)), fetch, 4
+            )
+            async with results:
+                async for document, path, result in results:
+                    facts: dict[str, object] = {"id": document.id, "name": document.name, "path": str(path)}
+                    if isinstance(result, NotYetSigned) and not state.json:
+                        errors.append(result)
+                        unsealed.append(document.name or document.id)
+                    elif isinstance(result, BaseException):
+                        errors.append(result)
+                        state.out.failed(document.name or document.id, result, facts)
+                    elif result is None:
                         present += 1
                         state.out.result({**facts, "already_there": True}, f"{path}  (already there)")
                     else:
-                        if os.path.lexists(path) and not how["force"]:
-                            raise InvalidRequest(f"{path} already exists: use --force to replace it")
-                        sealed = await client.documents.download_signed(
-                            signing, document, path, overwrite=how["force"], verify=how["verify"]
-                        )
-                        facts |= {"size": sealed.size, "sha256": sealed.sha256, "already_there": False}
+                        facts |= {"size": result.size, "sha256": result.sha256, "already_there": False}
                         state.out.result(facts, str(path))
-                except (SigningError, OSError) as error:
-                    if isinstance(error, SigningError) and error.fatal:
-                        raise
-                    errors.append(error)
-                    if isinstance(error, NotYetSigned) and not state.json:
-                        unsealed.append(document.name or document.id)
-                    else:
-                        state.out.failed(document.name or document.id, error, facts)
-                advance(bool(errors))
+                    reporter.add(1, getattr(result, "size", 0))
     if unsealed:
         state.out.error(f"not sealed yet, because somebody has not signed: {', '.join(unsealed)}", {})
     return _end(state, "downloaded", len(paths), present, errors)
@@ -179,9 +200,16 @@ def _file_names(documents: Sequence[Document]) -> Iterator[str]:
     """Yield a safe file name for each document: names from the service must not become paths."""
     taken: set[str] = set()
     for document in documents:
-        name = re.sub(r"\.pdf$", "", _UNSAFE.sub("_", document.name or document.id), flags=re.IGNORECASE).strip(" .-")
-        stem = name.encode("utf-8", "replace")[:_LONGEST_NAME].decode("utf-8", "ignore") or "document"
+        stem = _safe_stem(document.name) or _safe_stem(document.id) or "document"
         names = (f"{stem}-signed{number}.pdf" for number in chain([""], (f"-{again}" for again in count(2))))
         chosen = next(name for name in names if name.casefold() not in taken)
         taken.add(chosen.casefold())
         yield chosen
+
+
+def _safe_stem(name: str) -> str:
+    """Return a name from the service without folders and .pdf, safe on every system; empty if nothing is left."""
+    name = re.split(r"[/\\]", name.rstrip("/\\"))[-1]
+    name = re.sub(r"\.pdf$", "", _UNSAFE.sub("_", name), flags=re.IGNORECASE).strip(" .").lstrip("-")
+    stem = name.encode("utf-8", "replace")[:_LONGEST_NAME].decode("utf-8", "ignore").rstrip(" .")
+    return f"_{stem}" if _RESERVED.fullmatch(stem) else stem

@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 import sys
+import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
@@ -217,15 +218,17 @@ NAMES = {
     "lease.pdf": "lease",
     "Lease 2031.PDF": "Lease 2031",
     "Lease.pdf": "Lease-signed-2",
-    "../../etc/passwd": "_.._etc_passwd",
-    "C:\\Windows\\evil.pdf": "C__Windows_evil",
-    "..": "document",
+    "../../etc/passwd": "passwd",
+    "C:\\Windows\\evil.pdf": "evil",
+    "..": "d5",
     ".bashrc": "bashrc",
     "-rf.pdf": "rf",
     "a\nb\x1b[31m": "a_b_[31m",
     "fdp\u202efdp.exe.pdf": "fdp_fdp.exe",
     'a<b>c:d"e|f?g*h': "a_b_c_d_e_f_g_h",
-    "CON.pdf": "CON",
+    "CON.pdf": "_CON",
+    "aux.x": "_aux.x",
+    "../": "d13",
     "å" * 200: "å" * 90,
 }
 
@@ -266,3 +269,12 @@ def test_unsealed_documents_are_reported_once(run: Run, service: Service) -> Non
     assert ran.err.startswith(f"Error: not sealed yet, because somebody has not signed: {names}\n")
     assert "404" not in ran.err
     assert [line["error"]["type"] for line in run("download", signing, "--all", "--json").lines] == ["NotYetSigned"] * 2
+
+
+def test_all_documents_are_downloaded_side_by_side(run: Run, service: Service) -> None:
+    signing = service.draft(*(f"{number}.pdf" for number in range(4)), to=("anna@example.com",), sent=True)
+    service.call(service.sandbox.complete(signing))
+    service.do(service.sandbox.faults.add, "documents.download_signed", "slow", None, seconds=1)
+    began = time.monotonic()
+    assert run("download", signing, "--all").code == 0
+    assert 1 <= time.monotonic() - began < 3
