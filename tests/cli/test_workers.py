@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from signing_async import InvalidRequest, SigningPackage
+from signing_async import InvalidRequest, SigningPackage, TransportError
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.pdfs import make_pdf
@@ -138,7 +138,7 @@ def test_packages_that_no_worker_reports_fail_after_the_timeout_and_can_be_run_a
     assert ran.code == 5
     assert ran.out.startswith("0 sent, 3 failed.\n")
     assert "Warning: no worker has reported" in ran.err
-    assert "leases.csv, line 2: no worker reported on package" in ran.err
+    assert "leases.csv, line 2: no worker reported within 0.7 s: the package may still be sent" in ran.err
     request.getfixturevalue("worker")
     ran = run("dispatch", "leases.failures.csv", "--broker", redis.url, "--wait", "--for", "60")
     assert (ran.code, ran.out) == (0, "3 sent.\n")
@@ -190,3 +190,37 @@ def test_package_that_cannot_be_enqueued_is_reported_and_the_others_are_enqueued
     assert "2 enqueued, 1 failed." in ran.out
     assert "leases.csv, line 3: documents[0]: cannot open" in ran.err
     assert Path("leases.failures.csv").exists()
+
+
+@pytest.mark.parametrize(("failures", "code", "out"), [(1, 0, "3 enqueued.\n"), (10**6, 1, "")])
+def test_outage_of_the_broker_is_reported_once_and_waited_out(
+    failures: int, code: int, out: str, run: Run, leases: None, journal: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [TransportError("the broker is down", transient=True, client_wide=True)] * failures
+
+    async def enqueue(package: object) -> None:
+        if left:
+            raise left.pop()
+
+    monkeypatch.setattr("signing_async.taskiq.enqueuing", lambda broker, **options: nullcontext(enqueue))
+    ran = run("dispatch", "leases.csv", "--broker", "redis://r", "--for", "0.5")
+    assert (ran.code, ran.out, ran.err.count("the broker is down; waiting for it")) == (code, out, 1)
+
+
+def test_report_is_kept_until_its_packages_are_sent(
+    run: Run, service: Service, leases: None, journal: str, redis: RedisServer, request: pytest.FixtureRequest
+) -> None:
+    """Enqueued is not sent: until the workers say so, the report may be all that tells of the packages."""
+    report = Path("leases.failures.csv")
+    Path("leases.csv").rename(report)
+    before = report.read_bytes()
+    ran = run("dispatch", report.name, "--broker", redis.url)
+    assert (ran.code, report.read_bytes()) == (0, before)
+    assert ran.out == ("3 enqueued.\nleases.failures.csv is kept until a run has sent its packages.\n")
+    ran = run("--json", "dispatch", report.name, "--broker", redis.url)
+    assert (ran.lines[-1]["summary"]["failures"], report.read_bytes()) == (None, before)
+    request.getfixturevalue("worker")
+    ran = run("dispatch", report.name, "--broker", redis.url, "--wait", "--for", "60")
+    assert (ran.code, ran.out) == (0, "3 sent.\n")
+    assert not report.exists()
+    assert sent(service) == ALL
