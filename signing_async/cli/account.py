@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from ..errors import ConfigurationError, WaitTimeout
+from ..errors import AuthError, ConfigurationError, WaitTimeout
 from .command_base import Seconds, State, command
 from .output import on_one_line
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ..models import User
     from ..settings import Settings
 
+_LOCK_TIMEOUT = 10.0
 _PROMPTS = {
     "base_url": "The tenant's URL, such as https://tenant.example.com",
     "client_id": "The app's client id (register an app at {base_url}/developer/my-apps)",
@@ -147,7 +148,9 @@ async def _login_with_browser(state: State, settings: Settings, redirect_uri: st
     async with listen(redirect_uri) as callback, _oauth(state, settings, callback.redirect_uri) as oauth:
         request = oauth.authorization_request()
         state.out.say(f"Log in with your browser, on this machine:\n  {request.url}", url=request.url)
-        if "SSH_CONNECTION" not in os.environ:
+        # Without a display, `webbrowser` would start a text browser in this terminal.
+        has_display = sys.platform in ("darwin", "win32") or any(map(os.environ.get, ("DISPLAY", "WAYLAND_DISPLAY")))
+        if os.environ.get("BROWSER") or (has_display and "SSH_CONNECTION" not in os.environ):
             # In a daemon thread: some browsers return only when they are closed.
             threading.Thread(target=webbrowser.open, args=(request.url,), daemon=True).start()
 
@@ -192,10 +195,13 @@ async def logout(state: State) -> None:
     store, origin = state.settings.store, state.settings.origin
     was_logged_in = store.path.exists()
     if was_logged_in:
-        # Hold the lock: otherwise a refresh in another process may save the token again.
-        async with store.lock():
-            await store.load()  # raises if the file holds anything but a token
-            store.path.unlink(missing_ok=True)
+        try:
+            # Hold the lock: otherwise a refresh in another process may save the token again.
+            async with asyncio.timeout(_LOCK_TIMEOUT), store.lock():
+                await store.load()  # raises if the file holds anything but a token
+                store.path.unlink(missing_ok=True)
+        except TimeoutError:
+            raise AuthError(f"the token file {store.path} is in use: try again", transient=True) from None
     facts = {"base_url": origin, "token_file": str(store.path), "removed": was_logged_in}
     text = (
         f"Token removed: {store.path}; a copy works until it expires" if was_logged_in else f"Not logged in at {origin}"

@@ -16,12 +16,18 @@ from ..errors import ConfigurationError, InvalidRequest, SigningError, StateMism
 
 _silent = logging.Logger(__name__, logging.CRITICAL + 1)  # any local program can send malformed HTTP
 
-_PAGE = (
-    '<!doctype html>\n<html lang="en">\n<meta charset="utf-8">\n<title>{0}</title>\n<h1>{0}</h1>\n<p>{1}</p>\n</html>\n'
-)
+_PAGE = """<!doctype html>
+<html lang="en">
+<meta charset="utf-8">
+<title>{title}</title>
+<style>body {{ font: 17px/1.5 system-ui, sans-serif; max-width: 30rem; margin: 25vh auto 0 }}</style>
+<h1>{title}</h1>
+<p>{text}</p>
+</html>
+"""
 _HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'",
+    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
@@ -45,30 +51,31 @@ class Callback:
 
     def __init__(self, redirect_uri: str) -> None:
         self.redirect_uri: str = redirect_uri
-        self._requests: asyncio.Queue[tuple[str, asyncio.Future[web.Response]]] = asyncio.Queue()
-
-    async def respond(self, request: web.Request) -> web.Response:
-        response: asyncio.Future[web.Response] = asyncio.Future()
-        # Not the whole URL: it includes the Host header, which any local program can choose.
-        await self._requests.put((f"?{request.rel_url.raw_query_string}", response))
-        return await response
+        self._outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._exchange: asyncio.Future[Callable[[str], Awaitable[str]]] = asyncio.Future()
+        self._lock = asyncio.Lock()
 
     async def wait(self, exchange: Callable[[str], Awaitable[str]]) -> None:
         """Wait until ``exchange`` accepts a callback's query; raise its error if the login fails."""
-        while True:
-            query, response = await self._requests.get()
+        self._exchange.set_result(exchange)
+        await self._outcome
+
+    async def respond(self, request: web.Request) -> web.Response:
+        async with self._lock:
+            exchange = await self._exchange
+            if self._outcome.done():
+                return _page("Nothing to do", "This login is over. You can close this window.", 410)
             try:
-                message = await exchange(query)
+                # Not the whole URL: it includes the Host header, which any local program can choose.
+                message = await exchange(f"?{request.rel_url.raw_query_string}")
             except (StateMismatch, InvalidRequest):
                 # The exchange checks the state first. Without it, this is not the callback, which may still come.
-                response.set_result(_page("Not logged in", "This request does not belong to the current login.", 400))
+                return _page("Not logged in", "This request does not belong to the current login.", 400)
             except SigningError as error:
-                response.set_result(_page("Not logged in", f"{error}. You can close this window.", 400))
-                raise
-            else:
-                text = f"{message} You can close this window and return to the terminal."
-                response.set_result(_page("You are logged in", text, 200))
-                return
+                self._outcome.set_exception(error)
+                return _page("Not logged in", f"{error}. See the terminal for details; you can close this window.", 400)
+            self._outcome.set_result(None)
+            return _page("You are logged in", f"{message} You can close this window and return to the terminal.", 200)
 
 
 @contextlib.asynccontextmanager
@@ -93,5 +100,5 @@ async def listen(redirect_uri: str) -> AsyncIterator[Callback]:
 
 
 def _page(title: str, text: str, status: int) -> web.Response:
-    content = _PAGE.format(html.escape(title), html.escape(text))
+    content = _PAGE.format(title=html.escape(title), text=html.escape(text))
     return web.Response(text=content, status=status, content_type="text/html", headers=_HEADERS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import os
 import socket
 import stat
@@ -14,11 +15,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlencode
+from urllib.parse import urlencode, urlsplit
 
+import aiohttp
 import pytest
 
 from signing_async import FileTokenStore, SigningClient, Token
+from signing_async.cli import account
+from signing_async.cli.callback import listen
 from tests.cli.browser import agree
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -299,3 +303,93 @@ def test_rejected_login_says_how_to_log_in(
         ran = run("me")
         assert (ran.code, ran.err.count("o log in, run: signing-async login\n")) == (4, 1)
         assert run("me", "--json").error["message"].endswith("o log in, run: signing-async login")
+
+
+def test_logout_fails_when_the_token_file_stays_locked(
+    run: Run, app: dict[str, str], pages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("login")
+    monkeypatch.setattr(account, "_LOCK_TIMEOUT", 0.2)
+    (kept,) = Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")
+
+    async def hold() -> None:
+        async with FileTokenStore(kept).lock():
+            ran = await asyncio.to_thread(run, "logout")
+            assert ran.code == 1
+            assert "is in use: try again" in ran.err
+
+    asyncio.run(hold())
+    assert kept.exists()
+
+
+async def test_callback_listens_on_a_free_port_and_refuses_requests_after_the_login() -> None:
+    async def exchange(query: str) -> str:
+        return "saved"
+
+    async with listen("http://127.0.0.1/callback") as callback, aiohttp.ClientSession() as session:
+        login = asyncio.create_task(callback.wait(exchange))
+        for status, words in ((200, "You are logged in"), (410, "This login is over")):
+            async with session.get(callback.redirect_uri) as response:
+                assert (response.status, words in await response.text()) == (status, True)
+        await login
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    [
+        "GET /callback HTTP/1.1",
+        "GET /callback?error=access_denied&state= HTTP/1.1",
+        "GET /callback HTTP/1.1\r\nbad header",
+    ],
+)
+def test_request_without_the_state_is_refused_silently_and_does_not_end_the_login(
+    request_line: str, run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Any program on this machine, and any page in a browser, may send one."""
+    statuses: list[bytes] = []
+
+    def visit(address: str) -> str:
+        port = urlsplit(app["SIGNING_REDIRECT_URI"]).port or 0
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(f"{request_line}\r\nHost: a b\r\n\r\n".encode())
+            statuses.append(connection.recv(4096).split()[1])
+        return agree(address)
+
+    browse_with(monkeypatch, visit)
+    ran = run("login")
+    assert (ran.code, statuses) == (0, [b"400"]), ran.err
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("environment", "platform", "opened"),
+    [
+        ({"DISPLAY": ":0"}, "linux", True),
+        ({}, "linux", False),
+        ({}, "darwin", True),
+        ({"SSH_CONNECTION": "192.0.2.1 1 192.0.2.2 22"}, "darwin", False),
+        ({"BROWSER": "firefox", "SSH_CONNECTION": "192.0.2.1 1 192.0.2.2 22"}, "linux", True),
+    ],
+)
+def test_login_opens_no_browser_over_ssh_or_without_display(
+    environment: dict[str, str],
+    platform: str,
+    opened: bool,
+    run: Run,
+    app: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It prints the URL instead; a browser named by $BROWSER is opened anywhere."""
+    visited = browse_with(monkeypatch, lambda address: "")
+    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(account.sys, "platform", platform)  # type: ignore[attr-defined]  # the module's sys
+    ran = run("login", "--wait", "0.2")
+    assert ran.code == 5
+    assert "\n  http://127.0.0.1:" in ran.err
+    if opened:
+        wait_until(lambda: visited)
+    else:
+        assert visited == []
