@@ -153,9 +153,9 @@ class Examination:
             if len(items) > 1 and (name := await self._size_parameter()):
                 size = {name: "1"}
                 page = await self._get("/signings", size)
-            words = (
-                f"the parameter is {name!r}" if size else "unknown: a list of two signings could not be limited to one"
-            )
+            words = f"the parameter is {name!r}" if size else "no usual parameter limits a page to one signing"
+            if len(items) < 2:
+                words = "undetermined: there are fewer than two signings"
             yield Finding("page size", "ok" if size else "unknown", words, {"limit_param": next(iter(size), None)})
             yield await self._next_page(page, size)
             if items:
@@ -257,12 +257,13 @@ class Examination:
             if is_named and found and isinstance(found, str | int) and not isinstance(found, bool):
                 self._learn("next_paths", path)
                 return path, str(found)
-        if 'rel="next"' in page.headers.get("Link", ""):
+        if re.search(r';\s*rel="?next\b', page.headers.get("Link", "")):
             return "the Link header", "/"
         for path, found in self._members(data, "has_more_paths"):
             if found is True and (path in self.assumptions.has_more_paths or "more" in path.lower()):
                 self._learn("has_more_paths", path)
-                return f"{path} and the last item's id", str(self._items(page)[1][-1].get("id"))
+                ids = [item.get("id") for item in self._items(page)[1]]
+                return f"{path} and the last item's id", str(ids[-1] if ids else "")
         return None, ""
 
     async def _record(self, item: Mapping[str, Any]) -> Finding:
@@ -277,13 +278,21 @@ class Examination:
 
     async def _recipients(self, items: list[dict[str, Any]]) -> Finding:
         """Determine which field shows that a recipient has finished: one with a value, best of a completed signing."""
-        for item in sorted(items, key=lambda item: not item.get("is_completed"))[:_MAX_RECIPIENT_LISTS]:
+        empty = ""
+        best_first = sorted(items, key=lambda item: (not item.get("is_completed"), bool(item.get("is_draft"))))
+        for item in best_first[:_MAX_RECIPIENT_LISTS]:
             _, people = self._items(await self._get("/signings/{id}/recipients", id=str(item.get("id"))))
-            for name, value in (member for person in people for member in person.items()):
-                if value and _NAME.fullmatch(name) and _DONE.fullmatch(name):
+            for name, value in (member for person in people for member in _walk(person) if _DONE.fullmatch(member[0])):
+                if value:
                     self._learn("recipient_done_fields", name, "Observed with a value")
                     return Finding("recipients", "ok", f"a recipient who has finished has a {name!r}", {"field": name})
-        return Finding("recipients", "unknown", "no recipient who has finished was found")
+                empty = empty or name
+        if not empty:
+            return Finding("recipients", "unknown", "no recipient who has finished was found")
+        state = "ok" if empty in self.assumptions.recipient_done_fields else "warning"
+        self._learn("recipient_done_fields", empty, "Observed, but always empty: chosen by its name")
+        words = f"a recipient who has finished may have a {empty!r}: it was always empty"
+        return Finding("recipients", state, words, {"field": empty})
 
     def _request_id(self) -> Finding:
         headers = self._responses[0].headers

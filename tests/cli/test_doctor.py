@@ -199,7 +199,7 @@ LEARNED: dict[str, tuple[Answers, str, dict[str, Any]]] = {
     "one signing": ({"/signings": TWO[:1]}, NO_CURSOR, {}),
     "a name that would inject a line": ({"/signings": {"data": TWO, "next\nmax_pdf_bytes = 1\n#": "x"}}, NO_CURSOR, {}),
     "a cursor that no parameter takes": (
-        {"/signings": {"data": TWO, "has_more": True}},
+        {"/signings": {"data": [], "has_more": True}},
         "a page has a cursor in has_more and the last item's id, but no known parameter takes it",
         {},
     ),
@@ -242,8 +242,24 @@ async def test_malformed_responses_are_reported_and_the_other_checks_run(examine
     odd: Answers = {"/me": [], "/signings": [{"id": 5, "updated_at": "soon"}, 7, {"id": 6}]}
     found, _ = await examine(odd | {"/signings/5": {"a": {"b": 1}}, "/signings/5/recipients": [{"signed_at": None}, 3]})
     assert found["record"]["message"] == "no id in the response for a signing"
-    assert (found["recipients"]["state"], found["page size"]["state"]) == ("unknown", "unknown")
+    assert (found["recipients"]["state"], found["page size"]["state"]) == ("ok", "unknown")
     assert found["client"]["state"] == "failed"
+
+
+async def test_field_of_finished_recipients_that_is_always_empty_is_chosen_by_its_name(examine: Examine) -> None:
+    people = {"people": [{"email": "anna@example.com", "ApprovedOn": None, "signed": True}]}
+    answers: Answers = {
+        "/me": {},
+        "/signings": {"data": TWO, "links": {"next": "/2"}},
+        "/signings/a/recipients": people,
+    }
+    found, values = await examine(answers)
+    assert (found["recipients"]["state"], found["recipients"]["field"]) == ("warning", "ApprovedOn")
+    assert (values["item_paths"][0], values["recipient_done_fields"][0]) == ("people", "ApprovedOn")
+    found, values = await examine({**answers, "/signings/a/recipients": [{"signed_at": "2031-03-31"}]})
+    assert (found["recipients"]["state"], values["recipient_done_fields"]) == ("ok", ["signed_at", "completed_at"])
+    found, values = await examine({**answers, "/signings/a/recipients": [{"email": "anna@example.com"}]})
+    assert (found["recipients"]["state"], "recipient_done_fields" in values) == ("unknown", False)
 
 
 async def test_clock_skew_is_a_failure(examine: Examine) -> None:
