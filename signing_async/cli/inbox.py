@@ -103,7 +103,11 @@ async def list_events(state: State, status: str | None, limit: int | None, every
             row = (stored.id, stored.status.value, stored.type, stored.signing_id or "")
             rows.append((*row, state.out.when(stored.received_at), stored.attempts, stored.error or ""))
     if rows:
-        state.out.table(("ID", "STATE", "TYPE", "SIGNING", "RECEIVED", "ATTEMPTS", "REMARK"), rows)
+        state.out.table(
+            ("ID", "STATE", "TYPE", "SIGNING", "RECEIVED", "ATTEMPTS", "REMARK"),
+            rows,
+            optional=("ATTEMPTS", "SIGNING", "RECEIVED", "REMARK"),
+        )
     if has_more:
         state.out.say(f"There are more than {limit}: use --all, or a filter such as --since.", more=True)
     elif not rows:

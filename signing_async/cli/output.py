@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from ..bulk import Progress
 
+_NARROWEST = 12
 SECONDS_BETWEEN_LINES = 10.0
 """The interval of progress lines where no progress bar is shown."""
 
@@ -88,8 +89,18 @@ class Output:
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[object]], if_empty: str = "") -> None:
-        """Print rows for people. A narrow terminal shows the first column, STATE and ID in full."""
+    def table(
+        self,
+        columns: Sequence[str],
+        rows: Sequence[Sequence[object]],
+        if_empty: str = "",
+        *,
+        optional: Sequence[str] = (),
+    ) -> None:
+        """Print rows for people. If a terminal is too narrow, ``optional`` columns are left out.
+
+        It shows the first column, STATE and ID in full.
+        """
         if self.json:
             return
         from rich.table import Table
@@ -98,15 +109,20 @@ class Output:
         if not rows:
             self.text(if_empty)
             return
+        console = _console(sys.stdout)
+        lines = [list(columns), *([on_one_line(str(cell)) for cell in row] for row in rows)]
+        for name in optional:
+            if sum(_minimum_widths(lines)) + 2 * len(lines[0]) - 2 > console.width:
+                at = lines[0].index(name)
+                lines = [line[:at] + line[at + 1 :] for line in lines]
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-        for name in columns:
-            table.add_column(name, no_wrap=name in (columns[0], "STATE", "ID"))
-        for row in rows:
-            cells = [Text(on_one_line(str(cell)), no_wrap=True, overflow="ellipsis") for cell in row]
-            for name, cell in zip(columns, cells, strict=True):
+        for name, width in zip(lines[0], _minimum_widths(lines), strict=True):
+            table.add_column(name, min_width=width, no_wrap=True)
+        for line in lines[1:]:
+            cells = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in line]
+            for name, cell in zip(lines[0], cells, strict=True):
                 cell.stylize(_COLOURS.get(cell.plain.partition(" ")[0], "") if name == "STATE" else "")
             table.add_row(*cells)
-        console = _console(sys.stdout)
         with console.capture() as captured:
             console.print(table, soft_wrap=False)
         self.text("\n".join(line.rstrip() for line in captured.get().splitlines()))
@@ -187,7 +203,7 @@ class ItemProgress:
     def __init__(self, out: Output, title: str, total: int | None, update: Callable[..., None]) -> None:
         self._out, self._title, self._total, self._update = out, title, total, update
         self._done = self._failed = 0
-        self._last_line = time.monotonic()
+        self._began = self._last_line = time.monotonic()
 
     def __call__(self, is_failure: bool) -> None:
         self._done, self._failed = self._done + 1, self._failed + is_failure
@@ -202,8 +218,9 @@ class ItemProgress:
         self._update(completed=self._done, info=f"{self._numbers()} {remark}".rstrip())
 
     def _numbers(self) -> str:
+        rate = self._done / max(time.monotonic() - self._began, 0.001)
         failed = f" {self._failed} failed" if self._failed else ""
-        return f"{self._done}/{'?' if self._total is None else self._total}{failed}"
+        return f"{self._done}/{'?' if self._total is None else self._total} {rate:.1f}/s{failed}"
 
 
 def clean(text: str) -> str:
@@ -252,6 +269,15 @@ def _console(stream: Any) -> Console:
     is_terminal = stream.isatty()
     width = None if is_terminal else 1_000_000
     return Console(file=stream, force_terminal=is_terminal, width=width, highlight=False, markup=False, emoji=False)
+
+
+def _minimum_widths(lines: Sequence[Sequence[str]]) -> list[int]:
+    """Return the widths of a table whose first column, STATE and ID are shown in full, and the others in part."""
+    from rich.cells import cell_len
+
+    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
+    is_whole = [not number or name in ("STATE", "ID") for number, name in enumerate(lines[0])]
+    return [width if whole else min(width, _NARROWEST) for width, whole in zip(widths, is_whole, strict=True)]
 
 
 def _as_text(value: object) -> str:

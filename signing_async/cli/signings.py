@@ -72,7 +72,7 @@ async def list_signings(
                 state.out.result(signing_facts(signing))
                 rows.append((signing.id, signing.state.value, state.out.when(signing.updated_at), signing.name))
     if rows:
-        state.out.table(("ID", "STATE", "UPDATED", "NAME"), rows)
+        state.out.table(("ID", "STATE", "UPDATED", "NAME"), rows, optional=("UPDATED", "STATE"))
     if stopped:
         state.out.say(f"There may be more. Continue with: --cursor {shlex.quote(stopped)}", next_cursor=stopped)
     elif not rows:
@@ -122,7 +122,7 @@ async def show(state: State, signing: str) -> None:
     names = ("id", "state", "language", "signing_order", "updated_at", "cancelled_at", "message")
     state.out.facts(found.name or "(unnamed)", {name: getattr(found, name) for name in names})
     documents = [
-        (one.name, f"signed {iso(one.completed_at)}" if one.completed_at else "pending", one.id)
+        (one.name, f"signed {state.out.when(one.completed_at)}" if one.completed_at else "pending", one.id)
         for one in found.documents
     ]
     people = [
@@ -139,7 +139,12 @@ async def show(state: State, signing: str) -> None:
     state.out.text("")
     state.out.table(("DOCUMENT", "STATE", "ID"), documents, "No documents yet.")
     state.out.text("")
-    state.out.table(("RECIPIENT", "STATE", "NAME", "ORDER", "METHOD", "ID"), people, "No recipients yet.")
+    state.out.table(
+        ("RECIPIENT", "STATE", "NAME", "ORDER", "METHOD", "ID"),
+        people,
+        "No recipients yet.",
+        optional=("METHOD", "ORDER", "NAME"),
+    )
 
 
 async def _read(client: SigningClient, signing: str) -> tuple[Signing, list[Recipient]]:

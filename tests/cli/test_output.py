@@ -38,14 +38,20 @@ def test_colours_on_a_terminal_without_no_color_and_no_controls_in_pipes(service
     assert b"\x1b" not in screen("watch", "none", environment=dumb).raw
 
 
-@pytest.mark.parametrize("columns", [70, 120])
-def test_list_fits_narrow_terminals_and_keeps_the_id_whole_and_the_name(columns: int, service: Service) -> None:
+@pytest.mark.parametrize(
+    ("columns", "header"),
+    [(50, ["ID", "NAME"]), (60, ["ID", "STATE", "NAME"]), (120, ["ID", "STATE", "UPDATED", "NAME"])],
+)
+def test_list_fits_narrow_terminals_and_keeps_the_id_whole_and_the_name(
+    columns: int, header: list[str], service: Service
+) -> None:
+    """Other columns are left out first."""
     signing = service.draft(name="Boat house with a name that is much too long for a terminal such as this one is")
     lines = screen("list", columns=columns, environment=service.environment).text.splitlines()
     assert all(len(line.rstrip()) <= columns for line in lines)
     assert len(lines) == 2
     assert lines[1].rstrip().endswith("…")
-    assert lines[0].split() == ["ID", "STATE", "UPDATED", "NAME"]
+    assert lines[0].split() == header
     assert lines[1].startswith(signing)
     assert "  Boat house" in lines[1]
 
