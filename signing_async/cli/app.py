@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -115,6 +116,10 @@ def completion(state: State, shell: str) -> None:
 
 
 def main() -> None:
+    for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
+        if getattr(sys, name) is None:  # closed: no file or connection must get its descriptor
+            os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
     sys.exit(run(sys.argv[1:]))
 
 

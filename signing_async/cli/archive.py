@@ -45,6 +45,8 @@ _KINDS = {
     "not_sent": "not sent",
     "not_examined": "could not be examined",
 }
+# Words that are more likely a mistyped command than a new folder.
+_VERBS = ("check", "fetch", "get", "help", "list", "ls", "pull", "run", "start", "stats", "sync", "update")
 
 
 class _Group(click.Group):
@@ -57,9 +59,9 @@ class _Group(click.Group):
         if word in self.commands:
             return super().resolve_command(ctx, args)
         hint = did_you_mean(word, self.commands) if word.isidentifier() else ""
-        if hint and not Path(word).exists():
-            text = f"No such command {word!r}{hint} To archive into a new folder of that name, use {word}/"
-            raise click.UsageError(text, ctx)
+        if (hint or word in _VERBS) and not Path(word).exists():
+            problem = f"No such command {word!r}{hint or '; the commands are status and verify.'}"
+            raise click.UsageError(f"{problem} To archive into a new folder of that name, use {word}/", ctx)
         return "", run, args
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -297,7 +299,7 @@ async def status(state: State, journal: str | None, after: timedelta, since: dat
         state.out.say("Nothing is stuck.")
         return 0
     if not state.json:
-        state.out.table(("ID", "NAME", "PROBLEM", "SINCE", "DETAILS"), rows)
+        state.out.table(("ID", "NAME", "PROBLEM", "SINCE", "DETAILS"), rows, optional=("SINCE",))
     return STUCK if found.dispatches or any(stuck.error is None for stuck in found.signings) else FAILED
 
 

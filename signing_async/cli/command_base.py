@@ -19,6 +19,7 @@ import contextlib
 import fnmatch
 import inspect
 import logging
+import math
 import os
 import re
 import signal
@@ -209,9 +210,15 @@ def command(
 
 
 class Seconds(click.FloatRange):
-    """A range of seconds."""
+    """A range of finite seconds."""
 
     name = "seconds"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        seconds = super().convert(value, param, ctx)
+        if not math.isfinite(seconds):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return seconds
 
 
 _SPAN = re.compile(r"(\d{1,4})(min|h|d|w)")

@@ -75,7 +75,7 @@ def verify(state: State, body: IO[bytes], source: str | None, scheme: Scheme, an
     given = {name.lower() for name, _ in delivery["headers"]}
     if delivery["signature"] is None and scheme.header.lower() not in given:
         raise click.UsageError(f"no signature: use --signature VALUE, or --header '{scheme.header}: VALUE'")
-    secret = _load_secret(state, source).rstrip("\r\n")
+    secret = _load_secret(state, source, body).rstrip("\r\n")
     verifier = WebhookVerifier(secret, replace(scheme, tolerance=math.inf) if any_age else scheme)
     content = body.read()
     try:
@@ -108,7 +108,7 @@ def doctor(state: State, body: IO[bytes], source: str | None, scheme: Scheme, **
 
     Exit code 0: the delivery verifies. 1: it does not, and the cause is shown. 2: wrong usage. 3: no cause was found.
     """
-    secret = _load_secret(state, source)
+    secret = _load_secret(state, source, body)
     found = diagnose(secret, body.read(), delivery["signature"], headers=delivery["headers"], scheme=scheme)
     facts = {"accepted": found.accepted, "explained": found.explained, "findings": list(found.findings)}
     colour, code = ("green", 0) if found.accepted else ("yellow", 1) if found.explained else ("red", 3)
@@ -162,8 +162,10 @@ async def _check(state: State, url: str, secret: str, options: dict[str, Any]) -
     return 1 if failed else 0
 
 
-def _load_secret(state: State, source: str | None) -> str:
+def _load_secret(state: State, source: str | None, body: IO[bytes] | None = None) -> str:
     kind, _, rest = (source or f"env:{_SECRET_VARIABLE}").partition(":")
+    if source == "-" and body is sys.stdin.buffer:
+        raise click.UsageError("standard input can be either the body or the secret, not both")
     if source == "-" or (kind == "file" and rest):
         return read_text(FILE.convert(rest or "-", None, None))
     if kind != "env" or not rest:

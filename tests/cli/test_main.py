@@ -259,3 +259,10 @@ def test_completion_works_without_extras_and_imports_no_command(
         printed = capfd.readouterr()
         assert (candidate in printed.out.splitlines(), printed.err) == (bool(candidate), "")
     assert "signing_async.cli.dispatch" not in sys.modules
+
+
+def test_closed_standard_streams_are_replaced_by_the_null_device(service: Service) -> None:
+    script = f"{sys.executable} -c 'from signing_async.cli import main; main()' me <&- >&-"
+    env = {**os.environ, **service.environment, "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(["bash", "-c", script], env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")

@@ -39,6 +39,8 @@ REFUSED = {
     "frobnicate": "No such command 'frobnicate'.",
     "watch x --poll -1": "'--poll': -1.0 is not in the range",
     "login --wait soon": "'--wait': 'soon' is not a valid",
+    "login --wait inf": "'--wait': 'inf' is not a finite number",
+    "watch x --for nan": "'--for': 'nan' is not a finite number",
     # Signings and recipients
     "list --cursor abc": "--cursor: must be a cursor that `list` printed, got 'abc'",
     "list --updated-since soon": f"{MOMENT} 'soon'",
@@ -55,6 +57,9 @@ REFUSED = {
     "demo --folder /dev/null/x": "--folder: could not create the folder '/dev/null/x': Not a directory",
     "doctor --output ''": "Error: --output: '.' is a folder",
     "doctor --output text": "Error: --output: text exists: use --force to replace it",
+    "remind x": "use either RECIPIENT or --all-pending",
+    "remind x anna@example.com --all-pending": "use either RECIPIENT or --all-pending",
+    "download x lease.pdf --all": "use either DOCUMENTS or --all, not both",
     # Dispatch
     "dispatch none.csv": "Error: none.csv: cannot be opened: No such file or directory",
     "dispatch .": "Error: .: not a regular file",
@@ -75,6 +80,7 @@ REFUSED = {
     "dispatch x.csv --broker redis://h?password=geheim": "use --broker env:SIGNING_BROKER",
     # Archive
     "archive verfy": "No such command 'verfy'; did you mean 'verify'? To archive into a new folder of that name, use",
+    "archive sync": "No such command 'sync'; the commands are status and verify. To archive into",
     "archive --follow verify": OPTIONS_AFTER,
     "archive verify missing": "missing is not an archive: it has no manifest.jsonl",
     "archive c --since soon": f"{MOMENT} 'soon'",
@@ -90,6 +96,7 @@ REFUSED = {
     # Inbox
     "inbox list": "no inbox: use --inbox PATH, or set SIGNING_INBOX",
     "inbox list --inbox ''": "--inbox: must not be empty",
+    "inbox list --inbox postgresql://u:geheim@h/d": "put the URL into SIGNING_INBOX",
     "inbox list --inbox no/such.db": "Error: the inbox 'no/such.db' does not exist",
     "inbox purge": "Missing option '--older-than'",
     "inbox retry": IDS_OR_FILTER,
@@ -102,6 +109,9 @@ REFUSED = {
     "webhook verify text --signature x --secret env:": "every process can read a secret",
     "webhook verify text --signature x --secret env:NOT_SET": "set NOT_SET",
     "webhook verify text --signature x --secret env:EMPTY": "webhook secret: must not be empty",
+    "webhook verify - --signature x --secret -": "either the body or the secret",
+    "webhook doctor - --signature x --secret -": "either the body or the secret",
+    "webhook check http://127.0.0.1:1/ --secret env:NOT_SET": "no secret: set NOT_SET, or use --secret with env:NAME",
     "webhook check http://example.com/": "plain http to another machine",
     "webhook check http://127.0.0.1:1/ --secret env:EMPTY": "webhook secret: must not be empty",
     "verify-sealed text --fetch": "--fetch requires --trust",
