@@ -44,7 +44,7 @@ def test_csv_of_a_spreadsheet_is_sent(start: str, delimiter: str, run: Run, serv
     assert (package["key"], package["line"]) == ("lease-1", 3)
     signing = service.do(service.sandbox.signing, package["signing"])
     assert (signing.name, signing.language, signing.signing_order) == ("Lease 1", "EN", "sequential")
-    assert signing.message.split() == ["Please", "sign", "soon"]
+    assert (signing.message or "").split() == ["Please", "sign", "soon"]
     assert [one.name for one in service.do(service.sandbox.documents, signing.id)] == ["a.pdf", "c.pdf"]
     anna, bo = service.do(service.sandbox.recipients, signing.id)
     assert (anna.email, anna.first_name, anna.last_name, anna.order) == ("anna@example.com", "Anna", "Berg", 1)
