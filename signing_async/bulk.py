@@ -315,7 +315,9 @@ class _Pool:
                 self._outbox.put_nowait(result if self._flat else (result,))
         except StopAsyncIteration:
             return
-        except (Exception, asyncio.CancelledError) as error:
+        except GeneratorExit:
+            raise  # the loop was closed before the work had ended
+        except BaseException as error:
             self._failure = self._failure or error
             if self._puller is not None:
                 self._puller.cancel()
