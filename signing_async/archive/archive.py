@@ -30,6 +30,7 @@ from .stores import ArchiveStore, FolderStore, as_store
 if TYPE_CHECKING:
     from ..sealed import Trust
     from ..webhooks import Wakeups
+    from ..webhooks.wakeups import Subscription
 
 __all__ = ["Archive", "archive_one"]
 
@@ -120,9 +121,9 @@ class Archive:
     ) -> None:
         """Keep archiving until the task is cancelled: sweep every ``every`` seconds, and collect what events name.
 
-        With the ``wakeups`` of a webhook receiver, the signing of an event is collected at once, or after the current
-        sweep; a missed event costs no more than the time until the next sweep. An event that names no signing starts a
-        sweep, a second later. ``on_result`` is called with each result. A sweep that fails with a transient error is
+        With the ``wakeups`` of a webhook receiver, the signing of an event is collected at once, also during a sweep;
+        a missed event costs no more than the time until the next sweep. An event that names no signing starts a sweep,
+        a second later. ``on_result`` is called with each result. A sweep that fails with a transient error is
         logged, and the next one tries again; any other error is raised. ::
 
             wakeups = Wakeups()
@@ -130,25 +131,16 @@ class Archive:
             await archive.follow(wakeups)
         """
         _checks.number("every", every, above=0, error=InvalidRequest)
-        report, loop = on_result or (lambda result: None), asyncio.get_running_loop()
+        report, requested = on_result or (lambda result: None), asyncio.Event()
         with nullcontext() if wakeups is None else wakeups.subscribe() as subscription:
-            while True:
-                due = loop.time() + every
-                with _transient_errors_logged():
-                    async with self.sweep() as results:
-                        async for result in results:
-                            report(result)
-                if subscription is None:
-                    await asyncio.sleep(due - loop.time())
-                    continue
-                while (left := due - loop.time()) > 0 and await subscription.wait(left):
-                    if None in subscription.signings:
-                        await asyncio.sleep(_REQUESTED_SWEEP_DELAY)
-                        break
-                    for signing in map(str, subscription.signings):
-                        with _transient_errors_logged():
-                            for result in await self._collect(Signing(signing)):
-                                report(result)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._sweep_repeatedly(every, requested, report))
+                    if subscription is not None:
+                        group.create_task(self._collect_events(subscription, requested, report))
+            except BaseExceptionGroup as errors:
+                failure = errors.exceptions[0]
+        raise failure
 
     async def entries(self) -> AsyncIterator[ArchivedDocument]:
         """Iterate over the archived documents, in the order of the manifest; changed lines are skipped."""
@@ -157,14 +149,17 @@ class Archive:
                 yield decode_line(line)[0]
 
     async def aclose(self) -> None:
-        """Stop all sweeps, and close the journal unless it is the caller's."""
+        """Stop all sweeps, remove old incomplete downloads, and close the journal unless it is the caller's."""
         for sweep in self._sweeps:
             if not sweep.cancelling():  # another cancellation would interrupt the cleanup
                 sweep.cancel()
         if self._sweeps:
             await asyncio.wait(self._sweeps)
-        if self._own_journal is not None:
-            await self._own_journal.aclose()
+        try:
+            await self._collector.remove_old_leftovers()
+        finally:
+            if self._own_journal is not None:
+                await self._own_journal.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -193,6 +188,33 @@ class Archive:
                     may_be_completed = signing.state in (SigningState.COMPLETED, SigningState.UNKNOWN)
                     if may_be_completed and self._matches(signing) and not manifest.is_complete(api.origin, signing.id):
                         yield signing
+
+    async def _sweep_repeatedly(
+        self, every: float, requested: asyncio.Event, report: Callable[[ArchiveResult], None]
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            due = loop.time() + every
+            requested.clear()
+            with _transient_errors_logged():
+                async with self.sweep() as results:
+                    async for result in results:
+                        report(result)
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(due):
+                    await requested.wait()
+                    await asyncio.sleep(_REQUESTED_SWEEP_DELAY)
+
+    async def _collect_events(
+        self, subscription: Subscription, requested: asyncio.Event, report: Callable[[ArchiveResult], None]
+    ) -> None:
+        while await subscription.wait():
+            if None in subscription.signings:
+                requested.set()
+            for signing in subscription.signings - {None}:
+                with _transient_errors_logged():
+                    for result in await self._collect(Signing(str(signing))):
+                        report(result)
 
     async def _collect(self, signing: Signing) -> list[ArchiveResult]:
         """Archive what is missing of a signing if it matches. Request nothing if it is archived."""

@@ -10,8 +10,10 @@ import asyncio
 import hashlib
 import json
 import logging
+import math
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["ArchiveResult", "Collector", "raise_if_client_wide"]
 
 _PREFIX = "signing-archive-"
+_DAY = 86_400
 
 
 if TYPE_CHECKING:
@@ -107,7 +110,10 @@ class Collector:
 
     async def collect(self, signing: Signing, matches: Callable[[Signing], bool]) -> list[ArchiveResult] | None:
         """Archive what is missing of a signing if it matches; return None if another run is working on it."""
-        claim = await self.journal.claim(f"archive:{self.service}:{signing.id}")
+        try:
+            claim = await self.journal.claim(f"archive:{self.service}:{signing.id}")
+        except Exception as error:
+            return [_failed(signing, None, error)]
         if claim is None:
             return None
         try:
@@ -135,17 +141,23 @@ class Collector:
         if signing.state is not SigningState.COMPLETED or not matches(signing):
             return []
         if self._has_journal:
-            await asyncio.to_thread(self._remove_leftovers, signing)
+            await asyncio.to_thread(self._remove_leftovers, self._prefix(signing))
         names, results = self._template.names(self.service, signing), []
         for document in signing.documents:
             if (self.service, signing.id, document.id) not in self.manifest:
                 results.append(await self._collect_document(signing, document, names[document.id], claim, pending))
         return [result for result in results if result is not None]
 
-    def _remove_leftovers(self, signing: Signing) -> None:
-        """Remove downloads that killed runs left. The claim of the signing must be held."""
-        for leftover in self._downloads.glob(f"{self._prefix(signing)}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+    async def remove_old_leftovers(self) -> None:
+        """Remove downloads of any signing that killed runs left a day ago."""
+        await asyncio.to_thread(self._remove_leftovers, _PREFIX, time.time() - _DAY)
+
+    def _remove_leftovers(self, prefix: str, before: float = math.inf) -> None:
+        """Remove downloads that killed runs left. For young ones, the claim of the signing must be held."""
+        for leftover in self._downloads.glob(f"{prefix}*"):
+            with suppress(OSError):  # another run removed it
+                if leftover.stat().st_mtime < before:
+                    shutil.rmtree(leftover, ignore_errors=True)
 
     def _prefix(self, signing: Signing) -> str:
         return f"{_PREFIX}{digest(self.service, signing.id).hex()}-"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import pytest
 from signing_async import (
     ArchiveConflict,
     ArchiveError,
+    Claim,
     ConfigurationError,
     DecodeError,
     InvalidRequest,
+    JournalError,
     NotFound,
     NotSound,
     NotYetSigned,
@@ -30,6 +33,7 @@ from signing_async.sandbox import Sandbox
 from signing_async.webhooks import Event, Wakeups
 from tests.archive.tenants import Tenant, archived, completed, count, front_of, judge, lines_of, sent, sweep
 from tests.dispatch.holders import taken
+from tests.dispatch.observing import Failing
 
 DOWNLOAD = "documents.download_signed"
 
@@ -152,6 +156,40 @@ async def test_failure_of_one_document_or_signing_does_not_stop_the_sweep(
         assert (failed.document is not None, failed.entry) == (operation == DOWNLOAD, None)
         assert f"signing {failed.signing.id} was not archived" in caplog.text
         assert len(await archived(archive)) == 4 - added
+
+
+async def test_signing_whose_claim_the_journal_refuses_is_a_result_and_the_others_are_archived(tenant: Tenant) -> None:
+    signings = [await tenant.complete(f"Lease {number}", "a.pdf") for number in range(3)]
+    long = signings[1].id
+
+    class WithLongId(SqliteJournal):
+        """A journal that finds one signing's id too long."""
+
+        async def claim(self, key: str) -> Claim | None:
+            return await super().claim(key + "x" * 1000 if key.endswith(long) else key)
+
+    async with WithLongId(tenant.journal) as refusing, tenant.archive(journal=refusing) as archive:
+        results = await sweep(archive)
+        (failed,) = (result for result in results if result.error is not None)
+        assert (len(results), failed.signing.id, failed.document) == (3, long, None)
+        with pytest.raises(InvalidRequest, match="at most 1,000 bytes"):
+            await archive.collect(long)
+
+
+async def test_failing_journal_stops_the_sweep(tenant: Tenant) -> None:
+    """Whenever it fails; the next sweep with a journal that works finds what is missing."""
+    await tenant.complete()
+    for at in range(1, 8):
+        folder = tenant.folder / f"{at}"
+        async with (
+            SqliteJournal(tenant.journal) as kept,
+            tenant.archive(folder, journal=Failing(kept, at, OSError("disk"))) as archive,
+        ):
+            with suppress(JournalError):  # a late failure may come after all work
+                await sweep(archive)
+        async with tenant.archive(folder) as archive:
+            await archived(archive)
+        assert (await judge(tenant.sandbox, folder)).wrong == []
 
 
 async def test_failing_store_stops_the_sweep_and_a_name_that_is_always_taken_does_not(tenant: Tenant) -> None:
@@ -425,6 +463,23 @@ async def test_event_that_names_no_signing_starts_a_sweep(
     assert tenant.count("signings.list") == 2
 
 
+async def test_event_during_a_sweep_is_collected_at_once(tenant: Tenant, results: asyncio.Queue[ArchiveResult]) -> None:
+    await tenant.complete("Slow", "a.pdf")
+    signing = await sent(tenant.client)
+    store, wakeups = Store(tenant.folder), Wakeups()
+    async with tenant.archive(store) as archive:
+        following = asyncio.create_task(archive.follow(wakeups, 60, results.put_nowait))
+        await store.reached.wait()
+        await tenant.sandbox.complete(signing.id)
+        wakeups.publish(event(signing_id=signing.id))
+        assert {result.signing.id for result in await taken_from(results, 2)} == {signing.id}
+        store.opened.set()
+        await taken_from(results, 1)
+        following.cancel()
+        await asyncio.wait([following])
+    assert (await judge(tenant.sandbox, tenant.folder)).wrong == []
+
+
 async def test_sweep_that_fails_for_now_does_not_end_the_following(
     tenant: Tenant, follow: Follow, results: asyncio.Queue[ArchiveResult], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -437,10 +492,11 @@ async def test_sweep_that_fails_for_now_does_not_end_the_following(
     assert not follower.done()
 
 
-async def test_rejected_token_ends_the_following(tenant: Tenant, follow: Follow) -> None:
+@pytest.mark.parametrize("wakeups", [None, Wakeups()], ids=["sweeps", "events"])
+async def test_rejected_token_ends_the_following(tenant: Tenant, follow: Follow, wakeups: Wakeups | None) -> None:
     tenant.sandbox.faults.add("signings.list", "expired-token", times=None)
     with pytest.raises(Unauthorized):
-        await follow()
+        await follow(wakeups)
 
 
 async def test_interval_is_checked(archive: Archive) -> None:

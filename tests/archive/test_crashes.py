@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -142,6 +143,23 @@ async def test_downloads_of_a_killed_process_are_removed_by_the_next_run(filled:
         await sweep(client, FolderStore(folder), tmp_path / "the.journal")
         assert (await judge(filled, folder)).wrong == []
     assert list((folder / ".incoming").iterdir()) == []
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+async def test_day_old_downloads_of_killed_runs_are_removed_at_the_end_of_any_run(
+    filled: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_folder: bool
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = FolderStore(tmp_path / "archive")
+    parent = tmp_path / "archive/.incoming" if has_folder else tmp_path
+    old, young = parent / "signing-archive-1-a", parent / "signing-archive-2-b"
+    for leftover in (old, young):
+        leftover.mkdir(parents=True)
+        (leftover / "sealed.pdf").write_bytes(b"%PDF-")
+    os.utime(old, (0, 0))
+    async with fated_client(filled, Fate()) as client:
+        await sweep(client, folder if has_folder else FatedStore(folder, Fate()), tmp_path / "the.journal")
+    assert (old.exists(), young.exists()) == (False, True)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
