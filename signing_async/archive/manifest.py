@@ -156,8 +156,10 @@ class Manifest:
                     return True
                 except ArchiveError as error:
                     # Another writer was first, or only the response was lost.
-                    await self._read_new()
+                    is_own = await self._read_new(line) and not isinstance(error, ArchiveConflict)
                     self._check_growth(end, error)
+                    if is_own:
+                        return True
         return False
 
     def _check_growth(self, end: int, error: ArchiveError) -> None:
@@ -168,11 +170,14 @@ class Manifest:
         if self._end == end:
             raise error
 
-    async def _read_new(self) -> None:
+    async def _read_new(self, attempted: bytes = b"") -> bool:
+        """Read the new lines; return whether ``attempted`` is among them."""
+        is_among = False
         async for line in read_lines(self._store, self._end):
-            if not line.endswith(b"\n"):
-                return  # the line's writer has not finished, or was interrupted
-            self._note(line)
+            if line.endswith(b"\n"):  # else its writer has not finished, or was interrupted
+                self._note(line)
+                is_among = is_among or line == attempted
+        return is_among
 
     def _note(self, line: bytes) -> None:
         """Add a line to the index."""

@@ -16,7 +16,7 @@ from .._api import Api, Client
 from ..bulk import Results
 from ..dispatch.entry import SENDING, SENT, GuardedJournal, NoJournal, PackageState, open_journal
 from ..dispatch.journal import ClaimLost, Journal, JournalRecord, ListedJournal
-from ..errors import InvalidRequest
+from ..errors import InvalidRequest, NotFound
 from ..models import Document, Recipient, Signing, SigningState
 from ..recipients import RemindResult
 from .collector import raise_if_client_wide
@@ -188,6 +188,8 @@ class _Search:
             if signing.state is SigningState.COMPLETED:
                 unsealed = [one for one in signing.documents if not (one.completed_at or one.signed_file_path)]
                 return [StuckSigning("not_sealed", signing, documents=tuple(unsealed))] if unsealed else []
+        except NotFound:
+            return []  # the signing was deleted after it was listed
         except Exception as error:
             raise_if_client_wide(error)
             return [StuckSigning("not_examined", signing, error=error)]

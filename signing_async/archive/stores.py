@@ -156,7 +156,7 @@ def _put(root: Path, target: Path, source: Path, sha256: str) -> None:
         _make_folders(target.parent, root)
         place_new(source, target)
     except (FileExistsError, NotADirectoryError):
-        if not target.is_file() or _hash(target) != sha256:
+        if target.is_symlink() or not target.is_file() or _hash(target) != sha256:
             raise conflict from None
     # Even if the file was stored before: the run that placed it may have been killed before it synced the folder.
     sync_folder(target.parent)

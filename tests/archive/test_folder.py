@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -49,6 +51,38 @@ async def put(store: FolderStore, folder: Path, name: str, data: bytes) -> None:
     await store.put(name, source, hashlib.sha256(data).hexdigest())
 
 
+async def test_later_change_of_the_source_does_not_change_the_archive(store: FolderStore, tmp_path: Path) -> None:
+    await put(store, tmp_path, "a.pdf", b"one")
+    (tmp_path / "source").write_bytes(b"two")
+    assert await content(store, "a.pdf") == b"one"
+
+
+async def test_symbolic_link_in_place_of_a_file_is_another_file(
+    store: FolderStore, folder: Path, tmp_path: Path
+) -> None:
+    folder.mkdir()
+    (tmp_path / "elsewhere").write_bytes(b"one")
+    (folder / "a.pdf").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ArchiveConflict):
+        await put(store, tmp_path, "a.pdf", b"one")
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM])
+async def test_file_is_copied_where_it_cannot_be_linked(
+    store: FolderStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def link(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", link)
+    await put(store, tmp_path, "x/a.pdf", b"one")
+    await put(store, tmp_path, "x/a.pdf", b"one")
+    with pytest.raises(ArchiveConflict):
+        await put(store, tmp_path, "x/a.pdf", b"two")
+    assert await content(store, "x/a.pdf") == b"one"
+    assert [path.name for path in (folder / "x").iterdir()] == ["a.pdf"]
+
+
 async def test_name_that_cannot_hold_a_file_is_a_conflict_of_that_name(
     store: FolderStore, folder: Path, tmp_path: Path
 ) -> None:
@@ -75,6 +109,18 @@ async def test_file_in_place_of_the_archive_is_a_permanent_error_of_all_names(
     with pytest.raises(ArchiveError, match="File exists") as caught:
         await put(store, tmp_path, "x/a.pdf", b"one")
     assert caught.value.fatal
+
+
+async def test_full_disk_is_a_transient_error(
+    store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ArchiveError, match="No space left on device") as caught:
+        await put(store, tmp_path, "a.pdf", b"one")
+    assert (caught.value.transient, caught.value.client_wide) == (True, True)
 
 
 @pytest.mark.parametrize("name", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "./a", "a\\b", "a\0b", 7])

@@ -78,6 +78,14 @@ def test_name_that_another_signing_could_get_has_a_hash_of_the_ids(template: str
     assert one != two
 
 
+def test_long_part_is_cut_and_stays_unique() -> None:
+    template = "{signing.name}{signing.name}{signing.name}{signing.id}{document.name}"
+    (one,) = names_of("a", template=template, signing="x" * 90, id="1")
+    (two,) = names_of("a", template=template, signing="x" * 90, id="2")
+    assert one != two
+    assert max(len(one), len(two)) < 256
+
+
 @pytest.mark.parametrize(
     ("template", "problem"),
     [

@@ -109,6 +109,23 @@ async def test_completed_signing_without_sealed_documents_is_found() -> None:
     assert {stuck.kind for stuck in status.signings} == {"not_sealed"}
 
 
+async def test_signing_that_was_deleted_since_it_was_listed_is_not_stuck() -> None:
+    listed = [
+        {"id": "s1", "is_draft": True},
+        {"id": "s2", "is_draft": False, "is_completed": False},
+        {"id": "s3", "is_draft": True, "documents": [{"id": "d1"}]},
+    ]
+
+    async def respond(request: web.Request) -> web.Response:
+        if request.path.endswith("/signings"):
+            return web.json_response({"data": listed})
+        return web.json_response({"code": "not_found"}, status=404)
+
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
+        status = await archive_status(client)
+    assert [stuck.signing.id for stuck in status.signings] == ["s3"]
+
+
 @pytest.mark.parametrize("failure", ["403", "undecodable"])
 async def test_signing_that_cannot_be_examined_is_reported_and_the_others_are_examined(failure: str) -> None:
     async def respond(request: web.Request) -> web.Response:

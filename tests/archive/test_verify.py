@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from signing_async import ArchiveError, Progress, SigningClient
+from signing_async import ArchiveConflict, ArchiveError, Progress, SigningClient
 from signing_async.archive import Archive, FolderStore, verify_archive
 from signing_async.sandbox import Sandbox
 from tests.archive.tenants import completed, lines_of
@@ -163,6 +163,23 @@ async def test_path_that_leads_out_of_the_archive_is_not_read(filled: Path, tmp_
     assert ("missing_file", "../secret", 5) in await found(filled)
 
 
+async def test_file_archived_meanwhile_is_not_extra(
+    sandbox: Sandbox, client: SigningClient, archive: Archive, filled: Path
+) -> None:
+    signing = await completed(sandbox, client)
+
+    class Growing(FolderStore):
+        async def names(self) -> AsyncIterator[str]:
+            await archive.collect(signing)
+            with (filled / "manifest.jsonl").open("ab") as file:
+                file.write(b"torn")
+            async for name in super().names():
+                yield name
+
+    report = await verify_archive(Growing(filled))
+    assert (report.ok, report.lines) == (True, 5)
+
+
 async def test_store_that_cannot_be_listed_is_verified_without_extra_files(filled: Path) -> None:
     class Unlisted:
         def __init__(self) -> None:
@@ -178,3 +195,28 @@ async def test_empty_archive_is_ok(folder: Path) -> None:
     report = await verify_archive(str(folder))
     assert (report.ok, report.documents, report.head) == (True, 0, "0" * 64)
     assert not folder.exists()
+
+
+class Lossy(FolderStore):
+    """A store whose appends succeed, and then report an error or a conflict."""
+
+    error: Exception | None = None
+
+    async def append(self, name: str, offset: int, data: bytes) -> None:
+        await super().append(name, offset, data)
+        if self.error is not None:
+            raise self.error
+
+
+async def test_document_whose_append_is_reported_as_failed_but_took_effect_has_a_result(
+    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
+) -> None:
+    await completed(sandbox, client)
+    store = Lossy(folder)
+    store.error = ArchiveError("the response was lost")
+    async with Archive(client, store, journal=journal) as archive:
+        assert [result.error async for result in archive.sweep()] == [None, None]
+        await completed(sandbox, client)
+        store.error = ArchiveConflict("another writer was first")
+        assert [result async for result in archive.sweep()] == []
+    assert (await verify_archive(folder)).documents == 4
