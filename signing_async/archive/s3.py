@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from .. import _checks
-from .._connections import is_untrusted, roots_problem
+from .._connections import is_refused_by_proxy, is_untrusted, roots_problem
 from .._files import is_transient
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError
 from .stores import MissingBytes, check_name
@@ -39,10 +39,14 @@ _LOCK_MODES = ("COMPLIANCE", "GOVERNANCE")
 _ERRORS = (aws.ClientError, aws.BotoCoreError, aiohttp.ClientError, OSError)
 _NO_CREDENTIALS = (aws.CredentialRetrievalError, aws.MetadataRetrievalError)
 _LOST = (aws.ConnectionError, aws.HTTPClientError, aws.IncompleteReadError, aiohttp.ClientError)
-# Another request for the key is in progress, or the request was damaged in transit.
-_TRANSIENT_CODES = {"ConditionalRequestConflict", "OperationAborted", "BadDigest", "IncompleteBody"}
+# Another request for the key is in progress: the service requires a retry.
+_CONFLICTS = {"ConditionalRequestConflict", "OperationAborted"}
+_CONFLICT_PAUSES = (0.1, 0.3, 1.0)
+# The request was damaged in transit.
+_TRANSIENT_CODES = _CONFLICTS | {"BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"}
 # The error concerns one key, not the whole bucket.
-_SINGLE_KEY_CODES = _TRANSIENT_CODES | {"EntityTooLarge", "KeyTooLongError", "InvalidObjectState"}
+_REFUSED_KEY = {"EntityTooLarge", "KeyTooLongError", "InvalidObjectState", "XMinioInvalidObjectName"}
+_SINGLE_KEY_CODES = _TRANSIENT_CODES | _REFUSED_KEY | {"XMinioObjectExistsAsDirectory", "XMinioParentIsObject"}
 _SESSION_TOKEN = re.compile(r"(x-amz-security-token\W+(?:b['\"])?)[^'\"\s,]+", re.IGNORECASE)
 
 
@@ -183,6 +187,11 @@ class S3Store:
             mode, days = self._object_lock
             until = datetime.now(UTC) + timedelta(days=days)
             arguments |= {"ObjectLockMode": mode, "ObjectLockRetainUntilDate": until}
+        for pause in _CONFLICT_PAUSES:
+            with suppress(_InProgress):
+                return await self._call("put_object", "PreconditionFailed", Body=content, **arguments) is not None
+            await asyncio.sleep(pause)
+            content.seek(0)
         return await self._call("put_object", "PreconditionFailed", Body=content, **arguments) is not None
 
     async def _metadata(self, key: str) -> dict[str, str]:
@@ -217,10 +226,11 @@ class S3Store:
             return response
         except _ERRORS as error:
             code = _code(error)
-            failure: Exception = ArchiveError(
+            kind = _InProgress if code in _CONFLICTS else ArchiveError
+            failure: Exception = kind(
                 f"s3://{self._bucket}: {operation} failed: {_describe(error)}",
                 transient=_is_transient(error),
-                client_wide=code not in _SINGLE_KEY_CODES,
+                client_wide=code not in _SINGLE_KEY_CODES and not isinstance(error, aws.FlexibleChecksumError),
             )
         if code is not None and code == refusal:
             return None
@@ -249,12 +259,18 @@ class S3Store:
         raise ConfigurationError(f"s3://{self._bucket}: {problem}")
 
 
+class _InProgress(ArchiveError):
+    """Another request for the same key is in progress."""
+
+
 def _is_transient(error: Exception) -> bool:
     if isinstance(error, aws.ClientError):
         status = error.response["ResponseMetadata"].get("HTTPStatusCode", 0)
         return _code(error) in _TRANSIENT_CODES or status in (429, 500, 502, 503, 504)
     if isinstance(error, aws.SSLError):
         return not is_untrusted(error.kwargs["error"])
+    if isinstance(error, aws.ProxyConnectionError):
+        return not is_refused_by_proxy(getattr(error.kwargs["error"], "status", 0))
     return isinstance(error, (*_LOST, *_NO_CREDENTIALS, aws.FlexibleChecksumError)) or (
         isinstance(error, OSError) and is_transient(error)
     )

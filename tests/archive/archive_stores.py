@@ -131,6 +131,18 @@ class ArchiveStoreConformance:
         await open_store().append("manifest.jsonl", 13, b"third\n")
         assert await content_of(store, "manifest.jsonl") == b"first\nsecond\nthird\n"
 
+    async def test_stale_writer_is_refused_after_others_appended(self, open_store: OpenStore) -> None:
+        """Its offset is no longer the end of the file."""
+        stale, other = open_store(), open_store()
+        await stale.append("manifest.jsonl", 0, b"a\n")
+        await other.append("manifest.jsonl", 2, b"bcd\n")
+        for offset in (2, 4):
+            with pytest.raises(ArchiveConflict):
+                await stale.append("manifest.jsonl", offset, b"x\n")
+        assert await content_of(stale, "manifest.jsonl") == b"a\nbcd\n"
+        await stale.append("manifest.jsonl", 6, b"e\n")
+        assert await content_of(other, "manifest.jsonl") == b"a\nbcd\ne\n"
+
     async def test_one_of_two_writers_at_one_offset_wins(self, open_store: OpenStore) -> None:
         """Three writers append at once, first to a missing file, then to the same file again."""
         stores = [open_store() for _ in range(3)]

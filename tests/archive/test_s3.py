@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from signing_async import ArchiveError, ConfigurationError, SigningClient
+from signing_async import ArchiveConflict, ArchiveError, ConfigurationError, SigningClient
 from signing_async.archive import Archive, S3Store, verify_archive
 from signing_async.sandbox import Sandbox
 from tests.archive.archive_stores import content_of, put
@@ -77,11 +77,23 @@ async def test_put_is_repeated_after_a_lost_response(
     assert await content_of(store, "lease.pdf") == content
 
 
+async def test_append_is_repeated_after_a_conflict_but_not_forever(store: S3Store, proxy: Proxy) -> None:
+    proxy.fail = Once("PUT", "ConditionalRequestConflict", times=2)
+    await store.append("manifest.jsonl", 0, b"1\n")
+    assert await content_of(store, "manifest.jsonl") == b"1\n"
+    proxy.fail = Once("PUT", "ConditionalRequestConflict", times=99)
+    with pytest.raises(ArchiveError, match="put_object failed: ConditionalRequestConflict: Try again") as failed:
+        await store.append("manifest.jsonl", 2, b"2\n")
+    assert failed.value.transient
+    assert not isinstance(failed.value, ArchiveConflict)
+
+
 @pytest.mark.parametrize(
     ("code", "transient"),
     [
-        *(("ConditionalRequestConflict", True), ("BadDigest", True)),
-        *(("EntityTooLarge", False), ("KeyTooLongError", False)),
+        *(("ConditionalRequestConflict", True), ("BadDigest", True), ("IncompleteBody", True)),
+        *(("XAmzContentSHA256Mismatch", True), ("EntityTooLarge", False), ("KeyTooLongError", False)),
+        *(("InvalidObjectState", False), ("XMinioParentIsObject", False)),
     ],
 )
 async def test_document_whose_upload_is_refused_does_not_stop_the_sweep(
@@ -96,6 +108,32 @@ async def test_document_whose_upload_is_refused_does_not_stop_the_sweep(
         assert failed.error.transient == transient
         (again,) = [result async for result in archive.sweep()]
         assert f"failed: {code}" in str(again.error)
+
+
+async def test_append_is_known_as_own_after_a_lost_response(store: S3Store, proxy: Proxy) -> None:
+    await store.append("manifest.jsonl", 0, b"1\n")
+    proxy.fail = Once("PUT", "lose response")
+    await store.append("manifest.jsonl", 2, b"2\n")
+    await store.append("manifest.jsonl", 4, b"3\n")
+    assert await content_of(store, "manifest.jsonl") == b"1\n2\n3\n"
+
+
+@pytest.mark.parametrize("content", [PDF, LARGE], ids=["short", "long"])
+async def test_every_request_with_content_carries_its_sha256(
+    store: S3Store, proxy: Proxy, tmp_path: Path, content: bytes
+) -> None:
+    """The service verifies it, so that no byte changes on the way."""
+    missing: list[str] = []
+
+    def look(request: web.Request) -> str:
+        if request.method == "PUT" and "x-amz-checksum-sha256" not in request.headers:
+            missing.append(request.path_qs)
+        return "forward"
+
+    proxy.fail = look
+    await put(store, "lease.pdf", content, tmp_path)
+    await store.append("manifest.jsonl", 0, b"1\n")
+    assert missing == []
 
 
 async def test_object_lock_retains_files_and_lines(s3: S3Server, proxy: Proxy, tmp_path: Path) -> None:
@@ -138,9 +176,10 @@ async def test_verification_reports_a_part_of_the_manifest_that_was_removed_or_c
     else:
         s3.request("PUT", part, content)
     async with S3Store(store.url, endpoint_url=s3.url) as other:
-        with pytest.raises(ArchiveError, match="lacks the bytes from") as failed:
-            await verify_archive(other)
-    assert not failed.value.transient
+        report = await verify_archive(other)
+    assert report.findings[-1].kind == "removed_line"
+    assert "lacks the bytes from" in report.findings[-1].text
+    assert not report.ok
 
 
 async def test_cut_off_response_is_a_transient_error(store: S3Store, proxy: Proxy, tmp_path: Path) -> None:
@@ -154,6 +193,19 @@ async def test_cut_off_response_is_a_transient_error(store: S3Store, proxy: Prox
     with pytest.raises(ArchiveError) as failed:
         await content_of(store, "manifest.jsonl")
     assert failed.value.transient
+
+
+async def test_damaged_response_is_a_transient_error_of_its_object(
+    store: S3Store, proxy: Proxy, tmp_path: Path
+) -> None:
+    await put(store, "lease.pdf", PDF, tmp_path)
+    await store.append("manifest.jsonl", 0, b"x\n")
+    for name, damaged, content in (("lease.pdf", "GET", PDF), ("manifest.jsonl", "part", b"x\n")):
+        proxy.fail = Once(damaged, "damage")
+        with pytest.raises(ArchiveError, match=r"get_object failed: .*checksum") as failed:
+            await content_of(store, name)
+        assert (failed.value.transient, failed.value.client_wide) == (True, False)
+        assert await content_of(store, name) == content
 
 
 @pytest.mark.parametrize(
@@ -178,6 +230,24 @@ async def test_unreachable_service_is_a_transient_error(bucket: str, tmp_path: P
             await store.append("manifest.jsonl", 0, b"x\n")
         assert failed.value.transient
         assert failed.value.__cause__ is failed.value.__context__ is None
+
+
+@pytest.mark.parametrize(("status", "transient"), [(403, False), (407, False), (503, True)])
+async def test_refusal_of_a_proxy_to_connect_is_permanent(
+    s3: S3Server, monkeypatch: pytest.MonkeyPatch, status: int, transient: bool
+) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        async with S3Store("s3://leases/archive", endpoint_url="https://s3.example.com") as store:
+            with pytest.raises(ArchiveError, match="proxy") as failed:
+                await content_of(store, "manifest.jsonl")
+    assert (failed.value.transient, failed.value.client_wide) == (transient, True)
 
 
 async def test_no_log_or_error_holds_a_secret(
