@@ -304,12 +304,16 @@ def _check_session(session: object) -> None:
 
 
 def _check_options(options: Options) -> Options:
-    for name, kind in (("retry", RetryPolicy), ("assumptions", Assumptions), ("telemetry", bool)):
+    for name, kind in (("retry", RetryPolicy), ("assumptions", Assumptions)):
         value = getattr(options, name)
         if not isinstance(value, kind):
             raise ConfigurationError(f"{name}: must be {kind.__name__}, got {value!r}")
     for name in ("on_attempt", "on_response"):
         hook = getattr(options, name)
-        if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
+        if hook is not None and not callable(hook):
+            raise ConfigurationError(f"{name}: must be callable, got {hook!r}")
+        if inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(type(hook).__call__):
             raise ConfigurationError(f"{name}: must be a plain function, because it is not awaited, got {hook!r}")
+    if not isinstance(options.telemetry, bool):
+        raise ConfigurationError(f"telemetry: must be True or False, got {options.telemetry!r}")
     return options

@@ -203,8 +203,10 @@ class AnyEndpoint:
         if json is None and method not in wire.READING and isinstance(body, PdfSource | Mapping):
             _require("Content-Type" not in operation.headers, "headers: Content-Type: the client sets that of a form")
             form = {"selected_file": body} if isinstance(body, PdfSource) else body
+            _require(form, "body: a form must have a field")
             for field, value in form.items():
-                is_valid = isinstance(value, PdfSource | str)
+                _require(_checks.is_text(field), f"body: names of fields must be non-empty strings, got {field!r}")
+                is_valid = isinstance(value, PdfSource) or _checks.is_text(value) or value == ""
                 _require(is_valid, f"body: {field}: must be a string or a PdfSource, got {type(value).__name__}")
             operation.transfer = True
         else:
@@ -370,9 +372,11 @@ def _build_address(template: Any, path: Mapping[str, Any], params: Mapping[str, 
 def _query(params: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     _check_mapping("params", params)
     for name, given in params.items():
+        _require(_checks.is_text(name), f"params: names must be non-empty strings, got {name!r}")
         for value in given if isinstance(given, list | tuple) else [] if given is None else [given]:
+            is_valid = isinstance(value, bool) or _checks.is_number(value) or _checks.is_text(value) or value == ""
             rule = "must be a string, a number, true, false, None or a list"
-            _require(isinstance(value, str | int | float), f"params: {name}: {rule}, got {value!r}")
+            _require(is_valid, f"params: {name}: {rule}, got {value!r}")
             yield name, str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -400,8 +404,12 @@ def _make_body(method: str, json: Any, body: Any) -> Callable[[], wire.Body] | N
             raise InvalidRequest(f"json: cannot encode as JSON: {error}") from None
         return lambda: wire.bytes_body(content, wire.JSON)
     kind = f"{type(body).__name__}: encode a string, or use json=; wrap a file in a PdfSource"
-    _require(isinstance(body, bytes | None), f"body: must be bytes, a PdfSource or a form, got {kind}")
-    return lambda: wire.bytes_body(body or b"", "application/octet-stream" if body else None)
+    _require(
+        isinstance(body, bytes | bytearray | memoryview | None),
+        f"body: must be bytes, a PdfSource or a form, got {kind}",
+    )
+    content = bytes(body or b"")
+    return lambda: wire.bytes_body(content, "application/octet-stream" if content else None)
 
 
 async def _open_files(form: Form, stack: ExitStack, deadline: float, name: str) -> dict[str, str | OpenPdf]:

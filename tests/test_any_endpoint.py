@@ -96,7 +96,8 @@ async def test_request_is_sent_as_it_was_given() -> None:
             "{}",
         ),
         ({"body": b"a,b"}, "application/octet-stream", "a,b"),
-        ({"body": b"a,b", "headers": {"content-type": "text/csv"}}, "text/csv", "a,b"),
+        ({"body": bytearray(b"a,b"), "headers": {"content-type": "text/csv"}}, "text/csv", "a,b"),
+        ({"body": memoryview(b"")}, None, ""),
     ],
 )
 @pytest.mark.parametrize("method", WRITES)

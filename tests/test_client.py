@@ -12,6 +12,7 @@ from aiohttp import web
 from signing_async import (
     Assumptions,
     ConfigurationError,
+    FileTokenStore,
     InvalidRequest,
     MemoryTokenStore,
     OAuth,
@@ -20,6 +21,7 @@ from signing_async import (
     SigningCancelled,
     SigningClient,
     SigningState,
+    Tenants,
     Token,
     Unauthorized,
     WaitTimeout,
@@ -94,21 +96,42 @@ def test_oauth_of_another_origin_is_refused() -> None:
         SigningClient("https://two.example.com", oauth)
 
 
+class _AsyncHook:
+    async def __call__(self, value: object) -> None: ...
+
+
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("settings", "said"),
     [
         ({"retry": 3}, "retry: must be RetryPolicy, got 3"),
         ({"assumptions": {}}, "assumptions: must be Assumptions, got {}"),
-        ({"on_attempt": 5}, "on_attempt: must be a plain function, because it is not awaited, got"),
-        ({"on_response": asyncio.sleep}, "on_response: must be a plain function, because it is not awaited, got"),
-        ({"telemetry": "off"}, "telemetry: must be bool, got 'off'"),
+        ({"on_attempt": 5}, "on_attempt: must be callable, got 5"),
+        ({"on_attempt": asyncio.sleep}, "on_attempt: must be a plain function, because it is not awaited, got"),
+        ({"on_response": _AsyncHook()}, "on_response: must be a plain function, because it is not awaited, got"),
+        ({"telemetry": "off"}, "telemetry: must be True or False, got 'off'"),
         ({"session": "x"}, "session: must be an aiohttp.ClientSession, got str"),
         ({"timeout": "5"}, "timeout.call: must be a number above 0, got '5'"),
     ],
 )
-def test_invalid_option_is_refused_by_name_when_the_client_is_made(options: dict[str, object], said: str) -> None:
+def test_invalid_option_is_refused_by_name_when_the_client_is_made(settings: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)):
-        SigningClient("https://tenant.example.com", "token", **options)  # type: ignore[arg-type]  # the point
+        SigningClient("https://tenant.example.com", "token", **settings)  # type: ignore[arg-type]  # the point
+
+
+def test_invalid_option_of_a_view_is_refused_by_name() -> None:
+    client = SigningClient("https://tenant.example.com", "token")
+    with pytest.raises(ConfigurationError, match="on_response: must be a plain function"):
+        client.with_options(on_response=_AsyncHook())  # type: ignore[arg-type]  # the point
+    with pytest.raises(ConfigurationError, match="retry: must be RetryPolicy, got 3"):
+        client.with_options(retry=3)  # type: ignore[arg-type]  # the point
+
+
+@pytest.mark.parametrize("cls", [SigningClient, OAuth, Tenants, FileTokenStore])
+def test_object_whose_constructor_raised_has_a_repr(cls: type) -> None:
+    """Some tracebacks show it."""
+    assert cls.__name__ in repr(object.__new__(cls))
+    if cls is SigningClient:
+        assert repr(object.__new__(cls)) == "SigningClient()"
 
 
 def test_from_env_takes_the_constructors_options() -> None:

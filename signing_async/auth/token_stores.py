@@ -117,7 +117,8 @@ class FileTokenStore:
         self.path: Path = resolve_path("FileTokenStore: path", path)
 
     def __repr__(self) -> str:
-        return f"FileTokenStore({str(self.path)!r})"
+        # Some tracebacks show an object whose constructor raised.
+        return f"FileTokenStore({str(getattr(self, 'path', '?'))!r})"
 
     async def load(self) -> Token | None:
         return await asyncio.to_thread(self._load)

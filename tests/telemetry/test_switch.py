@@ -105,7 +105,7 @@ def test_invalid_switch_is_refused_with_its_source(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SIGNING_CONFIG", str(path))
     with pytest.raises(ConfigurationError, match=r"telemetry in .*config\.toml: must be on or off, got 1"):
         SigningClient.from_env()
-    with pytest.raises(ConfigurationError, match="telemetry: must be bool, got 'off'"):
+    with pytest.raises(ConfigurationError, match="telemetry: must be True or False, got 'off'"):
         SigningClient("https://tenant.example.com", "token", telemetry="off")  # type: ignore[arg-type]
     monkeypatch.setenv("SIGNING_TELEMETRY", "maybe")
     for make in (lambda: SigningClient("https://tenant.example.com", "token"), SigningClient.from_env):
