@@ -81,11 +81,13 @@ class Settings:
         layers = (
             {} if path is None else _read_file(path),
             {
-                name: _Given(_variable(name), os.environ[_variable(name)])  # no local variable: tracebacks show them
+                name: _Given(
+                    name, _variable(name), os.environ[_variable(name)]
+                )  # no local variable: tracebacks show them
                 for name in _CONVERTERS
                 if os.environ.get(_variable(name))
             },
-            {name: _Given(f"--{name.replace('_', '-')}", text) for name, text in (given or {}).items()},
+            {name: _Given(name, f"--{name.replace('_', '-')}", text) for name, text in (given or {}).items()},
         )
         chosen: dict[str, _Given] = {}
         note = ""
@@ -155,14 +157,16 @@ class Settings:
 class _Given:
     """One setting as given, and its source; relative paths start from ``folder``."""
 
+    name: str
     source: str
     value: Any = attrs.field(repr=False)
     folder: Path = Path()
 
     def text(self) -> str:
-        # Not `_checks.string`: a path may hold bytes that are not UTF-8. The value may be a secret.
+        # Not `_checks.string`: a path may hold bytes that are not UTF-8.
         if not isinstance(self.value, str) or not self.value:
-            shown = "''" if self.value == "" else type(self.value).__name__
+            is_secret = self.value != "" and self.name in (*_SECRETS, *_URLS)
+            shown = type(self.value).__name__ if is_secret else repr(self.value)
             raise ConfigurationError(f"{self.source}: must be a non-empty string, got {shown}")
         return self.value
 
@@ -248,7 +252,7 @@ def _read_file(path: Path) -> dict[str, _Given]:
     for name in content:
         if name not in _CONVERTERS:
             raise ConfigurationError(f"{path}: unknown setting {name!r}{did_you_mean(name, _CONVERTERS)}")
-    return {name: _Given(f"{name} in {path}", value, path.parent) for name, value in content.items()}
+    return {name: _Given(name, f"{name} in {path}", value, path.parent) for name, value in content.items()}
 
 
 def _drop_overridden_credentials(chosen: dict[str, _Given], layer: Mapping[str, _Given]) -> str:
@@ -262,7 +266,7 @@ def _drop_overridden_credentials(chosen: dict[str, _Given], layer: Mapping[str, 
     below, above = chosen.get("base_url"), layer.get("base_url")
     if below is None or above is None or below.origin() == above.origin():
         return ""
-    dropped = [name for name in _CREDENTIALS if chosen.pop(name, None) is not None]
+    dropped = [chosen.pop(name).source for name in _CREDENTIALS if name in chosen]
     return f" (not used: {', '.join(dropped)}, which belong to {below.origin()})" if dropped else ""
 
 
