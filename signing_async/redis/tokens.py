@@ -60,6 +60,7 @@ local last = math.max(fence, stored[2] or 0)
 redis.call('HSET', KEYS[1], 'record', ARGV[3], 'ahead', ahead, 'fence', fence, 'fences', last)
 return 1
 """
+_RENEW = "return redis.call('GET', KEYS[2]) == ARGV[1] and redis.call('PEXPIRE', KEYS[2], ARGV[2])"
 _UNLOCK = "return redis.call('GET', KEYS[2]) == ARGV[1] and redis.call('DEL', KEYS[2])"
 
 
@@ -73,10 +74,11 @@ class RedisTokenStore:
     the first key encrypts, all keys decrypt. A token that cannot be decrypted is an `AuthError`, and a refresh never
     overwrites it.
 
-    The lock of a refresh expires after the ``grace`` (by default nine leases; at least one ``lease``). If its worker
-    disappears, the others log a warning and wait so long. A former holder cannot overwrite a newer token: its
-    save raises `TokenSuperseded`, and its `OAuth` continues with the newer token. If Redis does not respond within
-    ``timeout`` seconds, `AuthError` is raised. ``redis/README.md`` says what this does not cover.
+    The lock of a refresh is renewed while it is held. If its worker disappears, it expires after the ``grace`` (by
+    default nine leases; at least one ``lease``), and the others log a warning and wait so long. A former holder cannot
+    overwrite a newer token: its save raises `TokenSuperseded`, and its `OAuth` continues with the newer token. If Redis
+    does not respond within ``timeout`` seconds, `AuthError` is raised. ``redis/README.md`` says what this does not
+    cover.
     """
 
     def __init__(
@@ -152,6 +154,7 @@ class RedisTokenStore:
         """Hold the lock: one worker at a time."""
         async with self._local_lock:
             held = await self._acquire()
+            renewing = asyncio.create_task(self._renew(held), name="signing_async token lock")
             try:
                 if self._unsaved is not None:
                     await self._save(*self._unsaved)
@@ -159,6 +162,7 @@ class RedisTokenStore:
                 yield
             finally:
                 self._held = ""
+                renewing.cancel()
                 await finish(self._release(held))
 
     async def _acquire(self) -> str:
@@ -173,6 +177,12 @@ class RedisTokenStore:
                 log.warning(text, self, left / 1000)
                 warn_at = math.inf
             await asyncio.sleep(random.uniform(0.01, 0.04))
+
+    async def _renew(self, held: str) -> None:
+        while True:
+            await asyncio.sleep(self._grace / 3)
+            with contextlib.suppress(AuthError):
+                await self._run(_RENEW, held, milliseconds(self._grace))
 
     async def _release(self, held: str) -> None:
         # While a token is not saved, another worker would send the used refresh token again.

@@ -59,11 +59,15 @@ async def loaded_in_the_lock(store: RedisTokenStore) -> Token | None:
         return await store.load()
 
 
-async def test_waiting_for_the_lock_is_logged_once(redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
-    async with two_stores(redis, lease=0.5) as (one, two), one.lock():
+async def test_lock_is_renewed_while_it_is_held_and_waiting_for_it_is_logged_once(
+    redis: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """So the token request of a living worker may take longer than the grace."""
+    async with two_stores(redis, lease=0.5, grace=1) as (one, two), one.lock():
         waiting = asyncio.create_task(loaded_in_the_lock(two))
-        await asyncio.wait([waiting], timeout=1.5)
+        await asyncio.wait([waiting], timeout=2.5)
         assert not waiting.done()
+        await one.save(NEW)
         waiting.cancel()
     (record,) = caplog.records
     assert "'a'): waiting for the lock, which another worker holds; it expires in " in record.message
