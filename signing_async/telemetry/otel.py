@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -31,6 +32,23 @@ _ID_NAMES = {names.SIGNING_ID, names.DOCUMENT_ID, names.EVENT_ID}
 _PLACEHOLDERS = {"signings": "{id}", "documents": "{document_id}", "recipients": "{recipient_id}"}
 # A segment that is not redacted: a word of an endpoint, a version or a placeholder.
 _FIXED = re.compile(r"|[a-z][A-Za-z_-]*|\d{1,2}\.\d{1,2}|v\d{1,2}|\{\w+\}", re.ASCII)
+
+
+log: logging.Logger = logging.getLogger("signing_async")
+
+
+@contextmanager
+def _guarded() -> Iterator[None]:
+    """Log what a sampler, a processor or another part of the SDK raises; the observed call continues."""
+    try:
+        yield
+    except Exception as error:
+        _report(type(error).__name__)
+
+
+@cache
+def _report(error: str) -> None:
+    log.warning("OpenTelemetry failed (%s): spans or metrics are missing; logged once", error)
 
 
 class OpenTelemetry(Telemetry):
@@ -71,6 +89,7 @@ class OpenTelemetry(Telemetry):
         finally:
             self.record(metric, time.perf_counter() - began, {**attributes, names.ERROR_TYPE: error})
 
+    @_guarded()
     def record(self, metric: Metric, value: float, attributes: Attributes = NOTHING) -> None:
         found = {name: attributes[name] for name in metric.attributes if attributes.get(name) is not None}
         self._instruments[metric.name](value, found)
@@ -97,7 +116,9 @@ class _Span(Span):
         self._outcome = "success"
         linked = [trace.Link(_parse_context(text)) for text in links if text is not None]
         kind = SpanKind[about.kind.upper()]
-        self._span: trace.Span = telemetry.tracer.start_span(about.name, None, kind, self._attributes, linked)
+        self._span: trace.Span = trace.INVALID_SPAN
+        with _guarded():
+            self._span = telemetry.tracer.start_span(about.name, None, kind, self._attributes, linked)
         self._began = time.perf_counter()
 
     @property
@@ -119,7 +140,8 @@ class _Span(Span):
         # Exemplars point to the current span.
         self._record({"histogram": time.perf_counter() - self._began, "counter": 1, "up_down_counter": -1})
         context.detach(self._reset)
-        self._span.end()
+        with _guarded():
+            self._span.end()
 
     def set(self, attributes: Attributes) -> None:
         given = _given(attributes)
