@@ -296,6 +296,46 @@ async def test_client_created_during_closing_is_closed(server: Web, session: aio
     assert got[0].closed
 
 
+async def test_closing_does_not_wait_forever_for_a_client_whose_creation_has_not_begun(
+    server: Web, session: aiohttp.ClientSession
+) -> None:
+    registry = Registry(server.origin)
+    tenants = Tenants(registry.store, registry.app, session)
+
+    async def ask() -> None:
+        async with tenants.client("acme") as client:
+            await client.me()
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(ask(), tenants.aclose(), return_exceptions=True)
+
+
+async def test_factory_error_during_closing_does_not_fail_it(session: aiohttp.ClientSession) -> None:
+    go_on = asyncio.Event()
+
+    async def app(tenant_id: str) -> TenantApp:
+        await go_on.wait()
+        raise LookupError("no such tenant")
+
+    tenants = Tenants(Registry("https://tenant.example.com").store, app, session)
+
+    async def ask() -> None:
+        async with tenants.client("acme"):
+            pass
+
+    asking = asyncio.create_task(ask())
+    waiting = asyncio.create_task(ask())
+    await asyncio.sleep(0.01)
+    closing = asyncio.create_task(tenants.aclose())
+    await asyncio.sleep(0)
+    go_on.set()
+    await closing
+    with pytest.raises(LookupError):
+        await asking
+    with pytest.raises(ClientClosed):
+        await waiting
+
+
 async def test_client_closed_by_its_user_is_created_again(server: Web, session: aiohttp.ClientSession) -> None:
     registry = Registry(server.origin)
     async with Tenants(registry.store, registry.app, session) as tenants:
