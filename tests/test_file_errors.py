@@ -64,8 +64,6 @@ async def test_file_that_the_system_cannot_open_for_now_is_a_transient_failure(
         patched.setattr(Path, "open", fail)
         with pytest.raises(ConfigurationError, match=r" cannot be read: ") as of_settings:
             Assumptions.from_file(path)
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "open", fail)
         with pytest.raises(InvalidRequest, match=r"^source: cannot open ") as of_source:
             await inspect_sealed(path)
     with monkeypatch.context() as patched:
