@@ -42,6 +42,7 @@ T = TypeVar("T")
 
 # At most this share of the remaining time is kept for what follows: a response, or a reading.
 RESERVED_SHARE = 0.2
+_BRIEF_WAIT = 0.01
 
 
 class Bearer:
@@ -126,6 +127,8 @@ async def attempt(context: Context[T]) -> Outcome[T]:
                     outcome.fail(Kind.UNSENT, timeout_error(operation, options), may_retry=False)
                 return outcome
             try:
+                if acquired_at - asked_at > _BRIEF_WAIT:  # the token may have expired in the wait
+                    token = await shared.auth.token(observer)
                 if bound.expired():
                     raise TimeoutError  # the limiter or the token store swallowed the cancellation
                 left = context.deadline - loop.time()

@@ -354,7 +354,11 @@ async def _send(sessions: Sessions, request: Request) -> Response:
     except Exception as error:
         broken = _broken(Kind.LOST if body is not None and body.started else Kind.UNSENT, error)
     else:
-        return Response(response)
+        # Through a tunnel (https), a 407 comes from the service.
+        if response.status != 407 or sessions.proxy is None or request.url.scheme == "https":
+            return Response(response)
+        response.close()
+        broken = _refused_by_proxy(response.status)
     # Outside the except block, so the aiohttp exception is not the context of what is raised.
     if session.closed and broken.kind is Kind.UNSENT:
         raise ClientClosed("the client is closed" if sessions.closed else "the session was closed")
@@ -387,10 +391,7 @@ def _authorize(value: str | None) -> aiohttp.ClientMiddlewareType:
 def _broken(kind: Kind, error: Exception) -> BrokenResponse:
     """Return what an exception of aiohttp, or of the caller's session, stands for. Its text may quote the request."""
     if isinstance(error, aiohttp.ClientHttpProxyError):
-        is_final = is_refused_by_proxy(error.status)
-        hint = ": check the user and the password in the proxy's URL" if error.status == 407 else ""
-        text = f"the proxy refused to connect (HTTP {error.status}){hint}"
-        return BrokenResponse(Kind.UNSENT, text, transient=not is_final, client_wide=is_final)
+        return _refused_by_proxy(error.status)
     if isinstance(error, _NOT_CONNECTED):
         untrusted = is_untrusted(error) or isinstance(error, aiohttp.ServerFingerprintMismatch)
         place = " to the proxy" if isinstance(error, aiohttp.ClientProxyConnectionError) else ""
@@ -405,6 +406,13 @@ def _broken(kind: Kind, error: Exception) -> BrokenResponse:
         return BrokenResponse(kind, _describe(error, "the connection was closed before a response came"))
     # The session itself failed, for example in the caller's trace hook: the service may already have the request.
     return BrokenResponse(kind, _describe(error, "the session failed"), transient=False)
+
+
+def _refused_by_proxy(status: int) -> BrokenResponse:
+    is_final = is_refused_by_proxy(status)
+    hint = ": check the user and the password in the proxy's URL" if status == 407 else ""
+    text = f"the proxy refused to connect (HTTP {status}){hint}"
+    return BrokenResponse(Kind.UNSENT, text, transient=not is_final, client_wide=is_final)
 
 
 def _describe(error: Exception, message: str) -> str:

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import logging
 import sys
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from aiohttp import web
@@ -27,6 +28,7 @@ from signing_async import (
     ServerError,
     SigningClient,
     Token,
+    TransportError,
     Unauthorized,
 )
 from signing_async.sandbox import Profile, Sandbox
@@ -118,6 +120,46 @@ async def test_request_after_a_401_is_preceded_by_a_reading_if_an_earlier_attemp
     assert posts == ["Bearer stale"] * 2
 
 
+# Redirects
+
+
+async def test_get_follows_redirects_to_its_own_origin_with_the_token() -> None:
+    async def handle(request: web.Request) -> web.Response:
+        if request.path == "/api/1.0/me":
+            raise web.HTTPTemporaryRedirect("/api/1.0/elsewhere?who=me")
+        if request.query.get("who") == "me":
+            raise web.HTTPFound(f"http://{request.host}/final")
+        return web.json_response({"id": "1", "authorization": request.headers["Authorization"]})
+
+    async with serving(handle) as server, SigningClient(server.origin, "tok-en") as client:
+        assert (await client.me()).extra == {"authorization": "Bearer tok-en"}
+
+
+async def test_sixth_redirect_is_an_error() -> None:
+    async def handle(request: web.Request) -> web.Response:
+        raise web.HTTPFound("/api/1.0/me")
+
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        with pytest.raises(APIError, match="more than 5 redirects"):
+            await client.me()
+        assert len(server.requests) == 6
+
+
+async def test_lost_response_after_a_redirect_has_no_status() -> None:
+    async def handle(request: web.Request) -> web.Response:
+        if request.path == "/api/1.0/me":
+            raise web.HTTPFound("/elsewhere", headers={"request_id": "of-the-redirect"})
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    once = RetryPolicy.none()
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=once) as client:
+        with pytest.raises(TransportError) as caught:
+            await client.me()
+    assert (caught.value.status, caught.value.request_id) == (None, None)
+
+
 # Hostile responses
 
 
@@ -132,6 +174,24 @@ async def test_record_with_an_unusable_id_is_a_decode_error(bad: str) -> None:
 
 
 _OK, _BODY = b"HTTP/1.1 200 OK\r\n", b'Content-Length: 11\r\n\r\n{"id": "u"}'
+
+
+@pytest.mark.parametrize(
+    ("raw", "cause"),
+    [
+        (b"garbage\r\n\r\n", "it is not valid HTTP"),
+        (_OK + b"Content-Length: nonsense\r\n\r\n", "it is not valid HTTP"),
+        (_OK + b"X: " + b"t0k3n-value" * 10_000 + b"\r\n" + _BODY, "a header is longer than 64 KiB"),
+        (_OK + b"".join(b"X%d: a\r\n" % n for n in range(600)) + _BODY, "it has more than 500 headers"),
+        (_OK + b"Content-Encoding: br\r\n" + _BODY, "its Content-Encoding is none of gzip, deflate"),
+    ],
+    ids=["garbage", "length", "long header", "many headers", "encoding"],
+)
+async def test_response_that_cannot_be_parsed_is_permanent_and_says_why(raw: bytes, cause: str) -> None:
+    with pytest.raises(TransportError, match=f"^me: the response cannot be read: {cause}$") as caught:
+        async with answering(raw) as origin, SigningClient(origin, "token", retry=QUICK) as client:
+            await client.me()
+    assert (caught.value.attempts, caught.value.transient) == (1, False)
 
 
 async def test_send_succeeds_by_its_status_although_the_body_is_cut_off() -> None:
@@ -171,6 +231,12 @@ async def test_refusal_counts_although_its_body_hangs_until_the_deadline(status:
         assert caught.value.effect == "none"
 
 
+async def test_success_counts_although_its_body_hangs_until_the_deadline() -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
+    async with answering(head, then=_hang) as origin, SigningClient(origin, "token", timeout=2) as client:
+        await client.recipients.remind("s1", "r1")
+
+
 # Pages of a proxy
 
 
@@ -201,6 +267,31 @@ async def test_html_page_is_no_response_to_send_so_the_signing_is_read(is_draft:
 
 
 # The token and the rate limiter
+
+
+async def test_token_that_expires_in_the_wait_for_the_rate_limiter_is_refreshed_before_the_request() -> None:
+    """Otherwise each waiting call would send a token that the service rejects."""
+    issued = 0
+
+    async def handle(request: web.Request) -> web.Response:
+        nonlocal issued
+        if request.path == "/api/oauth/token":
+            issued += 1
+            return web.json_response({"access_token": f"new-{issued}", "expires_in": 3600})
+        return web.json_response({"id": "u1"})
+
+    class Slow(LocalRateLimiter):
+        async def acquire(self, deadline: float) -> bool:
+            await asyncio.sleep(0.6)
+            return await super().acquire(deadline)
+
+    store = MemoryTokenStore(Token("old", "refresh", datetime.now(UTC) + timedelta(seconds=0.4)))
+    async with serving(handle) as server:
+        oauth = OAuth(server.origin, client_id="id", client_secret="x", redirect_uri="https://app/cb", store=store)
+        async with oauth, SigningClient(server.origin, oauth, rate_limiter=Slow()) as client:
+            await client.me()
+    sent = [request.headers.get("Authorization") for request in server.requests if request.path.endswith("/me")]
+    assert sent == ["Bearer new-1"]
 
 
 async def test_rate_limiter_that_swallows_the_deadlines_cancellation_does_not_unbind_the_call() -> None:

@@ -158,11 +158,14 @@ async def test_no_proxy_names_hosts_without_a_proxy(monkeypatch: pytest.MonkeyPa
         assert proxy.accepted == []
 
 
-async def test_proxy_that_refuses_the_password_is_one_permanent_error(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("scheme", ["http", "https"])
+async def test_proxy_that_refuses_the_password_is_one_permanent_error(
+    scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     async with serving(_answer) as server, proxying() as proxy:
         wrong = proxy.url.replace("anna", "bert")
-        client = SigningClient(server.origin.replace("http", "https"), "token", proxy=wrong, retry=QUICK)
+        client = SigningClient(server.origin.replace("http", scheme), "token", proxy=wrong, retry=QUICK)
         async with client:
             with pytest.raises(TransportError, match=r"proxy.*HTTP 407.*password") as caught:
                 await client.signings.send("s1")
@@ -212,3 +215,18 @@ async def test_netrc_file_is_never_used(monkeypatch: pytest.MonkeyPatch, tmp_pat
         await oauth.refresh()
         assert [request.headers.get("Authorization") for request in server.requests] == ["Bearer old", None]
         assert all(request.headers["X-Own"] == "1" for request in server.requests)
+
+
+async def test_default_content_type_of_the_session_does_not_replace_the_bodys_own() -> None:
+    async with serving(_answer) as server, aiohttp.ClientSession(headers={"Content-Type": "text/odd"}) as session:
+        store = MemoryTokenStore(Token("old", "refresh"))
+        oauth = OAuth(
+            server.origin, client_id="a", client_secret="s", redirect_uri="https://app/", store=store, session=session
+        )
+        client = SigningClient(server.origin, oauth, session=session)
+        await client.signings.create(name="Lease", language="EN")
+        await client.documents.upload("s1", make_pdf(), "a.pdf")
+        await client.request("POST", "/x", body=b"data", headers={"Content-Type": "text/plain"}, repeat=True)
+        await oauth.refresh()
+    types = [request.headers["Content-Type"].partition(";")[0] for request in server.requests]
+    assert types == ["application/json", "multipart/form-data", "text/plain", "application/x-www-form-urlencoded"]
