@@ -86,7 +86,7 @@ def parse(body: bytes) -> Any:
     """Parse JSON; raise `Unreadable` for any other bytes, and for containers nested too deeply."""
     body = body.removeprefix(b"\xef\xbb\xbf")
     try:
-        data = json.loads(body.decode()) if orjson is None else orjson.loads(body)
+        data = _loads(body) if orjson is None else orjson.loads(body)
     except UnicodeError:
         raise Unreadable("not UTF-8") from None
     except RecursionError:
@@ -108,6 +108,13 @@ def _may_be_too_deep(body: bytes) -> bool:
         if len(brackets) == size:
             break
     return bool(brackets)
+
+
+def _loads(body: bytes) -> Any:
+    """Parse as strictly as orjson."""
+    data = json.loads(body.decode())
+    json.dumps(data, ensure_ascii=False, allow_nan=False).encode()  # fails for NaN and for a lone surrogate
+    return data
 
 
 def look_up(data: Any, path: str) -> Any:

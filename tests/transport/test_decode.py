@@ -29,6 +29,7 @@ from signing_async import (
     SigningClient,
     SigningError,
     SigningOrder,
+    SigningState,
     User,
 )
 from tests.servers import serving
@@ -75,7 +76,9 @@ async def test_json_is_parsed_alike_with_and_without_orjson(parser: None, body: 
     assert await _decode(body, dict) == data
 
 
-@pytest.mark.parametrize("body", [b"[" * 100_000, b"\xff", b"{", b""], ids=lambda body: body[:9])
+@pytest.mark.parametrize(
+    "body", [b"[NaN]", b"[1e999]", b"[" * 100_000, b'["\\ud800"]', b"\xff", b"{", b""], ids=lambda body: body[:9]
+)
 async def test_other_bytes_are_unreadable_with_and_without_orjson(parser: None, body: bytes) -> None:
     problem = await _problem(body, list)
     assert problem.startswith(("not JSON: ", "not UTF-8", "nested too deeply", "empty"))
@@ -226,6 +229,22 @@ async def test_other_timestamp_is_unreadable_and_kept_in_extra_of_a_record(value
     assert signing.documents == (Document("d", extra={"completed_at": value}),)
 
 
+@pytest.mark.parametrize(
+    ("value", "state"),
+    [
+        ("on Saturday", SigningState.CANCELLED),
+        (True, SigningState.CANCELLED),
+        ("0000-00-00 00:00:00", SigningState.SENT),
+        (False, SigningState.SENT),
+        ({}, SigningState.SENT),
+    ],
+)
+async def test_signing_with_unreadable_cancelled_at_is_cancelled(value: Any, state: SigningState) -> None:
+    """Unless the value stands for null."""
+    signing = await _decode({"id": "s", "is_draft": False, "cancelled_at": value}, Signing)
+    assert (signing.state, signing.cancelled_at) == (state, None)
+
+
 # The caller's classes
 
 
@@ -338,6 +357,22 @@ async def test_problem_names_the_place_and_the_value(data: Any, said: str) -> No
 async def test_type_that_cannot_be_decoded_is_refused_by_name(cls: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^into: cannot decode JSON to .*: pass an attrs class, a dataclass"):
         await _decode({}, cls)
+
+
+async def test_wrapped_record_or_list_is_unwrapped_unless_the_class_has_a_field_for_it() -> None:
+    @attrs.frozen
+    class Usage:
+        user: dict[str, Any]
+        count: int
+
+    record = {"id": "t"}
+    assert await _decode({"data": record}, Template) == Template("t")
+    assert (await _decode({"id": "x", "data": record}, Template)).id == "x"
+    assert await _decode({"user": {}, "count": 1}, Usage) == Usage({}, 1)
+    for wrapped in ([record], {"items": [record]}, {"id": "x", "items": [record]}):
+        assert await _decode(wrapped, list[Template]) == [Template("t")]
+    assert await _problem({"other": 1}, list[Template]) == "expected a list, got an object"
+    assert await _decode({"data": record}, dict) == await _decode({"data": record}, Any) == {"data": record}
 
 
 # Through the client
