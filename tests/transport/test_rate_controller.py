@@ -170,6 +170,61 @@ def test_low_rate_limit_is_kept() -> None:
     assert outcome.rejected <= 25
 
 
+def test_requests_that_hang_hold_up_no_others_for_long() -> None:
+    controller, now, sent = RateController(), START, 0
+    while now < START + 2.0:
+        if controller.ready_at(now) <= now:
+            controller.acquire(now)
+            sent += 1
+        else:
+            now = controller.ready_at(now)
+    assert 40 <= sent <= 60
+
+
+# A 429 that shows no limit
+
+
+def one_by_one(controller: RateController, service: Service, now: float, calls: int, interval: float) -> float:
+    """Make calls at this interval, none of which is rejected; return the time after them."""
+    for _ in range(calls):
+        now = wait(controller, now)
+        controller.acquire(now)
+        assert service.wait(now) is None
+        controller.release(now, now, True)
+        now += interval
+    return now
+
+
+def reject(controller: RateController, now: float) -> float:
+    """Have a request rejected without a Retry-After; return the time after its pause."""
+    controller.acquire(now)
+    controller.release(now, now, False)
+    controller.pause(now, 0.25)
+    return wait(controller, now + 0.25)
+
+
+def wait(controller: RateController, now: float) -> float:
+    """Return the time of the next request."""
+    while (ready_at := controller.ready_at(now)) > now:
+        now = ready_at
+    return now
+
+
+@pytest.mark.parametrize(
+    ("calls", "interval", "rejections", "seconds"),
+    [(0, 0.0, 1, 4.0), (10, 1.0, 1, 4.0), (30, 5.0, 1, 4.0), (100, 0.02, 1, 6.0), (10, 1.0, 3, 12.0)],
+)
+def test_rate_recovers_within_seconds_after_stray_429s(
+    calls: int, interval: float, rejections: int, seconds: float
+) -> None:
+    """After slow calls they show no limit: the next 200 calls are soon made."""
+    controller = RateController()
+    now = one_by_one(controller, Unlimited(), START, calls, interval)
+    for _ in range(rejections):
+        now = reject(controller, now)
+    assert simulate(controller, Unlimited(), calls=200, began=now).seconds <= seconds
+
+
 def test_rate_grows_when_the_limit_is_lifted() -> None:
     controller = RateController()
     simulate(controller, TokenBucket(50, 10), calls=200)

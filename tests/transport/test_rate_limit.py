@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -116,6 +117,24 @@ async def test_cancelled_waiter_leaves_its_place_to_another() -> None:
         assert await fifth
     assert fourth.cancelled()
     assert "0 waiting" in repr(limiter)
+
+
+def test_limiter_works_in_the_event_loop_after_the_first() -> None:
+    """Requests that waited when the first loop ended hold up no others."""
+    limiter = LocalRateLimiter()
+
+    async def wait_and_end() -> None:
+        limiter.pause(0.05)
+        waiting = [asyncio.create_task(limiter.acquire(math.inf)) for _ in range(2)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+
+    async def acquire() -> bool:
+        async with asyncio.timeout(20):
+            return await limiter.acquire(math.inf)
+
+    asyncio.run(wait_and_end())
+    assert asyncio.run(acquire())
 
 
 # The limiter in a client

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import ssl
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -22,6 +24,7 @@ from signing_async import (
     OutcomeUnknown,
     RetryPolicy,
     SigningClient,
+    Timeouts,
     Token,
     TransportError,
 )
@@ -138,6 +141,16 @@ CALLS: dict[str, Callable[[SigningClient, OAuth, Path], Awaitable[Any]]] = {
 # What is trusted
 
 
+async def test_unknown_authority_is_refused_before_any_request(authority: trustme.CA) -> None:
+    async with serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server:
+        async with SigningClient(server.origin, TOKEN, retry=QUICK) as client:
+            with pytest.raises(TransportError, match=r"certificate is not trusted.*local issuer") as caught:
+                await client.me()
+        assert caught.value.attempts == 1
+        assert (caught.value.fatal, caught.value.effect) == (True, "none")
+        assert server.requests == []
+
+
 async def test_custom_authority_of_the_callers_session_is_accepted(authority: trustme.CA) -> None:
     """Uploads of several megabytes arrive whole, and no secret is on the wire in clear."""
     async with (
@@ -154,6 +167,38 @@ async def test_custom_authority_of_the_callers_session_is_accepted(authority: tr
         assert len(line.raw) > len(data)
         assert MARK.encode() not in line.raw
         assert b"%PDF" not in line.raw
+
+
+ASK = """
+import asyncio, sys
+from signing_async import SigningClient
+
+async def main():
+    async with SigningClient(sys.argv[1], "token") as client:
+        print((await client.me()).id)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("named", [True, False])
+async def test_ssl_cert_file_adds_an_authority(authority: trustme.CA, tmp_path: Path, named: bool) -> None:
+    bundle = tmp_path / "authority.pem"
+    authority.cert_pem.write_to_path(str(bundle))
+    environment = {name: value for name, value in os.environ.items() if name not in ("SSL_CERT_FILE", "SSL_CERT_DIR")}
+    async with serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            ASK,
+            server.origin,
+            env=environment | ({"SSL_CERT_FILE": str(bundle)} if named else {}),
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        out, said = await child.communicate()
+    assert out.decode().strip() == ("s1" if named else ""), said.decode()
+    assert named or b"certificate is not trusted" in said
 
 
 # What is not
@@ -204,3 +249,24 @@ async def test_untrusted_server_receives_no_secret(authority: trustme.CA, tmp_pa
         assert server.requests == []
         assert line.raw
         assert MARK.encode() not in line.raw
+
+
+async def test_handshake_that_never_ends_is_given_up_after_the_connect_timeout() -> None:
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.extend(await reader.read(65_536))
+        with contextlib.suppress(ConnectionError):
+            await reader.read(1)
+        writer.close()
+        left.set()
+
+    seen, left = bytearray(), asyncio.Event()
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as listening:
+        origin = f"https://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        times = Timeouts(call=2.0, transfer=2.0, connect=0.2)
+        async with SigningClient(origin, TOKEN, timeout=times, retry=RetryPolicy.none()) as client:
+            with pytest.raises(TransportError, match=r"could not connect|no response within") as caught:
+                await client.signings.send("s1")
+        await left.wait()
+    assert not isinstance(caught.value, OutcomeUnknown)
+    assert seen[:1] == b"\x16"  # a handshake, and nothing else
+    assert MARK.encode() not in seen
