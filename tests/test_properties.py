@@ -13,12 +13,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from signing_async import APIError, Assumptions, DecodeError, NotFound, Signing, SigningClient
+from signing_async import APIError, Assumptions, DecodeError, NotFound, RetryPolicy, Signing, SigningClient
 from signing_async.pagination import _linked  # private: over HTTP the noise hides how time grows
 from signing_async.transport.decode import Unreadable, decode_record, parse, timestamp
 from signing_async.transport.problems import error_from
 from signing_async.transport.redaction import redact
-from signing_async.transport.retry import read_retry_after
+from signing_async.transport.retry import Kind, Retries, RetryBudget, Safety, read_retry_after
 from signing_async.transport.urls import resolve
 from signing_async.transport.wire import Request
 from tests.fuzz.__main__ import NAMES, load
@@ -183,3 +183,41 @@ def test_resolved_reference_is_on_the_tenants_origin(reference: str) -> None:
     assert str(url).isascii()
     assert (url.scheme, url.host, url.port, url.user) == ("https", "tenant.example", 443, None)
     assert urlsplit("https://tenant.example" + path).netloc == "tenant.example"
+
+
+# Retries
+
+
+@given(
+    attempt=st.integers(1, 5000),
+    base=st.floats(0, 1e6),
+    most=st.floats(0, 1e6),
+    retry_after=st.none() | st.floats(0, 1e9),
+    remaining=st.floats(-10, 1e9),
+)
+def test_delay_is_never_shorter_than_retry_after_and_never_past_the_deadline(
+    attempt: int, base: float, most: float, retry_after: float | None, remaining: float
+) -> None:
+    """Full jitter: from nothing to the doubled base."""
+    policy = RetryPolicy(max_attempts=10_000, base_delay=base, max_delay=most)
+    retries = Retries(policy, Safety.READ)
+    retries.attempts = attempt
+    delay = retries.decide(Kind.FAILED, retry_after, remaining, may_retry=True, others_accepted=False).delay
+    shortest = retry_after or 0.0
+    longest = max(shortest, min(most, base * 2.0 ** min(attempt - 1, 60)))
+    if delay is None:
+        assert longest >= remaining or shortest > policy.max_retry_after
+    else:
+        assert shortest <= delay <= longest
+        assert delay < remaining
+        assert shortest <= policy.max_retry_after
+
+
+def test_budget_allows_two_requests_a_call_in_an_outage() -> None:
+    budget, calls = RetryBudget(), 1000
+    requests = calls
+    for _ in range(calls):
+        budget.add(RetryBudget.DEPOSIT)
+        requests += sum(budget.withdraw() for _ in range(4))
+    assert requests <= 2 * calls
+    assert not budget.withdraw()

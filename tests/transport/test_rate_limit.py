@@ -94,6 +94,23 @@ async def test_request_whose_deadline_is_within_the_pause_is_rejected_at_once() 
 
 
 @pytest.mark.usefixtures("patient")
+async def test_waiter_proceeds_as_soon_as_another_request_ends() -> None:
+    """With or without a response, and one waiter for each request."""
+    limiter = LocalRateLimiter()
+    await fill(limiter)
+    first, second = (asyncio.create_task(limiter.acquire(FOREVER)) for _ in range(2))
+    await run_loop()
+    assert not first.done()
+    limiter.release(now(), True)
+    await run_loop()
+    assert first.done()
+    assert not second.done()
+    limiter.release(now(), None)
+    await run_loop()
+    assert second.done()
+
+
+@pytest.mark.usefixtures("patient")
 async def test_cancelled_waiter_leaves_its_place_to_another() -> None:
     """Whether it was cancelled before it may proceed, or after that and before it ran."""
     limiter = LocalRateLimiter()
