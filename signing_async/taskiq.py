@@ -63,6 +63,7 @@ H = TypeVar("H", bound=EventHandler)
 log: logging.Logger = logging.getLogger("signing_async")
 
 _TASK = "signing_async:dispatch"
+_VERSION = 1
 _CONTEXT: Any = TaskiqDepends()
 _DAY = 86_400
 _BLOCK = 1.0
@@ -171,6 +172,7 @@ def _encode_package(prepared: Prepared) -> dict[str, Any]:
             raise InvalidRequest(text)
         documents.append({"path": str(Path(path).absolute()), "filename": source.filename, "sha256": source.sha256})
     return {
+        "version": _VERSION,
         "key": prepared.key,
         **{name: None if value is None else str(value) for name, value in prepared.fields.items()},
         "documents": documents,
@@ -179,6 +181,10 @@ def _encode_package(prepared: Prepared) -> dict[str, Any]:
 
 
 def _decode_package(message: dict[str, Any]) -> SigningPackage:
+    if message.get("version") != _VERSION:
+        raise InvalidRequest(
+            f"message version {message.get('version')!r} is not supported; this worker supports version {_VERSION}"
+        )
     return SigningPackage(
         **{name: message[name] for name in ("key", "name", "language", "signing_order", "message")},
         documents=[PdfSource(one["path"], one["filename"], sha256=one["sha256"]) for one in message["documents"]],

@@ -481,3 +481,13 @@ def test_missing_package_names_the_extra() -> None:
     code = "import sys; sys.modules['taskiq_redis'] = None; import signing_async.taskiq"
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
     assert ran.stderr.splitlines()[-1].endswith("needs taskiq_redis: pip install 'signing-async[taskiq,postgres]'")
+
+
+async def test_message_of_another_version_is_rejected(place: Workplace) -> None:
+    broker = add_dispatch(InMemoryBroker(), client=place.client, journal=place.journal)
+    async with enqueuing(broker):
+        task = await broker.find_task("signing_async:dispatch").kiq({"version": 2, "key": "k"})
+        outcome = await Enqueued("k", task).wait(0.02)
+    assert outcome == Outcome(
+        "k", None, "message version 2 is not supported; this worker supports version 1", "InvalidRequest", exit_code=2
+    )

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from pathlib import Path
 
 import pytest
 
 from signing_async import (
+    Claim,
     ClaimLost,
     ConfigurationError,
     DispatchResult,
+    InvalidRequest,
     JournalError,
     OutcomeUnknown,
     SigningClient,
+    SigningError,
     SqliteJournal,
+    TransportError,
 )
 from signing_async.sandbox import Sandbox
 from tests.dispatch.deaths import Fate, fated_client
@@ -38,7 +44,7 @@ async def test_journal_failure_at_any_step_stops_the_call_before_an_unjournaled_
                     await client.dispatch(parcel.package, failing)
                 was_sent = count(sandbox)["signings.send"] > before
                 assert was_sent == (at == 8)
-                assert caught.value.effect == ("unknown" if at >= 7 else "none")
+                assert caught.value.effect == ("unknown" if was_sent else "none")
             await client.dispatch(parcel.package, path)
             sent_well(sandbox, parcel, spare=1)
 
@@ -71,23 +77,110 @@ async def test_nothing_more_is_sent_once_the_file_of_the_journal_is_gone(
     sent_well(sandbox, *parcels[:2])
 
 
+class Refusing(SqliteJournal):
+    """A journal that refuses an operation on the package with the key ``refused``."""
+
+    def __init__(self, path: Path, operation: str, error: Exception) -> None:
+        super().__init__(path)
+        self._operation = operation
+        self._error = error
+
+    def _check(self, operation: str, key: str) -> None:
+        if (operation, key) == (self._operation, "refused"):
+            raise self._error
+
+    async def claim(self, key: str) -> Claim | None:
+        self._check("claim", key)
+        return await super().claim(key)
+
+    async def write(self, claim: Claim, state: str) -> None:
+        self._check(json.loads(state)["status"], claim.key)
+        await super().write(claim, state)
+
+
+def error_of_one_item() -> JournalError:
+    """Return the error of a journal that cannot hold the key, or the text, of one package."""
+    error = JournalError("the database cannot hold it", transient=False)
+    error.client_wide = False
+    return error
+
+
+@pytest.mark.parametrize("operation", ["claim", "draft", "sending", "sent"])
+@pytest.mark.parametrize("failure", [InvalidRequest("key: at most 20 characters"), error_of_one_item()])
+async def test_package_that_the_journal_refuses_fails_alone(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, operation: str, failure: SigningError
+) -> None:
+    keys = ["first", "refused", "third", "fourth"]
+    refused, *others = parcels = [parcel_of(1, 1, name=key, key=key) for key in sorted(keys, key="refused".__ne__)]
+    packages = [parcel.package for parcel in (others[0], refused, *others[1:])]
+    async with Refusing(tmp_path / "journal", operation, copy.copy(failure)) as journal:
+        results = await all_of(client.dispatch_many(packages, journal, concurrency=1))
+    assert [result.package.key for result in results] == keys
+    (error,) = (result.error for result in results if result.error is not None)
+    assert isinstance(error, type(failure))
+    was_sent = operation == "sent"
+    assert (error.effect, error.transient) == ("unknown" if was_sent else "none", False)
+    sent_well(sandbox, *(parcels if was_sent else others), spare=1)
+    await client.dispatch(refused.package, tmp_path / "journal")
+    sent_well(sandbox, *parcels, spare=1)
+
+
+@pytest.mark.parametrize(("kind", "effect"), [("drop-after-commit", "unknown"), ("expired-token", "none")])
+async def test_effect_of_a_journal_failure_after_a_failed_send_is_unknown_unless_the_send_was_refused(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str, effect: str
+) -> None:
+    sandbox.faults.add("signings.send", kind)
+    sandbox.faults.add("signings.get", "503", times=None)
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        failing = Failing(journal, 5, OSError(28, "No space left on device"), only="write")
+        with pytest.raises(JournalError, match="No space left") as caught:
+            await client.dispatch(parcel_of(1, 1).package, failing)
+    assert len(sandbox.requests_of("signings.send")) == 1
+    assert caught.value.effect == effect
+
+
+async def test_effect_of_a_journal_failure_is_unknown_if_an_earlier_run_began_to_send(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    package = parcel_of(1, 1).package
+    sandbox.faults.add("signings.send", "drop-after-commit")
+    unread = sandbox.faults.add("signings.get", "503", times=None)
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        with pytest.raises(OutcomeUnknown):
+            await client.dispatch(package, journal)
+        unread.remove()
+        with pytest.raises(JournalError) as caught:
+            await client.dispatch(package, Failing(journal, 1, JournalError("gone"), only="write"))
+        assert (caught.value.effect, caught.value.exit_code) == ("unknown", 3)
+        assert (await client.dispatch(package, journal)).is_draft is False
+
+
 async def test_failed_release_does_not_change_the_result(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with SqliteJournal(tmp_path / "journal") as journal:
-        for error in (ClaimLost("lease"), OSError("gone")):
-            failing = Failing(journal, 1, error, only="release")
-            assert (await client.dispatch(parcel_of(name=str(error)).package, failing)).is_draft is False
-    assert caplog.messages[-1] == "the journal failed: OSError: gone"
+        failing = Failing(journal, 1, ClaimLost("lease"), only="release")
+        assert (await client.dispatch(parcel_of(name="One").package, failing)).is_draft is False
+        failing = Failing(journal, 1, OSError("gone"), only="release")
+        assert (await client.dispatch(parcel_of(name="Two").package, failing)).is_draft is False
+        failing = Failing(journal, 1, TransportError("the store is unavailable"), only="release")
+        assert (await client.dispatch(parcel_of(name="Three").package, failing)).is_draft is False
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
+        "the journal failed: OSError: gone",
+        "the store is unavailable",
+    ]
 
 
 @pytest.mark.parametrize(
     "state",
     [
         "no JSON",
+        "{}",
         '{"content": "x", "service": "y", "status": "unheard of", "signing": "z"}',
         '{"content": "x", "service": "y", "status": "sent"}',
+        '{"content": "x", "service": "y", "signing": 5}',
         '{"content": "x", "service": "y", "documents": {"a": "b"}}',
+        '{"content": "x", "service": "y", "newer": 1}',
     ],
 )
 async def test_journal_entry_that_cannot_be_decoded_is_an_unknown_outcome_and_is_kept(
