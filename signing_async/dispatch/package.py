@@ -48,8 +48,8 @@ class SigningPackage:
     ``documents`` are paths, bytes, binary files, async iterators or `PdfSource`. In a sequential signing the recipients
     sign by their ``order``; if none has one, in the order of the list. ``key`` identifies the package in a journal:
     each key (at most 1,000 bytes) is sent once. Without a key, a hash of the content identifies it: the fields, the
-    recipients, and the documents' names and bytes. Identical packages need keys, in one `dispatch_many` and in separate
-    calls: without keys, the second one counts as a repetition and returns the signing of the first. ::
+    recipients, and the documents' names and bytes. Identical packages need keys: without keys, the second one is
+    refused in one `dispatch_many`; in a later call it counts as a repetition and returns the signing of the first. ::
 
         SigningPackage("Lease 2031", "EN", ["lease.pdf"], [NewRecipient("anna@example.com", "Anna", "Berg")],
                        key="lease-2031")
@@ -137,9 +137,10 @@ async def prepare(package: object, max_pdf_bytes: int) -> Prepared:
         separator = "." if isinstance(recipient, NewRecipient) else ": "
         with problems.of(f"recipients[{number}]{separator}"):
             recipients.append(_check_recipient(recipient))
-    if package.signing_order == SigningOrder.SEQUENTIAL:
+    if package.signing_order == SigningOrder.SEQUENTIAL and isinstance(package.recipients, tuple):
         with problems.of():
-            _number_recipients(recipients)
+            orders = _check_orders([getattr(recipient, "order", None) for recipient in package.recipients])
+            recipients = [{**recipient, "order": order} for recipient, order in zip(recipients, orders, strict=False)]
     with ExitStack() as buffers:
         for number, source in problems.items("documents", package.documents):
             with problems.of(f"documents[{number}]: "):
@@ -163,14 +164,19 @@ def _check_recipient(recipient: object) -> dict[str, Any]:
         raise InvalidRequest(f"extra: cannot be sent as JSON: {error}") from None
 
 
-def _number_recipients(recipients: list[dict[str, Any]]) -> None:
-    """Number the recipients of a sequential signing, unless they have orders, which must differ."""
-    orders = [recipient["order"] for recipient in recipients]
-    if not any(orders):
-        for number, recipient in enumerate(recipients, 1):
-            recipient["order"] = number
-    elif None in orders or len(set(orders)) < len(orders):
-        raise InvalidRequest(f"recipients: each must have an order of its own, or none must have one, got {orders}")
+def _check_orders(orders: list[int | None]) -> list[int | None]:
+    """Return the orders of sequential recipients: as given, or in the order of the list if none is given."""
+    if all(order is None for order in orders):
+        return [*range(1, len(orders) + 1)]
+    problems = []
+    for number, order in enumerate(orders):
+        if order is None:
+            problems.append(f"recipients[{number}].order: missing, though other recipients have one")
+        elif order in orders[:number]:
+            problems.append(f"recipients[{number}].order: {order!r} is the order of recipients[{orders.index(order)}]")
+    if problems:
+        raise InvalidRequest("; ".join(problems), problems=problems)
+    return orders
 
 
 async def _check_document(given: Source | PdfSource, max_pdf_bytes: int, buffers: ExitStack) -> CheckedPdf:

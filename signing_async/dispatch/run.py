@@ -10,9 +10,8 @@ lost its claim.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,15 +19,15 @@ import attrs
 
 from .. import _checks, telemetry
 from .._api import Api
-from ..bulk import Deferrals, FileProgress, Progress, ProgressReporter, Results, copy_unsent
+from ..bulk import Deferrals, FileProgress, Progress, ProgressReporter, Results, copy_unsent, iterate
 from ..errors import InvalidRequest, OutcomeUnknown, SigningError, amended
 from ..models import NewRecipient, Signing
 from ..telemetry.names import DISPATCH_SPAN, OUTCOME, PACKAGE_NUMBER, PACKAGE_SPAN, SIGNING_ID
 from ..transport.operation import log
 from .entry import GuardedJournal, NoJournal, open_journal
 from .journal import ClaimLost, Journal, JournalError
-from .package import Prepared, SigningPackage, prepare
-from .send import Draft
+from .package import CheckedPdf, Prepared, SigningPackage, prepare
+from .send import Draft, Uploads
 
 __all__ = ["DispatchResult", "NewRecipient", "SigningPackage", "dispatch_many", "dispatch_one"]
 
@@ -84,7 +83,7 @@ async def dispatch_one(
     """Send one package. If another run is working on it, wait for that run."""
     run = _Run(api, NoJournal() if journal is None else journal, _MAX_UPLOADS, ordered, None)
     async with run.opened():
-        result = await run.work(package)
+        result = await run.work((0, package))
         if result.error is not None:
             raise result.error
         return result.signing
@@ -103,7 +102,7 @@ def dispatch_many(
         raise InvalidRequest(f"packages: must be an iterable of SigningPackage, got {type(packages).__name__}")
     _checks.integer("concurrency", concurrency, error=InvalidRequest)
     run = _Run(api, journal, concurrency, ordered, on_progress)
-    return Results(packages, run.work, concurrency, around=run.opened())
+    return Results(run.number(packages), run.work, concurrency, around=run.opened())
 
 
 class _Run:
@@ -124,8 +123,13 @@ class _Run:
         self._has_journal = not isinstance(journal, NoJournal)
         self._journal = GuardedJournal(self._opened, telemetry=api.telemetry and self._has_journal)
         self._concurrency = 1 if ordered else concurrency
+        self._ordered = ordered
         self._free_uploads = asyncio.Semaphore(concurrency)
-        self._numbers = itertools.count()
+        self._unprepared = 1
+        """The packages that are not prepared yet; the end of the packages counts as one more."""
+        self._files = self._bytes = 0
+        self._without_key: dict[str, int] = {}
+        """The numbers of this run's packages without a key, by the hash of their content."""
         self._ended_by: SigningError | None = None
         """The error after which nothing more is sent."""
 
@@ -140,26 +144,60 @@ class _Run:
             if self._is_own_journal:
                 await self._opened.aclose()
 
-    async def work(self, package: SigningPackage) -> DispatchResult:
+    async def number(
+        self, packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage]
+    ) -> AsyncIterator[tuple[int, SigningPackage]]:
+        """Yield the packages with their numbers."""
+        number = 0
+        async for package in iterate(packages):
+            self._unprepared += 1
+            yield number, package
+            number += 1
+        self._count(())
+
+    def _count(self, documents: Sequence[CheckedPdf]) -> None:
+        """Count the documents of a prepared package, none if it is invalid. The end of the packages counts too."""
+        self._unprepared -= 1
+        self._files += len(documents)
+        self._bytes += sum(document.size for document in documents)
+        if not self._unprepared:
+            self._reporter.files_total, self._reporter.bytes_total = self._files, self._bytes
+            # If the end is reached after the last upload, only this reports the totals.
+            self._reporter.add(0, 0)
+
+    async def work(self, numbered: tuple[int, SigningPackage]) -> DispatchResult:
         """Return the result of a package. If another run is working on it, wait for that run."""
-        number = next(self._numbers)
+        number, package = numbered
+        documents: Sequence[CheckedPdf] = ()
         try:
             prepared = await prepare(package, self._api.transport.options.assumptions.max_pdf_bytes)
+            first = number if package.key is not None else self._without_key.setdefault(prepared.content, number)
+            if first != number:
+                prepared.close()
+                problem = f"key: missing, and packages[{number}] is the same package as packages[{first}]"
+                raise InvalidRequest(f"{problem}; if both are to be sent, give each a key")
+            documents = prepared.documents
         except Exception as error:
             return DispatchFailure(package, None, error)
+        finally:
+            self._count(documents)
+        files = [FileProgress(self._reporter) for _ in documents]
+        uploads = Uploads(files, self._ordered, self._concurrency, self._free_uploads)
         deferrals = Deferrals(f"package {prepared.label}")
-        files = [FileProgress(self._reporter) for _ in prepared.documents]
         try:
             with closing(prepared):
-                while (result := await self._attempt(number, package, prepared, files)) is None:
+                while (result := await self._attempt(number, package, prepared, uploads)) is None:
                     await deferrals.wait()
         except SigningError as error:
             self._ended_by = error
             raise
+        if result.error is not None and package.key is None:
+            # The caller can repeat the package.
+            del self._without_key[prepared.content]
         return result
 
     async def _attempt(
-        self, number: int, package: SigningPackage, prepared: Prepared, files: list[FileProgress]
+        self, number: int, package: SigningPackage, prepared: Prepared, uploads: Uploads
     ) -> DispatchResult | None:
         """Send the package under its claim; return None if another run holds the claim, or takes it."""
         if self._ended_by is not None:
@@ -172,7 +210,7 @@ class _Run:
             return DispatchFailure(package, None, error)
         if claim is None:
             return None
-        draft = Draft(self._api, prepared, self._journal, claim, files, self._concurrency, self._free_uploads)
+        draft = Draft(self._api, prepared, self._journal, claim, uploads)
         with telemetry.active(self._api.telemetry).span(PACKAGE_SPAN, {PACKAGE_NUMBER: number}) as span:
             try:
                 result = await self._send(package, draft)
@@ -196,7 +234,7 @@ class _Run:
             raise
         except Exception as caught:
             error = caught
-        if isinstance(error, JournalError):
+        if isinstance(error, JournalError) and error.client_wide:
             raise error
         if isinstance(error, OutcomeUnknown) and self._has_journal:
             # The next run knows from the journal what is ambiguous, and reads the service first.

@@ -10,6 +10,7 @@ from functools import partial
 import attrs
 
 from .._api import Api
+from .._foreign import safe_text
 from ..bulk import FileProgress, Results
 from ..errors import (
     ConfigurationError,
@@ -22,24 +23,35 @@ from ..errors import (
     TransportError,
     amended,
 )
-from ..models import Document, Recipient, Signing, SigningState
+from ..models import Document, Language, Recipient, Signing, SigningOrder, SigningState
 from ..reconcile import SigningLedger
-from ..signings import sending, signing_path
+from ..signings import Signings, sending, signing_path
+from ..transport.call import Transport
 from ..transport.operation import Operation, log
+from ..transport.retry import RetryPolicy
 from .entry import DRAFT, SENDING, SENT, GuardedJournal, PackageState
 from .journal import Claim
 from .package import Prepared
 
-__all__ = ["Draft", "send_own"]
+__all__ = ["Draft", "Uploads", "send_own"]
 
 _MAX_ERROR = 1000
 
 
-class Draft:
-    """The draft of one claimed package, and its journal entry.
+@attrs.frozen
+class Uploads:
+    """How the documents of one package are uploaded."""
 
-    ``files`` are the progress of its documents; ``free_uploads`` limits the uploads of all packages together.
-    """
+    files: Sequence[FileProgress]
+    """The progress of each document."""
+    ordered: bool
+    concurrency: int
+    free: asyncio.Semaphore
+    """Limits the uploads of all packages together."""
+
+
+class Draft:
+    """The draft of one claimed package, and its journal entry."""
 
     def __init__(
         self,
@@ -47,19 +59,15 @@ class Draft:
         package: Prepared,
         journal: GuardedJournal,
         claim: Claim,
-        files: Sequence[FileProgress],
-        concurrency: int,
-        free_uploads: asyncio.Semaphore,
+        uploads: Uploads,
     ) -> None:
         self._api = api
         self._package = package
         self._journal = journal
         self._claim = claim
-        self._files = files
-        self._concurrency = concurrency
-        self._free_uploads = free_uploads
+        self._uploads = uploads
         self.state: PackageState = PackageState(package.content, api.origin)
-        self._is_saved = False
+        self._is_saved = self._may_be_sending = False
         self._writing = asyncio.Lock()
 
     @property
@@ -84,6 +92,7 @@ class Draft:
             found = await self._api.transport.find_effect(_sending(self._api, self._id))
             if found is not None:
                 return await self._note_sent(found.value), True
+            await self._check_exact()
         else:
             await self._make_exact()
             state.status = SENDING
@@ -106,14 +115,31 @@ class Draft:
         log.warning("package %s was not sent: %s", label, text)
         if self._is_saved:
             state.error = text[:_MAX_ERROR]
-            await self._save()
+            try:
+                await self._save()
+            except SigningError as unsaved:
+                if unsaved.client_wide:
+                    raise
+                log.warning("%s", unsaved)
 
     # The journal entry
 
     def _describe(self) -> Signing:
         """Return what the journal entry says of the draft, or of the signing."""
-        name = self._package.fields["name"] if self.state.content == self._package.content else ""
-        return Signing(self._id, name=name, is_draft={DRAFT: True, SENDING: None, SENT: False}[self.state.status])
+        state, package, fields = self.state, self._package, self._package.fields
+        is_draft = {DRAFT: True, SENDING: None, SENT: False}[state.status]
+        if state.content != package.content:
+            return Signing(self._id, is_draft=is_draft)
+        ids = [(state.documents.get(str(n)), pdf.source.filename) for n, pdf in enumerate(package.documents)]
+        return Signing(
+            self._id,
+            name=fields["name"],
+            language=Language(fields["language"]),
+            signing_order=fields["signing_order"] and SigningOrder(fields["signing_order"]),
+            message=fields["message"],
+            is_draft=is_draft,
+            documents=tuple(Document(id_, name) for id_, name in ids if id_ is not None),
+        )
 
     @property
     def _id(self) -> str:
@@ -140,11 +166,12 @@ class Draft:
             # Other packages of the run may be unaffected.
             raise ConfigurationError(message, client_wide=False)
         self.state = state
+        self._may_be_sending = state.status != DRAFT
 
     async def _save(self) -> None:
         """Write the current state. Raises `ClaimLost` if the claim is stale.
 
-        Once the status is no longer `DRAFT`, a journal error has the effect ``"unknown"``.
+        If the send request may have been made, and was not refused, a journal error has the effect ``"unknown"``.
         """
         async with self._writing:
             self._is_saved = True
@@ -156,9 +183,10 @@ class Draft:
             try:
                 await self._journal.write(self._claim, json.dumps(state))
             except SigningError as error:
-                if is_draft:
+                if is_draft or not self._may_be_sending:
                     raise
                 raise amended(error, effect="unknown") from error.__cause__
+            self._may_be_sending = not is_draft
 
     # The steps
 
@@ -171,6 +199,8 @@ class Draft:
                 self._abandon("the package was changed")
             elif None in (*state.documents.values(), *state.recipients.values()):
                 self._abandon("the outcome of one of its steps is unknown")
+            elif self._uploads.ordered and state.documents.keys() != {str(n) for n in range(len(state.documents))}:
+                self._abandon("its documents are out of order")
         state.content = self._package.content
         for is_last in (False, True):
             if await self._complete(is_last):
@@ -186,7 +216,7 @@ class Draft:
         log.warning("package %s: draft %s was abandoned: %s", self._package.label, self._id, reason)
         state.abandoned.append(self._id)
         state.signing, state.documents, state.recipients = None, {}, {}
-        for file in self._files:
+        for file in self._uploads.files:
             file.restart()
 
     async def _complete(self, is_last: bool) -> bool:
@@ -212,7 +242,7 @@ class Draft:
         missing = [number for number in range(len(package.documents)) if str(number) not in state.documents]
         try:
             # After a failure no more uploads are begun, and those in progress finish.
-            async with Results[None](missing, self._upload, self._concurrency) as uploads:
+            async with Results[None](missing, self._upload, self._uploads.concurrency) as uploads:
                 async for _ in uploads:
                     pass
             for number, fields in enumerate(package.recipients):
@@ -234,9 +264,9 @@ class Draft:
         return not (resumed or self._ledger.additions.total()) or await self._is_unchanged()
 
     async def _upload(self, number: int) -> None:
-        source, file = self._package.documents[number].source, self._files[number]
+        source, file = self._package.documents[number].source, self._uploads.files[number]
         upload = partial(self._api.documents.upload, self._id, source, on_progress=file, preflight=False)
-        async with self._free_uploads:
+        async with self._uploads.free:
             await self._step(self.state.documents, number, upload)
 
     async def _step(
@@ -261,18 +291,34 @@ class Draft:
             signing = await self._api.signings.get(self._id)
             if signing.state is not SigningState.DRAFT:
                 raise OutcomeUnknown(f"the draft is {signing.state}: another client may have sent it", known=[signing])
-            recipients = [recipient.id async for recipient in self._api.recipients.list(self._id)]
+            return await self._holds_known_ids(signing)
         except NotFound:
             return False
+
+    async def _check_exact(self) -> None:
+        """Raise `DraftChanged` if the draft does not hold exactly the package. An earlier request may still send it."""
+        try:
+            current = await self._api.signings.get(self._id)
+            if current.is_draft and not await self._holds_known_ids(current):
+                text = f"draft {self._id} holds more or less than this package; it was not sent by this run"
+                raise DraftChanged(text, signing=current)
+        except SigningError as error:
+            raise amended(error, effect="unknown") from error.__cause__
+
+    async def _holds_known_ids(self, signing: Signing) -> bool:
+        recipients = [recipient.id async for recipient in self._api.recipients.list(self._id)]
         documents = [document.id for document in signing.documents]
         return sorted(documents) == _known(self.state.documents) and sorted(recipients) == _known(self.state.recipients)
 
     async def _read_sent(self) -> Signing | None:
         """Return the signing that the service accepted to send; None if it can't be read."""
+        transport, ledger = self._api.transport, self._api.ledger
+        options = attrs.evolve(transport.options, retry=RetryPolicy.none())
         try:
-            signing = await self._api.signings.get(self._id)
-        except SigningError as error:
-            log.warning("signing %s was sent but could not be read: %s", self._id, error)
+            signing = await Signings(Transport(transport.shared, options), ledger).get(self._id)
+        except Exception as error:
+            # The caller's own rate limiter may raise anything.
+            log.warning("signing %s was sent but could not be read: %s", self._id, transport.redacted(safe_text(error)))
             return None
         if signing.state is SigningState.DRAFT:  # this contradicts the response
             return await self._api.transport.confirm_effect(_sending(self._api, self._id), None)
@@ -291,7 +337,7 @@ class Draft:
 
     def _report_uploaded(self) -> None:
         """Report all documents as uploaded, also those of earlier runs."""
-        for file, document in zip(self._files, self._package.documents, strict=True):
+        for file, document in zip(self._uploads.files, self._package.documents, strict=True):
             file.finish(document.size)
 
 

@@ -121,7 +121,11 @@ _SEQUENTIAL = {"signing_order": "sequential"}
         (package(recipients=None, signing_order="sequential"), ["recipients: must be a list, got NoneType"]),
         (
             package([], [ANNA, NewRecipient("no address", order=2)], signing_order="sequential"),
-            ["recipients[1].email: must be an e-mail address, got 'no address'", "documents: must not be empty"],
+            [
+                "recipients[1].email: must be an e-mail address, got 'no address'",
+                "recipients[0].order: missing, though other recipients have one",
+                "documents: must not be empty",
+            ],
         ),
         (package(key="k" * 1001), ["key: must be at most 1,000 bytes in UTF-8, got 1,001"]),
         (package(key="Å" * 501), ["key: must be at most 1,000 bytes in UTF-8, got 1,002"]),
@@ -129,11 +133,15 @@ _SEQUENTIAL = {"signing_order": "sequential"}
         (_with_extra(float("nan")), ["recipients[0].extra: cannot be sent as JSON"]),
         (
             package(recipients=[NewRecipient("a@b.c", order=order) for order in (2, 1, 2)], **_SEQUENTIAL),
-            ["recipients: each must have an order of its own, or none must have one, got [2, 1, 2]"],
+            ["recipients[2].order: 2 is the order of recipients[0]"],
         ),
         (
             package(recipients=[NewRecipient("a@b.c", order=1), NewRecipient("d@e.f")], **_SEQUENTIAL),
-            ["recipients: each must have an order of its own, or none must have one, got [1, None]"],
+            ["recipients[1].order: missing, though other recipients have one"],
+        ),
+        (
+            package([PdfSource(make_pdf(), "a.pdf", sha256="0" * 64)]),
+            [f"documents[0]: a.pdf: sha256 mismatch: expected {'0' * 64}, found "],
         ),
     ],
 )

@@ -40,6 +40,7 @@ async def test_fatal_error_is_the_result_of_every_remaining_package_and_nothing_
 ) -> None:
     """The packages that are waited for as well: another run holds every second one."""
     parcels = [parcel_of(1, 1, name=f"Lease {number}", key=f"{number}") for number in range(40)]
+    reports: list[Progress] = []
     async with SqliteJournal(tmp_path / "journal") as other, SigningClient(sandbox.base_url, "wrong") as client:
         for number in range(0, 4, 2):
             await other.claim(f"{number}")
@@ -47,12 +48,13 @@ async def test_fatal_error_is_the_result_of_every_remaining_package_and_nothing_
             await client.aclose()
         packages = [parcel.package for parcel in parcels]
         async with asyncio.timeout(60):
-            results = await all_of(client.dispatch_many(packages, tmp_path / "journal", 2))
+            results = await all_of(client.dispatch_many(packages, tmp_path / "journal", 2, reports.append))
     kind = Unauthorized if problem == "rejected token" else ClientClosed
     assert [type(result.error) for result in results] == [kind] * 40
     assert {id(result.package) for result in results} == {id(package) for package in packages}
     assert len({id(result.error) for result in results}) == 40
     assert len(sandbox.requests) <= 4
+    assert reports[-1].files_total is not None
     async with SigningClient(sandbox.base_url, sandbox.access_token()) as client:
         await all_of(client.dispatch_many(packages, tmp_path / "journal"))
     sent_well(sandbox, *parcels)
@@ -85,15 +87,32 @@ async def test_failed_packages_are_results_and_a_second_run_sends_them(
     sent_well(sandbox, *good)
 
 
-async def test_second_of_two_identical_packages_without_a_key_is_a_repetition(
+async def test_second_of_two_identical_packages_without_a_key_is_refused(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
-    first, other = parcel_of(), parcel_of(name="Other")
-    packages = [first.package, other.package, parcel_of().package]
-    results = await all_of(client.dispatch_many(packages, tmp_path / "journal"))
-    assert [result.error for result in results] == [None] * 3
-    assert sorted(result.sent_earlier for result in results) == [False, False, True]
+    first, second, other = parcel_of(), parcel_of(), parcel_of(name="Other")
+    packages = [first.package, other.package, second.package]
+    progress: list[Progress] = []
+    many = client.dispatch_many(packages, tmp_path / "journal", concurrency=1, on_progress=progress.append)
+    errors = {id(result.package): result.error for result in await all_of(many)}
+    assert (errors[id(first.package)], errors[id(other.package)]) == (None, None)
+    refusal = errors[id(second.package)]
+    assert isinstance(refusal, InvalidRequest)
+    assert refusal.problems == (
+        "key: missing, and packages[2] is the same package as packages[0]; if both are to be sent, give each a key",
+    )
+    assert progress[-1].files_done == progress[-1].files_total == 4
     sent_well(sandbox, first, other)
+
+
+async def test_package_without_a_key_that_failed_may_be_given_again_in_the_same_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel = parcel_of()
+    sandbox.faults.add("recipients.add", "429", retry_after=3600)
+    results = await all_of(client.dispatch_many([parcel.package] * 2, tmp_path / "journal", concurrency=1))
+    assert [type(result.error) for result in results] == [RateLimited, type(None)]
+    sent_well(sandbox, parcel)
 
 
 async def test_endless_iterable_is_pulled_as_needed_and_leaving_releases_all_claims(
@@ -120,7 +139,8 @@ async def test_endless_iterable_is_pulled_as_needed_and_leaving_releases_all_cla
         with contextlib.closing(sqlite3.connect(tmp_path / "journal")) as database:
             async with asyncio.timeout(10):
                 # What was asked for at the moment of leaving is given back when it comes.
-                while database.execute("SELECT count(*) FROM packages WHERE owner IS NOT NULL").fetchone() != (0,):
+                held = "SELECT count(*) FROM packages WHERE leased_until IS NOT NULL"
+                while database.execute(held).fetchone() != (0,):
                     await asyncio.sleep(0.01)
         names = [f"Lease {number}" for number in range(1, pulled + 1)]
         parcels = [parcel_of(1, 1, name=name) for name in names]
@@ -128,15 +148,20 @@ async def test_endless_iterable_is_pulled_as_needed_and_leaving_releases_all_cla
     sent_well(sandbox, *parcels, spare=4)
 
 
-async def test_progress_counts_all_documents(sandbox: Sandbox, client: SigningClient, tmp_path: Path) -> None:
-    parcels, told = [parcel_of(2, 1, name=f"Lease {number}") for number in range(10)], list[Progress]()
+async def test_progress_counts_all_documents_with_totals_once_the_last_package_is_known(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcels = [parcel_of(2, 1, name=f"Lease {number}") for number in range(10)]
+    told: list[Progress] = []
     sandbox.faults.add("documents.upload", "drop-before-commit", times=3)
     size = sum(len(data) for parcel in parcels for _, data in parcel.documents)
     for _ in range(2):
         packages = [parcel.package for parcel in parcels] + [SigningPackage("", "EN", [], [])]
         await all_of(client.dispatch_many(packages, tmp_path / "journal", on_progress=told.append))
-        assert told[-1] == Progress(20, None, size, None)
+        assert told[0].files_total is None
+        assert told[-1] == Progress(20, 20, size, size)
         assert all(one.files_done <= 20 and one.bytes_done <= size for one in told)
+        assert all(one.files_total in (None, 20) and one.bytes_total in (None, size) for one in told)
         told.clear()
 
 

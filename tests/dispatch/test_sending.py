@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from signing_async import (
+    DecodeError,
     DraftChanged,
     InvalidRequest,
+    NewRecipient,
     OutcomeUnknown,
+    PdfSource,
     Progress,
     RequestTimeout,
     RetryPolicy,
@@ -93,8 +97,36 @@ async def test_unknown_sending_that_took_effect_is_not_repeated(
     (result,) = [one async for one in client.dispatch_many([parcel.package], path, on_progress=told.append)]
     assert (result.error, result.sent_earlier) == (None, True)
     assert count(sandbox)["signings.send"] == sends
-    assert told[-1].files_done == 2
+    assert told[-1].files_done == told[-1].files_total == 2
     sent_well(sandbox, parcel)
+
+
+async def test_refused_repeat_leaves_an_unknown_sending_unknown(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    sandbox.faults.add("signings.send", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, path)
+    assert state_of(path)["status"] == "sending"
+    await client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
+
+
+async def test_unknown_sending_whose_draft_was_changed_is_not_repeated(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_in_doubt(sandbox, client, parcel.package, path)
+    await client.documents.upload(sandbox.signings[0].id, make_pdf(), "other.pdf")
+    words = "holds more or less than this package; it was not sent by this run"
+    with pytest.raises(DraftChanged, match=words) as caught:
+        await client.dispatch(parcel.package, path)
+    assert caught.value.signing.id == sandbox.signings[0].id
+    assert [signing.state for signing in sandbox.signings] == ["draft"]
+    # The request of the run before may still send it.
+    assert (caught.value.effect, state_of(path)["status"]) == ("unknown", "sending")
 
 
 @pytest.mark.parametrize("kind", ["500", "drop-before-commit"])
@@ -112,15 +144,18 @@ async def test_changed_package_gets_no_second_draft_after_an_ambiguous_attempt_t
     assert [signing.name for signing in sandbox.signings] == ["Lease"]
 
 
-@pytest.mark.parametrize("kind", ["503", "not-json"])
+@pytest.mark.parametrize(("kind", "most"), [("503", 1), ("not-json", 1), ("drop-after-commit", 2)])
 async def test_sent_signing_that_cannot_be_read_is_returned_from_the_journal(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, most: int
 ) -> None:
     parcel = parcel_of()
-    sandbox.faults.add("signings.get", kind, times=None)
+    sandbox.faults.add("signings.get", kind, times=5)
     signing = await client.dispatch(parcel.package, tmp_path / "journal")
     assert signing.is_draft is False
     assert signing.name == "Lease"
+    assert sorted(document.name for document in signing.documents) == ["part 0.pdf", "part 1.pdf"]
+    # aiohttp by itself asks once more when a connection breaks.
+    assert 1 <= count(sandbox)["signings.get"] <= most
     assert f"signing {signing.id} was sent but could not be read: " in caplog.text
 
 
@@ -210,6 +245,19 @@ async def test_upload_whose_response_cannot_be_decoded_is_a_permanent_failure_if
     sent_well(sandbox, parcel, spare=1)
 
 
+async def test_draft_whose_creation_cannot_be_decoded_has_no_effect(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    """The next run creates another draft."""
+    parcel = parcel_of(1, 1)
+    sandbox.faults.add("signings.create", "not-json")
+    with pytest.raises(DecodeError) as caught:
+        await client.dispatch(parcel.package, tmp_path / "journal")
+    assert caught.value.effect == "none"
+    await client.dispatch(parcel.package, tmp_path / "journal")
+    sent_well(sandbox, parcel, spare=1)
+
+
 async def test_two_drafts_that_another_client_adds_to_raise_draft_changed_and_nothing_is_sent(
     sandbox: Sandbox, proxy: Proxy, tmp_path: Path
 ) -> None:
@@ -242,6 +290,21 @@ async def test_timeout_in_a_step_is_raised_and_the_next_run_creates_a_new_draft(
     sent_well(sandbox, parcel, spare=1)
 
 
+async def test_recipient_of_an_earlier_run_is_not_taken_for_an_equal_one_of_this_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    anna = NewRecipient("anna@example.com", "Anna", "Berg")
+    package = SigningPackage("Lease", "EN", [PdfSource(make_pdf(), "a.pdf")], [anna, anna])
+    parcel = Parcel(package, (("a.pdf", make_pdf()),), (("anna@example.com", None),) * 2)
+    await _leave_a_draft(sandbox, client, parcel, tmp_path / "journal", "recipients.add")
+    async with SigningClient(
+        sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(base_delay=0.01, settle=0.1)
+    ) as fresh:
+        sandbox.faults.add("recipients.add", "500")
+        await fresh.dispatch(package, tmp_path / "journal")
+    sent_well(sandbox, parcel)
+
+
 async def test_document_added_just_before_the_sending_is_logged_as_an_error(
     sandbox: Sandbox, proxy: Proxy, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -267,4 +330,28 @@ async def test_success_that_does_not_show_is_an_unknown_outcome_until_the_next_r
     assert state_of(path)["status"] == "sending"
     proxy.alter = dict
     await proxy.client.dispatch(parcel.package, path)
+    sent_well(sandbox, parcel)
+
+
+@pytest.mark.parametrize("fields", [{"is_draft": None}, {"is_draft": True, "cancelled_at": "2031-01-01T00:00:00Z"}])
+async def test_draft_that_may_be_sent_is_not_sent_again(
+    sandbox: Sandbox, proxy: Proxy, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    """Resuming a draft reads it as reconciling a sending does."""
+    parcel, path = parcel_of(), tmp_path / "journal"
+    await _leave_a_draft(sandbox, proxy.client, parcel, path, "signings.send")
+    before = count(sandbox)["signings.send"]
+    proxy.alter = replacing(**fields)
+    with pytest.raises(OutcomeUnknown, match="another client may have sent it"):
+        await proxy.client.dispatch(parcel.package, path)
+    assert count(sandbox)["signings.send"] == before
+
+
+@pytest.mark.parametrize("fields", [{"is_draft": None}, {"is_draft": True, "cancelled_at": "2031-01-01T00:00:00Z"}])
+async def test_accepted_sending_is_a_success_unless_the_service_shows_a_draft(
+    sandbox: Sandbox, proxy: Proxy, tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    parcel = parcel_of()
+    proxy.alter = replacing(**fields)
+    await proxy.client.dispatch(parcel.package, tmp_path / "journal")
     sent_well(sandbox, parcel)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import logging
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from signing_async import (
     Claim,
     DispatchResult,
     SigningClient,
+    SigningPackage,
     SqliteJournal,
 )
 from signing_async.sandbox import Sandbox
@@ -68,6 +70,25 @@ async def test_package_claimed_by_another_run_is_postponed_and_sent_after_its_re
         await run
     assert len(results) == 10
     sent_well(sandbox, *parcels)
+
+
+async def test_postponed_package_does_not_wait_for_the_next_item_of_the_iterable(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+) -> None:
+    package, results = parcel_of(1, 1, key="lease").package, 0
+
+    async def messages() -> AsyncIterator[SigningPackage]:
+        yield package
+        yield package
+        await asyncio.sleep(3600)
+
+    async with asyncio.timeout(30), client.dispatch_many(messages(), tmp_path / "journal", concurrency=4) as run:
+        async for result in run:
+            assert result.error is None
+            results += 1
+            if results == 2:
+                break
+    sent_well(sandbox, parcel_of(1, 1))
 
 
 async def test_claim_is_released_even_if_the_run_is_cancelled_twice(sandbox: Sandbox, client: SigningClient) -> None:

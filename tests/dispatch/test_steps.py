@@ -29,7 +29,16 @@ async def test_sent_package_is_returned_from_the_journal_without_a_request(
     before = len(sandbox.requests)
     second = await client.dispatch(parcel.package, tmp_path / "journal")
     assert len(sandbox.requests) == before
-    assert (second.id, second.name, second.is_draft) == (first.id, "Lease", False)
+    assert (second.id, second.name, second.language, second.signing_order, second.message, second.is_draft) == (
+        first.id,
+        "Lease",
+        "EN",
+        "sequential",
+        "Please sign",
+        False,
+    )
+    assert isinstance(second.documents, tuple)
+    assert sorted(document.id for document in second.documents) == sorted(document.id for document in first.documents)
     assert second.state is SigningState.SENT
     assert state_of(tmp_path / "journal")["status"] == "sent"
 
@@ -49,6 +58,13 @@ async def test_journal_entry_has_a_fixed_format(sandbox: Sandbox, client: Signin
     }
 
 
+async def test_dispatch_without_a_journal_sends_each_time(sandbox: Sandbox, client: SigningClient) -> None:
+    parcel = parcel_of()
+    first, second = [await client.dispatch(parcel.package) for _ in range(2)]
+    assert first.id != second.id
+    assert [signing.state for signing in sandbox.signings] == ["sent", "sent"]
+
+
 async def test_package_without_faults_costs_no_extra_request(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
@@ -60,6 +76,22 @@ async def test_package_without_faults_costs_no_extra_request(
         "signings.send": 1,
         "signings.get": 1,
     }
+
+
+async def test_draft_whose_documents_are_out_of_order_is_abandoned_by_an_ordered_run(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parcel, path = parcel_of(3), tmp_path / "journal"
+    sandbox.faults.add("documents.upload", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, path, ordered=False)
+    draft = state_of(path)["signing"]
+    assert state_of(path)["documents"].keys() & {"1", "2"}
+    signing = await client.dispatch(parcel.package, path)
+    assert [document.name for document in signing.documents] == [name for name, _ in parcel.documents]
+    (message,) = abandoned(caplog)
+    assert message.endswith(f"draft {draft} was abandoned: its documents are out of order")
+    sent_well(sandbox, parcel, spare=1)
 
 
 async def test_abandoned_drafts_are_in_the_result_and_in_the_notes_of_the_error(
@@ -89,8 +121,10 @@ async def test_draft_with_a_refused_document_is_kept_and_completed_later(
     assert any(draft.id in note and "'draft'" in note for note in caught.value.__notes__)
     sandbox.faults.add("documents.upload", "expired-token")
     (result,) = [result async for result in client.dispatch_many([parcel.package], path)]
+    held = {one.id for one in sandbox.documents(draft.id)}
     assert result.signing is not None
     assert (result.signing.id, result.signing.is_draft) == (draft.id, True)
+    assert {document.id for document in result.signing.documents} == held
     assert state_of(path)["signing"] == draft.id
     assert state_of(path)["documents"].keys() == {"0"}
     assert "401" in state_of(path)["error"]
@@ -117,6 +151,23 @@ async def test_draft_with_a_refused_step_is_resumed(
     # The draft is read before it is completed and before it is sent, and the signing after it was sent.
     added = {"recipients.add": 1} if step == "recipients.add" else {}
     assert count(sandbox) - before == {**added, "signings.send": 1, "signings.get": 3, "recipients.list": 2}
+
+
+async def test_refusal_after_an_ambiguous_attempt_leaves_the_draft_ambiguous(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    parcel, path = parcel_of(1, 1), tmp_path / "journal"
+    sandbox.faults.add("documents.upload", "drop-before-commit")
+    sandbox.faults.add("documents.upload", "expired-token")
+    with pytest.raises(Unauthorized):
+        await client.dispatch(parcel.package, path)
+    assert state_of(path)["documents"] == {"0": None}
+    (draft,) = sandbox.signings
+    signing = await client.dispatch(parcel.package, path)
+    assert signing.id != draft.id
+    (message,) = abandoned(caplog)
+    assert message.endswith(f": draft {draft.id} was abandoned: the outcome of one of its steps is unknown")
+    sent_well(sandbox, parcel, spare=1)
 
 
 async def test_changed_package_replaces_an_unsent_version_and_is_refused_after_the_sending(
