@@ -10,8 +10,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
-from contextlib import AbstractAsyncContextManager, nullcontext
+from collections.abc import AsyncIterable, Awaitable, Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from inspect import isawaitable
 from typing import Any
@@ -103,8 +102,9 @@ def decide(verifier: WebhookVerifier, headers: Headers, body: bytes) -> Decision
 
 
 Handler = Callable[[Event], Awaitable[object] | object] | asyncio.Queue[Event] | queue.Queue[Event]
-Resolve = Callable[[Any], Awaitable[Any]]
-"""Returns what a handler or a store returned, or the result of it if it is awaitable."""
+Steps = Generator[Any, Any, Decision]
+"""Yields what a handler or a store returned, and is sent the result, awaited if need be. Ends with the decision. An
+event loop and a thread drive the same steps."""
 
 
 class Receiver:
@@ -163,7 +163,7 @@ class Receiver:
 
     async def handle(self, method: str, headers: Headers, chunks: AsyncIterable[bytes]) -> Decision:
         """Handle a request: read the body within the limits of size and time, then `receive` it."""
-        body = await self._read(method, headers, chunks, asyncio.timeout(self.body_timeout))
+        body = check_head(method, headers, self.verifier.max_body) or await self._read(headers, chunks)
         return self.refuse(body) if isinstance(body, Decision) else await self.receive(headers, body)
 
     async def receive(self, headers: Headers, body: bytes) -> Decision:
@@ -171,7 +171,11 @@ class Receiver:
         self._active += 1
         self._idle.clear()
         try:
-            return await self._process(headers, body, self._resolve)
+            steps, advance = self._process(headers, body), _Advance()
+            while not advance(steps):
+                with advance:
+                    advance.value = await self._resolve(advance.value)
+            return advance.decision
         finally:
             self._active -= 1
             if not self._active:
@@ -182,7 +186,7 @@ class Receiver:
 
         A plain handler runs in the calling thread, an ``async`` one in an event loop that all threads share.
         """
-        body = _run_without_loop(self._read(method, headers, _iterate(chunks), nullcontext()))
+        body = check_head(method, headers, self.verifier.max_body) or self._read_blocking(headers, chunks)
         return self.refuse(body) if isinstance(body, Decision) else self.receive_blocking(headers, body)
 
     def receive_blocking(self, headers: Headers, body: bytes) -> Decision:
@@ -192,13 +196,13 @@ class Receiver:
                 "hand_off: an asyncio.Queue cannot be filled from threads, use a queue.Queue or a function"
             )
 
-        async def resolve(value: Any) -> Any:
-            if not isawaitable(value):
-                return value
-            return asyncio.run_coroutine_threadsafe(self._resolve(value), thread_loop()).result()
-
-        decision: Decision = _run_without_loop(self._process(headers, body, resolve))
-        return decision
+        steps, advance = self._process(headers, body), _Advance()
+        while not advance(steps):
+            with advance:
+                if isawaitable(advance.value):
+                    resolving = asyncio.run_coroutine_threadsafe(self._resolve(advance.value), thread_loop())
+                    advance.value = resolving.result()
+        return advance.decision
 
     def refuse(self, decision: Decision) -> Decision:
         """Record and return a decision that was made before the body was read."""
@@ -222,38 +226,37 @@ class Receiver:
             return False
         return True
 
-    async def _read(
-        self, method: str, headers: Headers, chunks: AsyncIterable[bytes], limit: AbstractAsyncContextManager[object]
-    ) -> bytes | Decision:
-        if refusal := check_head(method, headers, self.verifier.max_body):
-            return refusal
-        deadline = time.monotonic() + self.body_timeout
-        body = bytearray()
+    async def _read(self, headers: Headers, chunks: AsyncIterable[bytes]) -> bytes | Decision:
+        body, is_broken = bytearray(), False
         try:
-            async with limit:
+            async with asyncio.timeout(self.body_timeout):
                 async for chunk in chunks:
                     body += chunk
                     if len(body) > self.verifier.max_body:
                         return TOO_LARGE
-                    if time.monotonic() > deadline:
-                        break
         except TimeoutError:
             return TOO_SLOW
+        except Exception:  # the sender disconnected
+            is_broken = True
+        return INCOMPLETE if is_broken else _check_length(headers, body)
+
+    def _read_blocking(self, headers: Headers, chunks: Iterable[bytes]) -> bytes | Decision:
+        deadline = time.monotonic() + self.body_timeout
+        body, is_broken = bytearray(), False
+        try:
+            for chunk in chunks:
+                body += chunk
+                if len(body) > self.verifier.max_body:
+                    return TOO_LARGE
+                if time.monotonic() > deadline:
+                    break
         except Exception:  # the sender disconnected, or a server's own, such as gunicorn's InvalidChunkSize
-            refusal = INCOMPLETE
+            is_broken = True
         if time.monotonic() > deadline:
             return TOO_SLOW
-        length = next(filter(None, header_values(headers, "Content-Length")), 0)
-        is_chunked = bool(header_values(headers, "Transfer-Encoding"))
-        if refusal is None and len(body) < (int(length) or is_chunked):
-            log.error(
-                "a delivery must be repeated: a middleware or hook has read the body before the webhook receiver, and"
-                " the framework has not kept it; or the sender disconnected"
-            )
-            refusal = ALREADY_READ
-        return refusal or bytes(body)
+        return INCOMPLETE if is_broken else _check_length(headers, body)
 
-    async def _process(self, headers: Headers, body: bytes, resolve: Resolve) -> Decision:
+    def _process(self, headers: Headers, body: bytes) -> Steps:
         with active(self._telemetry).span(DELIVERY_SPAN) as span:
             decision = decide(self.verifier, headers, body)
             if decision.event is not None:
@@ -262,35 +265,35 @@ class Receiver:
                 if self._draining:
                     decision = self._unavailable("shutting down", "shutting_down")
                 else:
-                    decision = await self._deliver(event, body, resolve)
+                    decision = yield from self._deliver(event, body)
                 if decision is DUPLICATE:
                     log.info("dropped a duplicate of event %s (type %.100r)", event.id, event.type)
             return _record(span, decision)
 
-    async def _deliver(self, event: Event, body: bytes, resolve: Resolve) -> Decision:
+    def _deliver(self, event: Event, body: bytes) -> Steps:
         """Store or handle the event. Until that has succeeded, the response is a failure."""
         failure = self._unavailable("cannot deduplicate events now", "not_deduplicated")
         try:
             if self._inbox is not None:
                 failure = self._unavailable("cannot store events now", "not_stored")
-                return ACCEPTED if await resolve(self._inbox.add(event, body)) else DUPLICATE
+                return ACCEPTED if (yield self._inbox.add(event, body)) else DUPLICATE
             lease_end = time.monotonic() + self.seen.lease
-            claim = await resolve(self.seen.claim(event.key))
+            claim = yield self.seen.claim(event.key)
             if claim is Claim.CONFIRMED:
                 return DUPLICATE
             if claim is Claim.PENDING:
                 return self._unavailable("the event is being handled", "in_progress")
             try:
-                await resolve(self._handler(event))
+                yield self._handler(event)
             except BaseException as error:
                 failure = self._unavailable("the handler failed", "handler_failed")
                 if isinstance(error, asyncio.QueueFull | queue.Full):
                     failure = self._unavailable("the queue is full", "queue_full")
                 if time.monotonic() < lease_end:  # afterwards another receiver may hold the claim
-                    await resolve(self.seen.release(event.key))
+                    yield self.seen.release(event.key)
                 raise
             # If this fails, the claim stays pending. A delivery after the lease is handled again.
-            await resolve(self.seen.confirm(event.key))
+            yield self.seen.confirm(event.key)
         except Exception:
             log.exception("event %s must be delivered again: %s", event.id, failure.message)
             return failure
@@ -306,18 +309,41 @@ class Receiver:
         return Decision(503, reason, None, self._retry_after, verdict)
 
 
-def _run_without_loop(work: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of a coroutine that never suspends, as it awaits nothing that is not ready."""
-    try:
-        while True:
-            work.send(None)
-    except StopIteration as end:
-        return end.value
+class _Advance:
+    """Drives steps: call it for the next value to resolve, and resolve ``value`` in a ``with`` block."""
+
+    value: Any = None
+    decision: Decision
+    _error: BaseException | None = None
+
+    def __call__(self, steps: Steps) -> bool:
+        """Continue the steps with the result, or with its error; return whether they have ended."""
+        try:
+            self.value = steps.send(self.value) if self._error is None else steps.throw(self._error)
+        except StopIteration as end:
+            self.decision = end.value
+            return True
+        return False
+
+    def __enter__(self) -> None:
+        self._error = None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        self._error = error
+        return True
 
 
-async def _iterate(chunks: Iterable[bytes]) -> AsyncIterator[bytes]:
-    for chunk in chunks:
-        yield chunk
+def _check_length(headers: Headers, body: bytearray) -> bytes | Decision:
+    """Return the body; refuse one that is shorter than announced."""
+    length = next(filter(None, header_values(headers, "Content-Length")), 0)
+    is_chunked = bool(header_values(headers, "Transfer-Encoding"))
+    if len(body) >= (int(length) or is_chunked):
+        return bytes(body)
+    log.error(
+        "a delivery must be repeated: a middleware or hook has read the body before the webhook receiver, and the"
+        " framework has not kept it; or the sender disconnected"
+    )
+    return ALREADY_READ
 
 
 def thread_loop() -> asyncio.AbstractEventLoop:
