@@ -41,7 +41,7 @@ from signing_async import (
     TransportError,
     User,
 )
-from signing_async._secret import Secret
+from signing_async._secret import Secret  # the holder of secrets itself is tested
 from signing_async.postgres import PostgresInbox, PostgresJournal, PostgresTokenStore
 from signing_async.redis import RedisRateLimiter, RedisSeenEvents, RedisTokenStore
 from signing_async.sandbox import Sandbox

@@ -22,7 +22,7 @@ import pytest
 
 from signing_async import FileTokenStore, SigningClient, Token
 from signing_async.cli import account
-from signing_async.cli.callback import listen
+from signing_async.cli.callback import listen  # a real browser would race the login
 from tests.cli.browser import agree
 from tests.cli.conftest import Run
 from tests.cli.service import Service

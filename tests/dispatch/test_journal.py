@@ -327,3 +327,80 @@ async def test_unclosed_journal_warns_when_collected_and_frees_its_claims(path: 
         drop(journals)
     async with SqliteJournal(path) as other:
         assert await other.claim("lease") is not None
+
+
+async def test_cancelled_write_is_made_before_later_operations(path: Path) -> None:
+    async with SqliteJournal(path) as journal:
+        claim = await taken(journal)
+        with locked(path):
+            writing = asyncio.create_task(journal.write(claim, "one"))
+            await asyncio.sleep(0.01)
+            writing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await writing
+        await journal.release(claim)
+        assert (await taken(journal)).state == "one"
+
+
+async def test_paused_process_keeps_its_claim(path: Path) -> None:
+    with holder(path) as process:
+        process.send_signal(signal.SIGSTOP)
+        async with SqliteJournal(path) as journal:
+            assert await journal.claim("lease") is None
+        process.send_signal(signal.SIGCONT)
+
+
+async def test_event_loop_is_not_blocked_while_the_file_is_locked(path: Path) -> None:
+    async with SqliteJournal(path) as journal:
+        claim = await taken(journal)
+        with locked(path):
+            writing = asyncio.create_task(journal.write(claim, "one"))
+            for _ in range(20):
+                await asyncio.sleep(0.001)
+            assert not writing.done()
+        await writing
+        await journal.release(claim)
+        assert (await taken(journal)).state == "one"
+
+
+FORK = """
+import asyncio, os, sys, time
+from signing_async import SqliteJournal
+
+async def main():
+    journal = SqliteJournal(sys.argv[1])
+    claim = await journal.claim("lease")
+    ready, started = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(started, b"x")
+        time.sleep(600)
+    os.read(ready, 1)
+    await journal.write(claim, "begun")
+    print(child, flush=True)
+    await asyncio.sleep(600)
+
+asyncio.run(main())
+"""
+
+
+async def test_claims_of_a_dead_parent_are_free_while_its_child_lives(path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", FORK, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            async with SqliteJournal(path) as journal:
+                assert await journal.claim("lease") is None
+                process.kill()
+                process.wait()
+                assert await journal.claim("lease") == Claim("lease", "begun", 2)
+        finally:
+            process.kill()
+            os.kill(child, signal.SIGKILL)
+
+
+async def test_journals_opened_together_share_one_file_and_each_package_has_one_claim(path: Path) -> None:
+    journals = [SqliteJournal(path) for _ in range(12)]
+    claims = await asyncio.gather(*(journal.claim("lease") for journal in journals))
+    assert sum(claim is not None for claim in claims) == 1
+    await asyncio.gather(*(journal.aclose() for journal in journals))

@@ -9,7 +9,7 @@ import pytest
 
 # Hundreds of files are compared with the verdict of the sandbox: an upload for each would take minutes.
 from signing_async.documents import preflight as module
-from signing_async.documents.preflight import Read, Verdict
+from signing_async.documents.preflight import Read, Verdict  # its reads are counted
 from signing_async.sandbox.inspection import inspect
 from tests import pdfs
 from tests.growth import grows_linearly

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 
 from signing_async import JournalError, NewRecipient, PdfSource, SigningClient, SigningPackage
@@ -139,3 +140,34 @@ async def test_closing_during_an_outage_leaves_claims_to_their_leases(
     assert "the remaining claims end when their lease expires: PostgreSQL at" in caplog.text
     async with PostgresJournal(dsn) as other:
         await soon_claimed(other, "a")
+
+
+async def test_renewal_that_is_late_does_not_take_a_released_claim_back(dsn: str) -> None:
+    class SlowPool:
+        """A pool that gives the next connection late, if told so."""
+
+        def __init__(self, pool: Any) -> None:
+            self.pool = pool
+            self.is_slow, self.asked, self.proceed = False, asyncio.Event(), asyncio.Event()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.pool, name)
+
+        async def acquire(self, **options: Any) -> Any:
+            if self.is_slow:
+                self.is_slow = False
+                self.asked.set()
+                await self.proceed.wait()
+            return await self.pool.acquire(**options)
+
+    async with asyncpg.create_pool(dsn, min_size=2, max_size=2) as pool, journals(dsn) as (_, other):
+        slow: Any = SlowPool(pool)
+        async with PostgresJournal(slow, lease=6, timeout=2) as journal, asyncio.timeout(60):
+            for key in ("a", "b"):
+                claim = await claimed(journal, key)
+            slow.is_slow = True
+            await slow.asked.wait()
+            await journal.release(claim)
+            slow.proceed.set()
+            await asyncio.sleep(0.5)
+            await claimed(other, "b")

@@ -36,7 +36,7 @@ from signing_async import (
     Token,
     TransportError,
 )
-from signing_async._api import Api
+from signing_async._api import Api  # a step of a dispatch is called alone
 from signing_async.dispatch import send as sending_module
 from tests.dispatch.observing import state_of
 from tests.pdfs import make_pdf

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 # In this process: many thousands of files are judged, and a worker process takes half a second for each.
-from signing_async._verify.judge import judge
+from signing_async._verify.judge import judge  # a process for each of hundreds of files takes too long
 from signing_async.sealed import Report, inspect_sealed
 from tests import pdfs
 

@@ -14,7 +14,7 @@ import attrs
 import pytest
 
 from signing_async.reconcile import Creation, DocumentMatch, RecipientMatch, Reconciliation
-from signing_async.transport.call import _Call
+from signing_async.transport.call import _Call  # bugs are planted in it
 
 from .histories import FAR, NEAR, Case, Violation, cases, enumerate_histories
 

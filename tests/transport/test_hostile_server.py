@@ -23,7 +23,7 @@ from signing_async import (
     SigningError,
     TransportError,
 )
-from signing_async.webhooks.check import CheckResult, check_receiver
+from signing_async.webhooks.check import CheckResult, check_receiver  # a command for each response takes too long
 from tests.fuzz.promises import TOKEN, check_record
 from tests.transport.hostile import (
     JSON,

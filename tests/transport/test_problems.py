@@ -22,7 +22,7 @@ from signing_async import (
     Unauthorized,
 )
 from signing_async.sandbox import Profile, Sandbox
-from signing_async.transport.problems import error_from
+from signing_async.transport.problems import error_from  # a table of bodies, without a server
 from tests.pdfs import make_pdf
 from tests.servers import answering, serving
 

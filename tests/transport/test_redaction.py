@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from signing_async.transport.redaction import redact, redact_bytes
+from signing_async.transport.redaction import redact, redact_bytes  # any text, by hypothesis
 
 TOKEN = "tok/en+with=odd~chars.1234"
 

@@ -62,7 +62,7 @@ from signing_async import (
     User,
 )
 from signing_async.archive import Archive, ArchivedDocument, ArchiveResult
-from signing_async.documents.source import Source
+from signing_async.documents.source import Source  # named in a signature
 
 
 def configured(attempts: list[Attempt]) -> SigningClient:
