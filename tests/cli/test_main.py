@@ -14,7 +14,7 @@ import pytest
 
 from signing_async import errors
 from signing_async.cli import app as cli
-from signing_async.cli.exits import CODES, code_of, code_of_all, facts_of
+from signing_async.cli.exits import CODES, code_of, code_of_all, facts_of  # a table of all errors
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.cli.terminal import COMMAND, ROOT, Terminal, piped
