@@ -98,10 +98,6 @@ class FileProgress:
         """Subtract all bytes: they are sent again."""
         self._set(0, 0)
 
-    def add(self, size: int) -> None:
-        """Count bytes that were transferred."""
-        self._set(0, self._bytes_done + size)
-
     def finish(self, size: int | None) -> None:
         """Count the file as done with all of its bytes; with the bytes sent so far if its size is unknown."""
         self._set(1, self._bytes_done if size is None else size)

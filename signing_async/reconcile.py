@@ -353,9 +353,8 @@ class Creation(Effect[Record]):
         collection.started += 1
         try:
             async with asyncio.timeout_at(self._deadline) as waiting:
-                async with collection.first_reading:
-                    if collection.known is None and self._read_first is not None:
-                        collection.known = {record.id for record in await self._read_first() or ()}
+                if collection.known is None:
+                    await self._read_known()
                 await collection.locks[key].acquire()
                 return
         except BaseException as error:
@@ -364,6 +363,12 @@ class Creation(Effect[Record]):
                 raise
         text = f"{self._operation}: the deadline passed before anything was sent"
         raise RequestTimeout(text, operation=self._operation, attempts=0)
+
+    async def _read_known(self) -> None:
+        async with self._collection.first_reading:
+            if self._collection.known is None:  # otherwise another call has read it
+                assert self._read_first is not None
+                self._collection.known = {record.id for record in await self._read_first() or ()}
 
     async def __aexit__(self, *_: object) -> None:
         self._collection.locks[self._match.key].release()

@@ -172,3 +172,24 @@ def test_folder_that_cannot_be_opened_is_not_synced(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(os, "open", refuse)
     sync_folder(tmp_path)
+
+
+def test_moved_file_is_kept_although_its_move_is_reported_as_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a network file system whose response was lost."""
+    replace = Path.replace
+
+    def unsupported(*_: object) -> None:
+        raise OSError(22, "The request is not supported")
+
+    def lose_response(source: Path, target: Path) -> None:
+        replace(source, target)
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "link", unsupported)
+    monkeypatch.setattr(Path, "replace", lose_response)
+    (tmp_path / "one").write_text("one")
+    with pytest.raises(OSError, match="Input/output error"):
+        place_new(tmp_path / "one", tmp_path / "target")
+    assert (tmp_path / "target").read_text() == "one"

@@ -159,6 +159,7 @@ def test_settings_file_is_chosen_by_argument_then_variable_and_must_exist(
             r"'cursor_parm'; .*cursor_param",
         ),
         ("[assumptions]\ncursor_param = 5", r"^assumptions in .*cursor_param.* 5$"),
+        ("[assumptions.item_paths]\nx = 5", r"^assumptions in .*item_paths.* table"),
         ('assumptions = "none.toml"', r"none.toml cannot be read: No such file"),
         ("base_url", r"^\S+config.toml is not TOML: Expected '='"),
     ],
@@ -351,3 +352,19 @@ def test_without_home_folder_only_a_token_file_is_an_error(monkeypatch: pytest.M
     assert Settings.load() == Settings()
     with pytest.raises(ConfigurationError, match="there is no home folder for a token file"):
         _ = Settings(base_url="https://a.example.com").store
+
+
+def test_settings_file_must_be_utf8(config: Path) -> None:
+    config.write_bytes(b'client_id = "\xff"')
+    with pytest.raises(ConfigurationError, match=r"config.toml is not UTF-8$"):
+        Settings.load()
+
+
+def test_config_path_with_null_byte_is_an_error() -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read: embedded null byte"):
+        Settings.load("config\0.toml")
+
+
+def test_plain_timeout_also_limits_transfers(config: Path) -> None:
+    write(config, "timeout = 5")
+    assert Settings.load().timeouts == Timeouts(call=5, transfer=5)

@@ -337,6 +337,7 @@ async def test_workers_survive_an_outage_of_redis(
             while "the broker is unavailable, retrying: " not in caplog.text:
                 await asyncio.sleep(0.02)
         if how == "killed":
+            await asyncio.sleep(1.5)  # another reading fails
             redis.start()
         async with enqueuing(place.streams()) as enqueue:
             assert (await (await enqueue(second)).wait(0.02, timeout=60)).error is None
@@ -483,11 +484,26 @@ def test_missing_package_names_the_extra() -> None:
     assert ran.stderr.splitlines()[-1].endswith("needs taskiq_redis: pip install 'signing-async[taskiq,postgres]'")
 
 
-async def test_message_of_another_version_is_rejected(place: Workplace) -> None:
+@pytest.mark.parametrize(
+    ("message", "outcome"),
+    [
+        (
+            {"version": 2, "key": "k"},
+            Outcome(
+                "k",
+                None,
+                "message version 2 is not supported; this worker supports version 1",
+                "InvalidRequest",
+                exit_code=2,
+            ),
+        ),
+        ({"version": 1, "key": "k"}, Outcome("k", None, "'name'", "KeyError")),
+    ],
+)
+async def test_message_of_another_version_or_form_is_rejected(
+    place: Workplace, message: dict[str, Any], outcome: Outcome
+) -> None:
     broker = add_dispatch(InMemoryBroker(), client=place.client, journal=place.journal)
     async with enqueuing(broker):
-        task = await broker.find_task("signing_async:dispatch").kiq({"version": 2, "key": "k"})
-        outcome = await Enqueued("k", task).wait(0.02)
-    assert outcome == Outcome(
-        "k", None, "message version 2 is not supported; this worker supports version 1", "InvalidRequest", exit_code=2
-    )
+        task = await broker.find_task("signing_async:dispatch").kiq(message)
+        assert await Enqueued("k", task).wait(0.02) == outcome

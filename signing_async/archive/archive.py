@@ -145,8 +145,11 @@ class Archive:
     async def entries(self) -> AsyncIterator[ArchivedDocument]:
         """Iterate over the archived documents, in the order of the manifest; changed lines are skipped."""
         async for line in read_lines(self.store):
-            with suppress(ValueError):
-                yield decode_line(line)[0]
+            try:
+                document, _ = decode_line(line)
+            except ValueError:
+                continue
+            yield document
 
     async def aclose(self) -> None:
         """Stop all sweeps, remove old incomplete downloads, and close the journal unless it is the caller's."""

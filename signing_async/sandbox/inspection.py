@@ -29,7 +29,7 @@ with suppress(AttributeError):  # pikepdf 10.13 is the last version with wheels 
 class Rejection:
     """Why a file is refused."""
 
-    code: Literal["not_pdf", "too_large", "protected", "already_signed"]
+    code: Literal["not_pdf", "protected", "already_signed"]
     message: str
 
 
@@ -38,15 +38,12 @@ PROTECTED = Rejection("protected", "The PDF is password protected.")
 SIGNED = Rejection("already_signed", "The PDF is already signed.")
 
 
-def inspect(path: Path, *, max_bytes: int) -> Rejection | None:
+def inspect(path: Path) -> Rejection | None:
     """Return why the file is refused, or None.
 
     Raise `OSError` if the file cannot be read, but nothing because of its content. An empty user password counts
     as protection. Adobe's usage rights and empty signature fields are not signatures.
     """
-    size = path.stat().st_size
-    if size > max_bytes:
-        return Rejection("too_large", f"The file is {size} bytes; at most {max_bytes} bytes are accepted.")
     with path.open("rb") as file:
         if b"%PDF-" not in file.read(HEADER_WINDOW):
             return NOT_PDF

@@ -172,7 +172,7 @@ class Service:
         if incoming.too_large:
             raise Refused(422, "too_large", f"The file has more than {limit} bytes.")
         incoming.flush()
-        if rejection := inspect(incoming.path, max_bytes=limit):
+        if rejection := inspect(incoming.path):
             raise Refused(422, rejection.code, rejection.message)
         self._files.publish(incoming.path, name)
 

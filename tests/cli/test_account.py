@@ -20,7 +20,7 @@ from urllib.parse import urlencode, urlsplit
 import aiohttp
 import pytest
 
-from signing_async import FileTokenStore, SigningClient, Token
+from signing_async import FileTokenStore, OAuth, SigningClient, Token
 from signing_async.cli import account
 from signing_async.cli.callback import listen  # a real browser would race the login
 from tests.cli.browser import agree
@@ -393,3 +393,35 @@ def test_login_opens_no_browser_over_ssh_or_without_display(
         wait_until(lambda: visited)
     else:
         assert visited == []
+
+
+def test_login_whose_token_endpoint_hangs_is_not_taken_for_one_without_callback(
+    run: Run, app: dict[str, str], service: Service, pages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(OAuth.__init__.__kwdefaults__, "timeout", 0.5)
+    service.sandbox.faults.add("oauth.token", "hang", times=None)
+    ran = run("login", "--wait", "60")
+    assert ran.code == 1
+    assert "oauth.exchange: " in ran.err
+    assert "no callback" not in ran.err
+
+
+def test_answers_are_not_written_into_an_existing_settings_file(
+    run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("SIGNING_REDIRECT_URI")
+    file = tmp_path / "config" / "signing-async" / "config.toml"
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    terminal = Terminal("login", environment={"BROWSER": BROWSER})
+    terminal.wait_for("redirect URI")
+    terminal.type(f"{app['SIGNING_REDIRECT_URI']}\r")
+    screen = terminal.end()
+    assert (screen.code, "Warning: redirect_uri not saved: add them to" in screen.text) == (0, True)
+    assert file.read_text() == ""
+
+
+def test_redirect_uri_that_is_no_url_is_refused(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SIGNING_REDIRECT_URI", "http://127.0.0.1:x/callback")
+    ran = run("login")
+    assert (ran.code, "redirect_uri" in ran.err) == (2, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from signing_async import SqliteJournal
 from tests.archive.s3_server import CREDENTIALS, S3Server
 from tests.cli.conftest import Run
 from tests.cli.service import Service, listening
@@ -255,3 +257,45 @@ def test_failed_document_is_reported_and_the_others_are_archived(
     assert failed["document"]
     ran = run("archive", "contracts")
     assert (ran.code, ran.out.startswith("1 document archived")) == (0, True)
+
+
+def test_status_lists_dispatches_without_an_outcome(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    async def write() -> None:
+        async with SqliteJournal(tmp_path / "leases.journal") as journal:
+            for key in ("lease-1", "f" * 64):
+                claim = await journal.claim(key)
+                assert claim is not None
+                state = {"content": "x", "service": "y", "status": "draft", "signing": "s1", "error": "HTTP 500"}
+                with monkeypatch.context() as patched:
+                    patched.setattr("time.time", lambda: 1_000_000.0)
+                    await journal.write(claim, json.dumps(state))
+
+    asyncio.run(write())
+    assert '"may_be_sent": false' in run("archive", "status", "--journal", "leases.journal", "--json").out
+    ran = run("archive", "status", "--journal", "leases.journal")
+    assert ran.code == 9
+    for part in ("lease-1", "s1", "not dispatched", "HTTP 500", f"  {'f' * 12}…  "):
+        assert part in ran.out
+    lines = run("archive", "status", "--journal", "leases.journal", "--json").lines
+    assert sorted(line["dispatch"]["key"] for line in lines) == ["f" * 64, "lease-1"]
+
+
+def test_reminders_that_fail_end_a_single_run_with_the_error(
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SIGNING_MAX_ATTEMPTS", "1")
+    service.draft("a.pdf", to=("anna@example.com",), sent=True)
+    service.do(service.sandbox.faults.add, "recipients.list", "500", times=None)
+    ran = run("archive", "contracts", "--remind-after", "0d")
+    assert (ran.code, "HTTP 500" in ran.err) == (1, True)
+
+
+def test_help_shows_the_options_and_the_commands(run: Run) -> None:
+    shown = run("archive", "--help").out
+    assert all(part in shown for part in ("FOLDER|s3://BUCKET/PREFIX", "--follow", "verify", "status", "Example:"))
+
+
+def test_folder_that_is_no_archive_is_not_verified(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    ran = run("archive", "verify", "empty")
+    assert (ran.code, "empty is not an archive: it has no manifest.jsonl" in ran.err) == (2, True)

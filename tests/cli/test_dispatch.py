@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from signing_async.cli import output
+from signing_async.cli.manifest import FailureReport  # its file is removed while it is written
 from signing_async.sandbox import Sandbox
 from tests.cli.conftest import Run
 from tests.cli.service import Service
@@ -392,3 +393,48 @@ def test_terminal_says_that_an_unknown_outcome_is_settled(service: Service, offi
     terminal = Terminal("dispatch", "leases.csv", columns=100, cwd=tmp_path, environment=service.environment)
     screen = terminal.end()
     assert "settling an unknown outcome" in screen.text
+
+
+@pytest.mark.usefixtures("impatient")
+def test_failed_package_is_shown_with_its_signing(run: Run, service: Service, office: Office) -> None:
+    office(1)
+    service.do(service.sandbox.faults.add, "documents.upload", "503", times=None)
+    ran = run("dispatch", "leases.csv")
+    last = service.do(lambda: service.sandbox.signings)[-1]
+    assert f"leases.csv, line 2: its signing at the service is {last.id}" in ran.err
+
+
+@pytest.mark.usefixtures("impatient")
+def test_run_goes_on_after_the_folder_of_the_report_is_removed(
+    run: Run, service: Service, office: Office, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    office(5)
+    (tmp_path / "out").mkdir()
+    write = FailureReport.write
+
+    def remove_folder_first(self: FailureReport) -> bool:
+        (tmp_path / "out").rmdir()
+        return write(self)
+
+    monkeypatch.setattr(FailureReport, "write", remove_folder_first)
+    service.do(service.sandbox.faults.add, "signings.create", "500", skip=1, times=2)
+    ran = run("dispatch", "leases.csv", "--failures", "out/failed.csv", "--concurrency", "1")
+    assert (ran.code, ran.out) == (1, "3 sent: 0 earlier, 3 now, 2 failed.\n")
+    assert (
+        "Warning: --failures: 'out/failed.csv' cannot be written: No such file or directory;"
+        " to retry the failed packages, dispatch leases.csv again\n"
+    ) in ran.err
+    assert run("dispatch", "leases.csv").code == 0
+    assert sent(service) == once(5)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_failures_beyond_the_limit_are_in_the_report_only(
+    run: Run, service: Service, office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signing_async.cli.dispatch.MAX_SHOWN", 2)
+    office(5)
+    service.do(service.sandbox.faults.add, "signings.create", "500", times=None)
+    ran = run("dispatch", "leases.csv")
+    assert ran.err.count("Error: leases.csv, line") == 2
+    assert len(Path("leases.failures.csv").read_text().splitlines()) == 6

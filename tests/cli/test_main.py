@@ -250,7 +250,12 @@ def test_completion_works_without_extras_and_imports_no_command(
         monkeypatch.delitem(sys.modules, f"signing_async.cli.{module}", raising=False)
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     monkeypatch.setenv("_SIGNING_ASYNC_COMPLETE", "zsh_complete")
-    lines = {"signing-async d": "demo", "signing-async --ver": "--version", "signing-async demo --": ""}
+    lines = {
+        "signing-async d": "demo",
+        "signing-async --ver": "--version",
+        "signing-async demo --": "",
+        "signing-async none ": "",
+    }
     for line, candidate in lines.items():
         monkeypatch.setenv("COMP_WORDS", line)
         monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))

@@ -93,3 +93,9 @@ def _once(folder: Path) -> str:
     path = folder / "once.toml"
     path.write_text("max_attempts = 1\n")
     return str(path)
+
+
+def test_timeout_of_the_first_call_is_a_request_timeout_and_not_the_end_of_the_wait(run: Run, service: Service) -> None:
+    service.do(service.sandbox.faults.add, "signings.get", "slow", None, seconds=5)
+    ran = run("watch", "1", "--for", "60", "--timeout", "0.2", "--json")
+    assert (ran.code, ran.error["type"]) == (1, "RequestTimeout")

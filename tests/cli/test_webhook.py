@@ -16,7 +16,7 @@ from tests.webhooks.deliveries import SECRET, event_body, hex_of
 from tests.webhooks.servers import PATH, serve
 
 BODY = event_body("evt_1", signing={"id": "sig_1"})
-NO_EVENT = "valid signature, but not an event: the body must be a JSON object, got an array\n"
+NO_EVENT = "valid signature, but not an event: the body must be a JSON object, got a list\n"
 
 
 @pytest.fixture(autouse=True)

@@ -404,3 +404,11 @@ async def test_journals_opened_together_share_one_file_and_each_package_has_one_
     claims = await asyncio.gather(*(journal.claim("lease") for journal in journals))
     assert sum(claim is not None for claim in claims) == 1
     await asyncio.gather(*(journal.aclose() for journal in journals))
+
+
+async def test_opening_a_locked_file_is_retried_until_the_timeout(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("BEGIN EXCLUSIVE")
+        async with SqliteJournal(path, timeout=0.05) as journal:
+            with pytest.raises(JournalError, match="locked"):
+                await journal.claim("lease")

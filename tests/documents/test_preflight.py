@@ -29,7 +29,7 @@ def judge(data: bytes, folder: Path) -> str | None:
     """Return the sandbox's verdict on these bytes."""
     path = folder / "upload.pdf"
     path.write_bytes(data)
-    rejection = inspect(path, max_bytes=20 * 2**20)
+    rejection = inspect(path)
     return rejection.code if rejection else None
 
 

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from signing_async import (
+    LocalRateLimiter,
     MemoryTokenStore,
     NotFound,
     OAuth,
@@ -275,3 +276,15 @@ async def test_timeout_of_a_token_request_is_not_taken_for_the_deadline() -> Non
     ):
         with pytest.raises(RequestTimeout, match=r"^oauth\.refresh: no response within its timeout of 0\.3 s"):
             await client.me()
+
+
+async def test_timeout_error_of_a_rate_limiter_is_not_taken_for_the_deadline() -> None:
+    class Failing(LocalRateLimiter):
+        async def acquire(self, deadline: float) -> bool:
+            raise TimeoutError("the limiter's own")
+
+    async with SigningClient("http://127.0.0.1:9", "token", rate_limiter=Failing()) as client:
+        with pytest.raises(TimeoutError, match="the limiter's own"):
+            await client.me()
+        with pytest.raises(TimeoutError, match="the limiter's own"):
+            await client.signings.wait_until_completed("id", timeout=60)

@@ -43,8 +43,8 @@ def running(*options: str, until: str = "Ctrl-C", **environment: str) -> Iterato
                 break
         yield process, said
     finally:
-        process.kill()
-        process.communicate()
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
 
 
 def get(said: str, path: str) -> tuple[int, str]:

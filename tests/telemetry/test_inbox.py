@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
+from signing_async import InboxError
 from signing_async.telemetry import names
 from signing_async.webhooks import (
     Drop,
@@ -150,3 +151,20 @@ async def test_worker_reports_the_events_that_wait(
             go_on.set()
             await _until(lambda: _gauges(recorded) == [[0], [1], [0]])
         await _until(lambda: _gauges(recorded) == [[], [], []])
+
+
+@pytest.mark.parametrize("error", [InboxError("the disk is full"), ZeroDivisionError("a mistake in the store")])
+async def test_nothing_is_reported_while_the_store_fails(
+    error: Exception, path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inbox_worker, "_REPORT_EVERY", 0.01)
+    async with Inbox(path) as inbox, inbox.running():
+        await _until(lambda: _gauges(recorded)[0] == [0])
+
+        async def fail() -> None:
+            raise error
+
+        with monkeypatch.context() as patched:
+            patched.setattr(inbox.store, "stats", fail)
+            await _until(lambda: _gauges(recorded) == [[], [], []])
+        await _until(lambda: _gauges(recorded)[0] == [0])

@@ -179,3 +179,7 @@ async def test_desynchronized_connection_is_not_reused_whatever_else_uses_the_se
         for _ in range(3):
             assert (await client.me()).id == "right"
             await _desynchronized(session)
+
+
+def test_upload_body_decodes_to_its_size_alone() -> None:
+    assert wire.bytes_body(b"secret").decode() == "<6 bytes>"
