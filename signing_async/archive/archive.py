@@ -153,9 +153,9 @@ class Archive:
 
     async def aclose(self) -> None:
         """Stop all sweeps, remove old incomplete downloads, and close the journal unless it is the caller's."""
-        for sweep in self._sweeps:
-            if not sweep.cancelling():  # another cancellation would interrupt the cleanup
-                sweep.cancel()
+        # Another cancellation of the same sweep would interrupt its cleanup.
+        for sweep in [each for each in self._sweeps if not each.cancelling()]:
+            sweep.cancel()
         if self._sweeps:
             await asyncio.wait(self._sweeps)
         try:

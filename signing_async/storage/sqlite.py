@@ -337,9 +337,14 @@ class SharedDatabase:
             try:
                 return self._prepare(self.connection)
             except sqlite3.OperationalError as error:
-                if _primary_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                if _primary_code(error) != sqlite3.SQLITE_BUSY or not _pause_until(deadline):
                     raise
-            time.sleep(_PAUSE)
+
+
+def _pause_until(deadline: float) -> bool:
+    """Wait a moment; return whether the deadline has not passed."""
+    time.sleep(_PAUSE)
+    return time.monotonic() < deadline
 
 
 # A connection carried across a fork undoes the locks on the file: one side may delete the log that the other writes to.

@@ -237,3 +237,16 @@ async def test_lock_that_is_never_released_is_auth_error() -> None:
             assert caught.value.__context__ is None
             assert caught.value.transient
         assert not server.requests
+
+
+async def test_lost_token_is_a_note_of_the_error_that_the_block_raised() -> None:
+    store = WatchedStore(expired())
+    store.fail_saves = 3
+    async with Scripted(grants()) as server:
+        with pytest.raises(AuthError, match="the token store failed: OSError") as caught:
+            async with oauth_for(server.base_url, store=store) as oauth:
+                await oauth.access_token()
+        assert "could not be saved and is lost" in caught.value.__notes__[0]
+        with pytest.raises(AuthError, match="could not be saved and is lost"):
+            async with oauth:
+                pass

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from signing_async import SqliteJournal
+from signing_async import AuthError, SqliteJournal
 from tests.archive.s3_server import CREDENTIALS, S3Server
 from tests.cli.conftest import Run
 from tests.cli.service import Service, listening
@@ -280,10 +280,17 @@ def test_status_lists_dispatches_without_an_outcome(run: Run, monkeypatch: pytes
     assert sorted(line["dispatch"]["key"] for line in lines) == ["f" * 64, "lease-1"]
 
 
+def make_archive(folder: Path) -> None:
+    """Make an archive without documents."""
+    folder.mkdir()
+    (folder / "manifest.jsonl").touch()
+
+
 def test_reminders_that_fail_end_a_single_run_with_the_error(
-    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
+    run: Run, service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("SIGNING_MAX_ATTEMPTS", "1")
+    make_archive(tmp_path / "contracts")
     service.draft("a.pdf", to=("anna@example.com",), sent=True)
     service.do(service.sandbox.faults.add, "recipients.list", "500", times=None)
     ran = run("archive", "contracts", "--remind-after", "0d")
@@ -296,6 +303,19 @@ def test_help_shows_the_options_and_the_commands(run: Run) -> None:
 
 
 def test_folder_that_is_no_archive_is_not_verified(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
+    make_archive(tmp_path / "empty")
     ran = run("archive", "verify", "empty")
     assert (ran.code, "empty is not an archive: it has no manifest.jsonl" in ran.err) == (2, True)
+
+
+def test_token_that_is_rejected_for_reminders_ends_a_single_run(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    make_archive(tmp_path / "contracts")
+
+    async def rejected(*_: object, **__: object) -> None:
+        raise AuthError("the token is rejected")
+
+    monkeypatch.setattr("signing_async.archive.archive_status", rejected)
+    ran = run("archive", "contracts", "--remind-after", "0d")
+    assert (ran.code, "the token is rejected" in ran.err) == (4, True)

@@ -278,3 +278,9 @@ def test_all_documents_are_downloaded_side_by_side(run: Run, service: Service) -
     began = time.monotonic()
     assert run("download", signing, "--all").code == 0
     assert 1 <= time.monotonic() - began < 3
+
+
+def test_terminal_shows_a_bar_with_the_bytes_of_an_upload(service: Service, tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(make_pdf(3_000_000))
+    shown = screen("upload", service.draft(), str(tmp_path / "a.pdf"), environment=service.environment)
+    assert (shown.code, b"Uploading" in shown.raw) == (0, True)
