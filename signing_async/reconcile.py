@@ -366,9 +366,10 @@ class Creation(Effect[Record]):
 
     async def _read_known(self) -> None:
         async with self._collection.first_reading:
-            if self._collection.known is None:  # otherwise another call has read it
-                assert self._read_first is not None
-                self._collection.known = {record.id for record in await self._read_first() or ()}
+            if self._collection.known is not None:
+                return  # another call has read it
+            assert self._read_first is not None
+            self._collection.known = {record.id for record in await self._read_first() or ()}
 
     async def __aexit__(self, *_: object) -> None:
         self._collection.locks[self._match.key].release()

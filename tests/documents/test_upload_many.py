@@ -387,3 +387,12 @@ async def test_nothing_is_skipped_or_sent_if_the_service_does_not_list_documents
         errors = [str(result.error) async for result in many]
         assert [request.method for request in server.requests] == ["GET"]
     assert errors == ["skip_existing: the service does not list the documents of the signing"]
+
+
+async def test_concurrent_first_uploads_of_a_client_read_the_draft_once(sandbox: Sandbox) -> None:
+    signing = sandbox.service.create_signing(sandbox.accounts.default_user(), {"name": "A", "language": "EN"})
+    async with SigningClient(sandbox.base_url, sandbox.access_token()) as client:
+        uploads = (client.documents.upload(signing.id, make_pdf(), filename=f"{name}.pdf") for name in "abc")
+        await asyncio.gather(*uploads)
+    assert len(sandbox.requests_of("signings.get")) == 1
+    assert {document.name for document in sandbox.documents(signing.id)} == {"a.pdf", "b.pdf", "c.pdf"}
