@@ -117,7 +117,8 @@ class Output:
                 lines = [line[:at] + line[at + 1 :] for line in lines]
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
         for name, width in zip(lines[0], _minimum_widths(lines), strict=True):
-            table.add_column(name, min_width=width, no_wrap=name in (columns[0], "STATE", "ID"))
+            is_whole = name in (columns[0], "STATE", "ID")
+            table.add_column(name, min_width=width if is_whole else None, no_wrap=is_whole)
         for line in lines[1:]:
             cells = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in line]
             for name, cell in zip(lines[0], cells, strict=True):
