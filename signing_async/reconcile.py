@@ -71,15 +71,15 @@ class Collection:
     """What this client knows of the documents, or the recipients, of one signing."""
 
     def __init__(self, known: set[str] | None) -> None:
-        self.known = known
+        self.known: set[str] | None = known
         """Ids that are not the effect of a pending call; None before the first reading."""
         self.pending: Counter[str] = Counter()
         """Calls that are under way, by their match key."""
         self.unresolved: Counter[str] = Counter()
         """Calls whose outcome is unknown; their records may still appear."""
-        self.started = 0
+        self.started: int = 0
         self.locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self.first_reading = asyncio.Lock()
+        self.first_reading: asyncio.Lock = asyncio.Lock()
 
     @property
     def ids(self) -> set[str]:

@@ -209,7 +209,7 @@ def command(
 # Types of options
 
 
-class Seconds(click.FloatRange):
+class _Seconds(click.FloatRange):
     """A range of finite seconds."""
 
     name = "seconds"
@@ -219,6 +219,9 @@ class Seconds(click.FloatRange):
         if not math.isfinite(seconds):
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return seconds
+
+
+Seconds: type[click.FloatRange] = _Seconds
 
 
 _SPAN = re.compile(r"(\d{1,4})(min|h|d|w)")
@@ -251,12 +254,18 @@ def _name_pattern(text: str) -> Callable[[Signing], bool]:
 _NAME_HELP = "Only signings whose name matches, ignoring case: 'Lease *', '*2031*', ..."
 _LIMIT_HELP = "Stop after this many.  [default: 50; with --all: no limit]"
 
-MOMENT = "90min|12h|7d|2w|DATE"
-span_option = partial(click.option, type=_span, metavar="90min|12h|7d|2w")
-moment_option = partial(click.option, type=moment, metavar=MOMENT)
-name_option = partial(click.option, "--name", type=_name_pattern, metavar="PATTERN", help=_NAME_HELP)
-journal_option = partial(click.option, "--journal", metavar="PATH|URL", help="A local file, or postgresql://...")
-limit_option = partial(click.option, "--limit", type=click.IntRange(1), help=_LIMIT_HELP)
+MOMENT: str = "90min|12h|7d|2w|DATE"
+span_option: Callable[..., Callable[[Any], Any]] = partial(click.option, type=_span, metavar="90min|12h|7d|2w")
+moment_option: Callable[..., Callable[[Any], Any]] = partial(click.option, type=moment, metavar=MOMENT)
+name_option: Callable[..., Callable[[Any], Any]] = partial(
+    click.option, "--name", type=_name_pattern, metavar="PATTERN", help=_NAME_HELP
+)
+journal_option: Callable[..., Callable[[Any], Any]] = partial(
+    click.option, "--journal", metavar="PATH|URL", help="A local file, or postgresql://..."
+)
+limit_option: Callable[..., Callable[[Any], Any]] = partial(
+    click.option, "--limit", type=click.IntRange(1), help=_LIMIT_HELP
+)
 
 FILE = click.File("rb")
 """The type of an option whose file a command reads; - is standard input."""
