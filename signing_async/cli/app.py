@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
+import io
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -125,9 +125,8 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    for stream in (sys.stdout, sys.stderr):  # escape characters that an output's encoding lacks
-        with contextlib.suppress(AttributeError):  # not every stream has reconfigure()
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # of a TextIOWrapper
+    for stream in [each for each in (sys.stdout, sys.stderr) if isinstance(each, io.TextIOWrapper)]:
+        stream.reconfigure(errors="backslashreplace")  # escape characters that an output's encoding lacks
     out, state = Output(json="--json" in arguments), State(arguments)
     problem: BaseException
     try:

@@ -158,7 +158,8 @@ def on_signal(number: int, call: Callable[[], object]) -> None:
     """Call a function on each signal until the event loop is closed, if the event loop supports that."""
     import asyncio
 
-    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # Windows, or not the main thread
+    # Windows has no signal handlers in event loops, and a loop outside the main thread has none either.
+    with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
         asyncio.get_running_loop().add_signal_handler(number, call)
 
 

@@ -288,7 +288,7 @@ class Examination:
                     return Finding("recipients", "ok", f"a recipient who has finished has a {name!r}", {"field": name})
                 empty = empty or name
         if not empty:
-            return Finding("recipients", "unknown", "no recipient who has finished was found")
+            return Finding("recipients", "unknown", "no finished recipient was found")
         state = "ok" if empty in self.assumptions.recipient_done_fields else "warning"
         self._learn("recipient_done_fields", empty, "Observed, but always empty: chosen by its name")
         words = f"a recipient who has finished may have a {empty!r}: it was always empty"

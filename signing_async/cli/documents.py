@@ -165,7 +165,7 @@ async def download(
                         state.out.result(facts, str(path))
                     reporter.add(1, getattr(result, "size", 0))
     if unsealed:
-        state.out.error(f"not sealed yet, because somebody has not signed: {', '.join(unsealed)}", {})
+        state.out.error(f"not sealed yet, since not all recipients have signed: {', '.join(unsealed)}", {})
     return _end(state, "downloaded", len(paths), present, errors)
 
 

@@ -150,7 +150,7 @@ class PostgresEngine:
     async def perform(self, work: Callable[[Any], Awaitable[T]], kept: AsyncExitStack | None = None) -> T:
         """Return the result of ``work`` on any connection, which ``kept`` releases when it is closed.
 
-        Without ``kept`` the work is done in the event loop that has opened the connections, while that runs.
+        Without ``kept`` the work is done in the event loop that owns the connections, while that runs.
         """
         if kept is None and (loop := self._other_loop()) is not None:
             return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self.perform(work), loop))
@@ -237,7 +237,7 @@ class PostgresEngine:
         return None
 
     def _other_loop(self) -> asyncio.AbstractEventLoop | None:
-        """Return the event loop that has opened the connections, if it is another one that runs in this process."""
+        """Return the event loop that owns the connections if it still runs, and is not the current one."""
         loop = self._loop
         if loop is None or self._process != os.getpid() or loop is asyncio.get_running_loop():
             return None

@@ -21,8 +21,10 @@ _SHORTEST_WAIT = 0.001  # acquiring without a wait takes microseconds
 class Span:
     """A span: the current one in its block. It ends with the block, with its outcome and the type of its error."""
 
-    context: str | None = None
-    """The trace context as text, for another process to keep and link to; None if nothing is recorded."""
+    @property
+    def context(self) -> str | None:
+        """The trace context as text, for another process to keep and link to; None if nothing is recorded."""
+        return None
 
     def __enter__(self) -> Self:
         return self

@@ -122,7 +122,7 @@ class _Span(Span):
         self._began = time.perf_counter()
 
     @property
-    def context(self) -> str | None:  # type: ignore[override]  # is only read
+    def context(self) -> str | None:
         carrier: dict[str, str] = {}
         _PROPAGATOR.inject(carrier, trace.set_span_in_context(self._span))
         return carrier.get(_TRACEPARENT)

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from .. import errors, telemetry
+from ..models import Signing
 from ..reconcile import Found, Reconciliation, Undecidable
 from ..telemetry import names
 from . import retry
@@ -49,8 +50,8 @@ class Transport:
             except BaseException as error:
                 call.note_unresolved(error)
                 raise
-            if operation.safety is Safety.CREATE:
-                span.set({names.SIGNING_ID: result.id})  # type: ignore[attr-defined]  # a signing
+            if operation.safety is Safety.CREATE and isinstance(result, Signing):
+                span.set({names.SIGNING_ID: result.id})
             return result
 
     async def find_effect(self, operation: Operation[T]) -> Found[T] | None:

@@ -334,7 +334,7 @@ class _Advance:
 
 
 def _check_length(headers: Headers, body: bytearray) -> bytes | Decision:
-    """Return the body; refuse one that is shorter than announced."""
+    """Return the body, or the refusal if it is shorter than its announced length."""
     length = next(filter(None, header_values(headers, "Content-Length")), 0)
     is_chunked = bool(header_values(headers, "Transfer-Encoding"))
     if len(body) >= (int(length) or is_chunked):

@@ -221,7 +221,7 @@ async def test_nobody_is_reminded_while_another_run_does(
 
 
 async def test_dispatch_without_an_outcome_is_found(sandbox: Sandbox, client: SigningClient, journal: Path) -> None:
-    """One that failed, and one that was interrupted while it was sent. Not those that were sent, nor other entries."""
+    """Failed and interrupted dispatches are found; sent packages and other entries are not."""
     await client.dispatch(package("sent"), journal)
     sandbox.faults.add("recipients.add", "500", times=99)
     with pytest.raises(SigningError):

@@ -266,7 +266,7 @@ def test_unsealed_documents_are_reported_once(run: Run, service: Service) -> Non
     ran = run("download", signing, "--all")
     names = "lease.pdf, inventory.pdf"
     assert (ran.code, ran.out) == (1, "")
-    assert ran.err.startswith(f"Error: not sealed yet, because somebody has not signed: {names}\n")
+    assert ran.err.startswith(f"Error: not sealed yet, since not all recipients have signed: {names}\n")
     assert "404" not in ran.err
     assert [line["error"]["type"] for line in run("download", signing, "--all", "--json").lines] == ["NotYetSigned"] * 2
 

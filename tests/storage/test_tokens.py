@@ -287,21 +287,3 @@ async def test_expiry_is_converted_to_the_clock_of_the_reader(
     theirs = await two.load()
     assert mine.expires_at == expiry + timedelta(seconds=ahead)
     assert abs((theirs.expires_at - expiry).total_seconds()) < (3 if abs(ahead) > 5 else 1.001)
-
-
-@in_a_database
-async def test_token_is_encrypted_for_its_name_and_the_key_can_be_rotated(storage: Any) -> None:
-    first, both, second = storage.open(), storage.open(key=KEYS[::-1]), storage.open(key=KEYS[1])
-    await first.save(FULL)
-    assert await both.load() == FULL
-    for store, problem in (
-        (second, "none of the given keys decrypts it"),
-        (storage.open(key=None), "it is encrypted, and no key was given"),
-    ):
-        with pytest.raises(AuthError, match=f"was not changed: {problem}") as caught:
-            await store.load()
-        assert caught.value.__context__ is None
-        async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
-            with pytest.raises(AuthError):
-                await oauth.refresh()
-            assert not server.requests
