@@ -292,6 +292,10 @@ class _Pool:
             self._watch(None)
             self._outbox.put_nowait(None)
 
+    @property
+    def _is_stopped(self) -> bool:
+        return self._was_cancelled or self._failure is not None
+
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -302,11 +306,11 @@ class _Pool:
             while True:
                 async with pulling:
                     await self._untaken.acquire()
-                    if self._failure is not None:
-                        return
                     self._puller = asyncio.current_task()
-                    item = await anext(items)
+                    item = None if self._is_stopped else await anext(items)
                     self._puller = None
+                if self._is_stopped:  # maybe the source ignored its cancellation
+                    return
                 result = await self._work(item)
                 self._outbox.put_nowait(result if self._flat else (result,))
         except StopAsyncIteration:

@@ -384,7 +384,8 @@ def _check_headers(headers: Mapping[str, str]) -> Mapping[str, str]:
     """Return the headers. No error shows a value: it may be a secret."""
     _check_mapping("headers", headers)
     for name, value in headers.items():
-        _require(re.fullmatch(_HEADER_NAME, str(name), re.ASCII), f"headers: invalid name {name!r}")
+        is_name = isinstance(name, str) and re.fullmatch(_HEADER_NAME, name, re.ASCII)
+        _require(is_name, f"headers: invalid name {name!r}")
         _require(name.title() not in _OWN_HEADERS, f"headers: {name} is set by the client")
         is_valid = isinstance(value, str) and value.isascii() and value.isprintable()
         _require(is_valid, f"headers: {name}: must be a string of printable ASCII characters")

@@ -6,6 +6,7 @@ The file is read in a separate worker process with limits on time and memory. Th
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterable
 from datetime import datetime
 from importlib.util import find_spec
@@ -151,6 +152,8 @@ def inspect_sealed(
     elif isinstance(source, str | os.PathLike):
         shown = repr(os.fspath(source))
         try:
+            if not stat.S_ISREG(Path(source).stat().st_mode):  # opening a pipe would block
+                raise ValueError("not a regular file")
             with Path(source).open("rb") as file:
                 content = file.read(max_bytes + 1)
         except (OSError, ValueError) as error:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -81,19 +81,14 @@ class Settings:
         layers = (
             {} if path is None else _read_file(path),
             {
-                name: _Given(
-                    name, _variable(name), os.environ[_variable(name)]
-                )  # no local variable: tracebacks show them
+                # The value is in no local variable: tracebacks show them.
+                name: _Given(name, _variable(name), os.environ[_variable(name)])
                 for name in _CONVERTERS
                 if os.environ.get(_variable(name))
             },
             {name: _Given(name, f"--{name.replace('_', '-')}", text) for name, text in (given or {}).items()},
         )
-        chosen: dict[str, _Given] = {}
-        note = ""
-        for layer in layers:
-            note += _drop_overridden_credentials(chosen, layer)
-            chosen |= layer
+        chosen, note = _merge(layers)
         values = {name: convert(chosen[name]) for name, convert in _CONVERTERS.items() if name in chosen}
         # A plain timeout also limits transfers, as the client's argument does.
         timeouts = {"transfer": values["timeout"]} if "timeout" in values else {}
@@ -255,19 +250,24 @@ def _read_file(path: Path) -> dict[str, _Given]:
     return {name: _Given(name, f"{name} in {path}", value, path.parent) for name, value in content.items()}
 
 
-def _drop_overridden_credentials(chosen: dict[str, _Given], layer: Mapping[str, _Given]) -> str:
-    """Drop the credentials that a layer makes useless; return a note for errors about missing ones.
+def _merge(layers: Sequence[dict[str, _Given]]) -> tuple[dict[str, _Given], str]:
+    """Return the settings, each from its last layer, and a note for errors about missing ones.
 
-    If the layer names another tenant, the credentials below it must not be sent there. If it has an app, an access
-    token below it is not wanted.
+    The credentials of a layer belong to the tenant that it names, or else the nearest layer below, or else above. If
+    another tenant is chosen, they must not be sent there. If a layer has an app, an access token below it is unwanted.
     """
-    if "client_id" in layer:
-        chosen.pop("access_token", None)
-    below, above = chosen.get("base_url"), layer.get("base_url")
-    if below is None or above is None or below.origin() == above.origin():
-        return ""
-    dropped = [chosen.pop(name).source for name in _CREDENTIALS if name in chosen]
-    return f" (not used: {', '.join(dropped)}, which belong to {below.origin()})" if dropped else ""
+    tenants = [layer["base_url"] for layer in layers if "base_url" in layer]
+    merged: dict[str, _Given] = {}
+    note = ""
+    for layer in layers:
+        own = layer.get("base_url") or merged.get("base_url") or next(iter(tenants), None)
+        if own is not None and own.origin() != tenants[-1].origin():
+            dropped = [layer.pop(name).source for name in _CREDENTIALS if name in layer]
+            note += f" (not used: {', '.join(dropped)}, which belong to {own.origin()})" if dropped else ""
+        if "client_id" in layer:
+            merged.pop("access_token", None)
+        merged |= layer
+    return merged, note
 
 
 # The secrets last: they are in no variable when an error is raised.

@@ -7,7 +7,7 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -221,6 +221,25 @@ async def test_error_of_the_source_is_raised_after_the_results_pulled_before_it(
         await take_into(taken, results)
     assert sorted(taken) == list(range(5))
     assert await consume(results) == []
+    assert not other_tasks()
+
+
+async def test_source_that_ignores_its_cancellation_is_not_pulled_again() -> None:
+    pulled = asyncio.Event()
+
+    async def stubborn() -> AsyncIterator[int]:
+        while True:
+            with suppress(asyncio.CancelledError):
+                pulled.set()
+                await asyncio.Event().wait()
+            yield 1
+
+    results = Results(stubborn(), Workers().work, 2)
+    waiting = asyncio.create_task(anext(results))
+    await pulled.wait()
+    async with asyncio.timeout(10):
+        await results.aclose()
+    assert isinstance((await asyncio.gather(waiting, return_exceptions=True))[0], StopAsyncIteration)
     assert not other_tasks()
 
 

@@ -250,6 +250,16 @@ def test_credentials_of_the_file_are_not_sent_to_another_tenant(config: Path, mo
     assert Settings.load().note == ""
 
 
+def test_credentials_of_the_file_are_used_if_its_tenant_is_chosen_again(
+    config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(config, f'base_url = "https://a.example.com"\naccess_token = "{SECRET}"', 0o600)
+    monkeypatch.setenv("SIGNING_BASE_URL", "https://b.example.com")
+    monkeypatch.setenv("SIGNING_CLIENT_ID", "of b")
+    settings = Settings.load(given={"base_url": "https://a.example.com"})
+    assert (settings.auth(), settings.client_id) == (SECRET, None)
+
+
 @pytest.mark.parametrize(
     ("file", "environment"),
     [(None, "a"), ("a", None), ("b", "a")],

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from asn1crypto import parser, x509
-from pyhanko.pdf_utils.generic import DictionaryObject
+from pyhanko.pdf_utils.generic import DictionaryObject, IndirectObject
 from pyhanko.pdf_utils.misc import PdfStrictReadError
 from pyhanko.pdf_utils.reader import PdfFileReader
 from pyhanko.sign.diff_analysis import DiffResult, ModificationLevel
@@ -134,7 +134,7 @@ class _Judge:
         subfilter = _plain(str(_entry(value, "/SubFilter", "")).lstrip("/"))
         signature = Signature(value, kind, _plain(name), subfilter)
         try:
-            signature.embedded = EmbeddedPdfSignature(self._reader, holder, name)
+            signature.embedded = EmbeddedPdfSignature(self._reader, _with_reference(holder), name)
             signature.revision = signature.embedded.signed_revision + 1
             signature.digest_algorithm = signature.embedded.external_md_algorithm
             self._check_range(signature)
@@ -227,6 +227,27 @@ class _Judge:
         end = self._data.find(b"%%EOF", self._data.rfind(b"startxref")) + len(b"%%EOF")
         covers = signatures[-1].covers
         return len(self._data) - covers if covers >= end else len(self._data[end:].strip(b"\0\t\n\f\r "))
+
+
+class _DirectValue:
+    """A stand-in for the reference to a signature that is written directly into its field."""
+
+    def __init__(self, value: Any, reference: Any) -> None:
+        self._value = value
+        self.reference = reference
+
+    def get_object(self) -> Any:
+        return self._value
+
+
+def _with_reference(holder: Any) -> Any:
+    """Return the field with a value that pyHanko accepts as a reference."""
+    value = holder.raw_get("/V")
+    if isinstance(value, IndirectObject):
+        return holder
+    copy = DictionaryObject(holder)
+    dict.__setitem__(copy, "/V", _DirectValue(value, holder.container_ref))
+    return copy
 
 
 def _check_status(signature: Signature, status: Any) -> None:

@@ -10,6 +10,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager, nullcontex
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
+from weakref import WeakSet
 
 from .. import _checks, telemetry
 from .._api import Client
@@ -74,7 +75,9 @@ class Archive:
         self._collector = Collector(client._api, self.store, opened, named, verify, trust)
         if isinstance(opened, SqliteJournal) and isinstance(self.store, FolderStore):
             _check_place(opened.path, self.store.path.resolve())
+        self._results: WeakSet[Results[ArchiveResult]] = WeakSet()
         self._sweeps: set[asyncio.Task[Any]] = set()
+        """The tasks of sweeps. The task of a dropped `Results` may still be running."""
 
     def __repr__(self) -> str:
         return f"Archive({self.store!r})"
@@ -96,7 +99,11 @@ class Archive:
                     reporter.add(1, result.entry.size)
             return results
 
-        return Results(self._missing(), work, self._concurrency, around=self._sweeping(), flat=True)
+        results: Results[ArchiveResult] = Results(
+            self._missing(), work, self._concurrency, around=self._sweeping(), flat=True
+        )
+        self._results.add(results)
+        return results
 
     async def collect(self, signing: str | Signing) -> tuple[ArchivedDocument, ...]:
         """Archive what is missing of one signing, and return the documents that were added.
@@ -107,7 +114,7 @@ class Archive:
         """
         signing_path(signing)  # an invalid id raises before anything is read
         signing = Signing(signing) if isinstance(signing, str) else signing
-        results = await self._collect(signing)
+        results = [] if await self._is_archived(signing) else await self._archive(signing)
         for result in results:
             if result.error is not None:
                 raise result.error
@@ -153,9 +160,8 @@ class Archive:
 
     async def aclose(self) -> None:
         """Stop all sweeps, remove old incomplete downloads, and close the journal unless it is the caller's."""
-        # Another cancellation of the same sweep would interrupt its cleanup.
-        for sweep in [each for each in self._sweeps if not each.cancelling()]:
-            sweep.cancel()
+        for results in list(self._results):
+            await results.aclose()
         if self._sweeps:
             await asyncio.wait(self._sweeps)
         try:
@@ -216,15 +222,15 @@ class Archive:
                 requested.set()
             for signing in subscription.signings - {None}:
                 with _transient_errors_logged():
-                    for result in await self._collect(Signing(str(signing))):
-                        report(result)
+                    found = Signing(str(signing))
+                    if not await self._is_archived(found):
+                        # A signing that another run works on is left to that run: other events must not wait.
+                        for result in await self._collector.collect(found, self._matches) or ():
+                            report(result)
 
-    async def _collect(self, signing: Signing) -> list[ArchiveResult]:
-        """Archive what is missing of a signing if it matches. Request nothing if it is archived."""
+    async def _is_archived(self, signing: Signing) -> bool:
         await self._collector.manifest.refresh()
-        if self._collector.manifest.is_complete(self._collector.service, signing.id):
-            return []
-        return await self._archive(signing)
+        return self._collector.manifest.is_complete(self._collector.service, signing.id)
 
     async def _archive(self, signing: Signing) -> list[ArchiveResult]:
         """Archive what is missing of a signing if it matches. If another run is working on it, wait for that run."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import secrets
+import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from .._files import check_locks, is_transient, locked, place_new, sync_folder
+from .._files import check_locks, is_transient, locked, sync_folder
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError, InvalidRequest
 
 __all__ = ["ArchiveStore", "FolderStore", "ListedStore", "MissingBytes", "as_store", "check_name"]
@@ -154,7 +156,7 @@ def _put(root: Path, target: Path, source: Path, sha256: str) -> None:
     conflict = ArchiveConflict(f"the archive {root}: {str(target.relative_to(root))!r} holds another file")
     try:
         _make_folders(target.parent, root)
-        place_new(source, target)
+        _place(source, target)
     except (FileExistsError, NotADirectoryError):
         if target.is_symlink() or not target.is_file() or _hash(target) != sha256:
             raise conflict from None
@@ -169,6 +171,28 @@ def _make_folders(folder: Path, root: Path) -> None:
             _make_folders(folder.parent, root)
         folder.mkdir(parents=folder == root, exist_ok=True)
         sync_folder(folder.parent)
+
+
+def _place(source: Path, target: Path) -> None:
+    """Link or copy the file to its target. Raise `FileExistsError` if the target exists."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise
+    except OSError:
+        # Another file system, or one without links. Only the holder of the signing's claim places its files.
+        if os.path.lexists(target):
+            raise FileExistsError from None
+        part = target.with_name(f".{secrets.token_hex(8)}.part")
+        try:
+            with source.open("rb") as reading, part.open("xb") as writing:
+                shutil.copyfileobj(reading, writing, _BLOCK)
+                writing.flush()
+                os.fsync(writing.fileno())
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+    source.unlink()  # with two names, a change of the source would change the archived file
 
 
 def _hash(path: Path) -> str:

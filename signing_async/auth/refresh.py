@@ -17,7 +17,7 @@ from .. import telemetry
 from .._foreign import is_transient, safe_text
 from .._secret import Secret
 from .._tasks import finish
-from ..errors import AuthError, RefreshRejected, SigningError, TokenSuperseded
+from ..errors import AuthError, RefreshRejected, SigningError, TokenSuperseded, amended
 from ..models import Token
 from ..telemetry.names import REFRESH_RESULT, REFRESH_SPAN
 from ..transport import wire
@@ -111,6 +111,8 @@ class CurrentToken:
         try:
             await self.settle()
         finally:
+            if self._saving is not None and _is_pending(self._saving):
+                self._saving.cancel()
             await sessions.close()
 
     # Background tasks
@@ -142,9 +144,6 @@ class CurrentToken:
     async def _settle(self) -> None:
         while pending := [task for task in self._tasks if _is_pending(task)]:
             await asyncio.wait(pending)
-        if self._saving is not None and _is_pending(self._saving):
-            self._saving.cancel()
-            await asyncio.wait([self._saving])
         try:
             return await self._save_again()
         except Exception as error:
@@ -157,14 +156,17 @@ class CurrentToken:
 
     async def _exchange(self, form: Form, observer: Observer) -> Token:
         # Acquire the lock first: a code works only once, so it is not used unless its token can be saved.
+        token: Token | None = None
         try:
             async with self._locked():
                 token = await self.endpoint.request("oauth.exchange", form, observer)
                 self._unsaved = (None, token)
                 await self._save(token)
         except AuthError as error:
-            if self._unsaved is None:
+            if token is None:
                 raise
+            if isinstance(error, TokenSuperseded):
+                raise amended(error, transient=False, effect="unknown", client_wide=False) from None
             text = "the code was used, so do not repeat the exchange: its token is saved as soon as the store works"
             raise AuthError(f"{error}; {text}", effect="unknown", client_wide=False) from None
         log.debug("token obtained")

@@ -59,7 +59,7 @@ def login(state: State, no_browser: bool, wait: float) -> None:
     Register the app at the tenant's /developer/my-apps, with a redirect URI such as http://127.0.0.1:8000/callback: the
     browser is redirected there, where this command listens. With --no-browser, or a redirect URI that is not on this
     machine, enter the URL of the page where the browser ends up, or the code in it, on the terminal or on standard
-    input. Over SSH, the login URL is printed and no browser is opened.
+    input. Over SSH or without a display, the login URL is printed and no browser is opened.
 
     On a terminal, the command prompts for missing settings; the client secret is not shown. If there is no settings
     file yet, the answers are saved in one.
@@ -138,7 +138,9 @@ def _save_answers(state: State, answers: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     path = folder / "config.toml"
     path.touch(mode=0o600, exist_ok=False)
-    path.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in answers.items()), "utf-8")
+    path.write_text(
+        "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in answers.items()), "utf-8"
+    )
     state.out.say(f"Settings saved in {path}.")
 
 
@@ -153,6 +155,8 @@ async def _login_with_browser(state: State, settings: Settings, redirect_uri: st
         if os.environ.get("BROWSER") or (has_display and "SSH_CONNECTION" not in os.environ):
             # In a daemon thread: some browsers return only when they are closed.
             threading.Thread(target=webbrowser.open, args=(request.url,), daemon=True).start()
+        else:
+            state.out.say("No browser was opened. To log in with the browser of another machine: login --no-browser")
 
         async def exchange(query: str) -> str:
             await oauth.exchange(query, request.state, request.code_verifier)

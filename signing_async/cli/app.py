@@ -125,8 +125,10 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command with these arguments and return its exit code."""
-    for stream in [each for each in (sys.stdout, sys.stderr) if isinstance(each, io.TextIOWrapper)]:
-        stream.reconfigure(errors="backslashreplace")  # escape characters that an output's encoding lacks
+    # Escape characters that an output's encoding lacks; decode invalid input as Python decodes arguments.
+    for name, errors in (("stdin", "surrogateescape"), ("stdout", "backslashreplace"), ("stderr", "backslashreplace")):
+        if isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors=errors)
     out, state = Output(json="--json" in arguments), State(arguments)
     problem: BaseException
     try:

@@ -24,10 +24,11 @@ from .command_base import (
     moment_option,
     name_option,
     refuse_password,
+    since_option,
     span_option,
 )
 from .dispatch import open_journal
-from .exits import FAILED, NOT_SOUND, STUCK, code_of_all, facts_of
+from .exits import FAILED, NOT_SOUND, STUCK, code_of, code_of_all, facts_of
 from .output import count, on_one_line
 from .recipients import show_reminder
 from .signings import recipient_facts, signing_facts
@@ -82,7 +83,7 @@ def archive() -> None:
 @journal_option()
 @click.option("--follow", is_flag=True, help="Keep archiving until Ctrl-C or SIGTERM.")
 @click.option("--every", default=300.0, show_default=True, type=Seconds(1), help="With --follow: the interval.")
-@moment_option("--since", help="Only signings updated since.")
+@since_option("--since", help="Only signings updated since.")
 @name_option("where")
 @click.option("--template", metavar="TEXT", help="Template for the names of the files.")
 @click.option("--object-lock", type=_LOCK, metavar="MODE DAYS", help="S3 only: COMPLIANCE or GOVERNANCE, and the time.")
@@ -152,7 +153,7 @@ async def run(
                         work.report(result)
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
-    return code_of_all(work.errors, done=work.archived)
+    return code_of_all(work.errors.values(), done=work.archived)
 
 
 class _Run:
@@ -164,20 +165,25 @@ class _Run:
         self.advance: Callable[[bool], object] = bool
         self._open: dict[tuple[str, str | None], Exception] = {}
         """The last errors, by the ids of signing and document: with --follow, each sweep tries again."""
-        self.errors: list[Exception] = []
+        self.errors: dict[int, Exception] = {}
+        """One error for each exit code."""
+
+    def _fail(self, error: Exception) -> None:
+        self.errors.setdefault(code_of(error), error)
 
     def report(self, result: ArchiveResult) -> None:
         signing, document = result.signing, None if result.document is None else result.document.id
         facts: dict[str, Any] = {"signing": signing.id, "name": signing.name, "document": document}
-        self._open.pop((signing.id, None), None)
-        earlier = self._open.pop((signing.id, document), None)
+        earlier = self._open.get((signing.id, document))
+        for key in ((signing.id, None), (signing.id, document)):
+            self._open.pop(key, None)
         if result.error is None:
             self.archived, self._size = self.archived + 1, self._size + result.entry.size
             self._out.result({**facts, **result.entry.as_dict(), "signing": signing.id})
         else:
             self._open[signing.id, document] = result.error
-            if earlier is None and not isinstance(result.error, NotYetSigned):
-                self.errors.append(result.error)
+            if isinstance(earlier, NotYetSigned | None) and not isinstance(result.error, NotYetSigned):
+                self._fail(result.error)
                 self._out.failed(signing.name or signing.id, result.error, facts)
         self.advance(result.error is not None)
 
@@ -200,7 +206,8 @@ class _Run:
                     for reminder in stuck.reminders:
                         show_reminder(self._out, reminder, facts, f" of {name}")
                     errors = [stuck.error, *(reminder.error for reminder in stuck.reminders)]
-                    self.errors += filter(None, errors)
+                    for each in filter(None, errors):
+                        self._fail(each)
                     self._reminded += errors[1:].count(None)
             if not self._follow:
                 return

@@ -33,7 +33,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from .._files import unusable
-from ..errors import AuthError, ConfigurationError, InvalidRequest
+from ..errors import AuthError, ConfigurationError, InvalidRequest, OutcomeUnknown
 from .exits import TERMINATED
 from .output import Output
 
@@ -86,7 +86,7 @@ class State:
             auth = settings.auth()
         except ConfigurationError as error:
             raise ConfigurationError(f"{error}: run signing-async login first") from None
-        log, handler = logging.getLogger("signing_async"), _LogHandler(self)
+        log, handler = logging.getLogger("signing_async"), _LogHandler(self.out)
 
         def report(attempt: Attempt) -> None:
             if self.verbose:
@@ -142,16 +142,20 @@ class State:
         self.out.say(text, attempt=attrs.asdict(attempt))
 
 
-class _LogHandler(logging.Handler):
-    """Prints the package's warnings with --verbose: a command reports what fails itself."""
+_REPORTED = ("was not sent:", "was abandoned:", "was not archived:")
 
-    def __init__(self, state: State) -> None:
+
+class _LogHandler(logging.Handler):
+    """Prints the package's warnings, except of items and unknown outcomes, which a command reports itself."""
+
+    def __init__(self, out: Output) -> None:
         super().__init__(logging.WARNING)
-        self._state = state
+        self._out = out
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._state.verbose:
-            self._state.out.warn(record.getMessage())
+        is_unknown = any(isinstance(argument, OutcomeUnknown) for argument in record.args or ())
+        if not is_unknown and not any(part in str(record.msg) for part in _REPORTED):
+            self._out.warn(record.getMessage())
 
 
 def on_signal(number: int, call: Callable[[], object]) -> None:
@@ -246,6 +250,10 @@ def moment(text: str) -> datetime:
         raise click.BadParameter(f"must be {hint}, got {text!r}") from None
 
 
+def _span_or_moment(text: str) -> timedelta | datetime:
+    return _span(text) if _SPAN.fullmatch(text) else moment(text)
+
+
 def _name_pattern(text: str) -> Callable[[Signing], bool]:
     """Return a function that tells whether a signing's name matches the pattern, ignoring case."""
     found = re.compile(fnmatch.translate(text), re.IGNORECASE)
@@ -258,6 +266,8 @@ _LIMIT_HELP = "Stop after this many.  [default: 50; with --all: no limit]"
 MOMENT: str = "90min|12h|7d|2w|DATE"
 span_option: Callable[..., Callable[[Any], Any]] = partial(click.option, type=_span, metavar="90min|12h|7d|2w")
 moment_option: Callable[..., Callable[[Any], Any]] = partial(click.option, type=moment, metavar=MOMENT)
+since_option: Callable[..., Callable[[Any], Any]] = partial(click.option, type=_span_or_moment, metavar=MOMENT)
+"""Like `moment_option`, but a duration stays one: it ends now, however long the command runs."""
 name_option: Callable[..., Callable[[Any], Any]] = partial(
     click.option, "--name", type=_name_pattern, metavar="PATTERN", help=_NAME_HELP
 )
@@ -309,5 +319,6 @@ def replace_file(path: Path, text: str, mode: int = 0o644) -> None:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
-        part.chmod(mode & 0o666)
+        with contextlib.suppress(OSError):  # not every file system has permissions
+            part.chmod(mode & 0o666)
         part.replace(path)

@@ -126,6 +126,8 @@ async def open_journal(place: str) -> AsyncIterator[Journal]:
     if "://" not in place:
         from ..storage.journal import SqliteJournal
 
+        if resolve_path("--journal", place).is_dir():
+            raise InvalidRequest(f"--journal: {place!r} is a folder")
         async with SqliteJournal(place) as journal:
             yield journal
         return

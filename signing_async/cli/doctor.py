@@ -148,6 +148,8 @@ class Examination:
             words = f"no list in the response to GET /signings (HTTP {page.status})"
             yield Finding("list", "failed", words, {"status": page.status})
         else:
+            if path:
+                self._learn("item_paths", path)
             where = f"in {path}" if path else "which is the list itself"
             yield Finding("list", "ok", f"{len(items)} signings on the first page, {where}", {"items": path or None})
             if len(items) > 1 and (name := await self._size_parameter()):
@@ -215,10 +217,8 @@ class Examination:
         """Return the path of a page's list ("" if it is the page itself) and its records; None if there is no list."""
         data = _json(page)
         lists = [one for one in [("", data), *self._members(data, "item_paths")] if isinstance(one[1], list)]
-        path, items = next((one for one in lists if one[1]), lists[0] if lists else (None, []))
-        if path:
-            self._learn("item_paths", path)
-        return path, [item for item in items if isinstance(item, dict)]
+        records = [(path, [item for item in items if isinstance(item, dict)]) for path, items in lists]
+        return next((one for one in records if one[1]), records[0] if records else (None, []))
 
     def _ids(self, page: Response) -> set[str]:
         return {str(item.get("id")) for item in self._items(page)[1]}
@@ -281,7 +281,9 @@ class Examination:
         empty = ""
         best_first = sorted(items, key=lambda item: (not item.get("is_completed"), bool(item.get("is_draft"))))
         for item in best_first[:_MAX_RECIPIENT_LISTS]:
-            _, people = self._items(await self._get("/signings/{id}/recipients", id=str(item.get("id"))))
+            path, people = self._items(await self._get("/signings/{id}/recipients", id=str(item.get("id"))))
+            if path and people:
+                self._learn("item_paths", path)
             for name, value in (member for person in people for member in _walk(person) if _DONE.fullmatch(member[0])):
                 if value:
                     self._learn("recipient_done_fields", name, "Observed with a value")

@@ -82,13 +82,15 @@ class Manifest:
         reader = csv.DictReader(io.StringIO(self._text, newline=""), restval="", delimiter=self.delimiter, strict=True)
         try:
             header = list(reader.fieldnames or ())
-            reader.fieldnames = self.columns = [_normalize(name) for name in header]
+            self.columns = [_normalize(name) for name in header]
+            # Columns without a name are told apart by a number. No name contains a space.
+            reader.fieldnames = [name or f" {number}" for number, name in enumerate(self.columns)]
             if problems := _check_header(header, self.columns):
                 yield Entry(1, problems=problems)
                 if any(problem.startswith("missing") for problem in problems):
                     return
             for row in reader:
-                surplus: list[str] = [*(row.pop(None, None) or ()), row.pop("", "")]
+                surplus = [*(row.pop(None, None) or ()), *(row.pop(name) for name in list(row) if " " in name)]
                 # A cell may span several lines.
                 line = reader.line_num - sum(cell.count("\n") for cell in (*row.values(), *surplus))
                 if any(map(str.strip, surplus)):
@@ -280,7 +282,10 @@ class FailureReport:
         if not self.path.absolute().parent.is_dir():
             raise InvalidRequest(f"--failures: {str(self.path)!r} cannot be written: No such file or directory")
         if self.path.exists() and not self.path.samefile(self._manifest.path):
-            first = self.path.read_bytes()[:4096] if self.path.is_file() else b""
+            first = b""
+            if self.path.is_file():
+                with self.path.open("rb") as file:
+                    first = file.readline(2**20)
             if not {b"key", b"error"} <= set(re.findall(rb"\w+", first)):
                 raise InvalidRequest(f"--failures: {str(self.path)!r} exists and is not a report of failures")
 

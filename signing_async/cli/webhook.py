@@ -75,7 +75,7 @@ def verify(state: State, body: IO[bytes], source: str | None, scheme: Scheme, an
     given = {name.lower() for name, _ in delivery["headers"]}
     if delivery["signature"] is None and scheme.header.lower() not in given:
         raise click.UsageError(f"no signature: use --signature VALUE, or --header '{scheme.header}: VALUE'")
-    secret = _load_secret(state, source, body).rstrip("\r\n")
+    secret = _load_secret(state, source, body)
     verifier = WebhookVerifier(secret, replace(scheme, tolerance=math.inf) if any_age else scheme)
     content = body.read()
     try:
@@ -108,7 +108,7 @@ def doctor(state: State, body: IO[bytes], source: str | None, scheme: Scheme, **
 
     Exit code 0: the delivery verifies. 1: it does not, and the cause is shown. 2: wrong usage. 3: no cause was found.
     """
-    secret = _load_secret(state, source, body)
+    secret = _load_secret(state, source, body, keep_line_end=True)
     found = diagnose(secret, body.read(), delivery["signature"], headers=delivery["headers"], scheme=scheme)
     facts = {"accepted": found.accepted, "explained": found.explained, "findings": list(found.findings)}
     colour, code = ("green", 0) if found.accepted else ("yellow", 1) if found.explained else ("red", 3)
@@ -138,7 +138,7 @@ def check(state: State, url: str, source: str | None, **options: Any) -> int:
 
     Exit code 0: all checks passed. 1: a check failed. 2: wrong usage. 3: the endpoint cannot be reached.
     """
-    return state.run(_check(state, url, _load_secret(state, source).rstrip("\r\n"), options))
+    return state.run(_check(state, url, _load_secret(state, source), options))
 
 
 async def _check(state: State, url: str, secret: str, options: dict[str, Any]) -> int:
@@ -162,12 +162,15 @@ async def _check(state: State, url: str, secret: str, options: dict[str, Any]) -
     return 1 if failed else 0
 
 
-def _load_secret(state: State, source: str | None, body: IO[bytes] | None = None) -> str:
+def _load_secret(
+    state: State, source: str | None, body: IO[bytes] | None = None, *, keep_line_end: bool = False
+) -> str:
     kind, _, rest = (source or f"env:{_SECRET_VARIABLE}").partition(":")
     if source == "-" and body is sys.stdin.buffer:
         raise click.UsageError("standard input can be either the body or the secret, not both")
     if source == "-" or (kind == "file" and rest):
-        return read_text(FILE.convert(rest or "-", None, None))
+        text = read_text(FILE.convert(rest or "-", None, None))
+        return text if keep_line_end else text.removesuffix("\n").removesuffix("\r")
     if kind != "env" or not rest:
         problem = "every process can read a secret on the command line: use env:NAME, file:PATH, or -"
         raise click.BadParameter(problem, param_hint="--secret")

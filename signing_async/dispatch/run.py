@@ -170,6 +170,8 @@ class _Run:
         number, package = numbered
         documents: Sequence[CheckedPdf] = ()
         try:
+            if self._ended_by is not None:
+                raise copy_unsent(self._ended_by)
             prepared = await prepare(package, self._api.transport.options.assumptions.max_pdf_bytes)
             first = number if package.key is not None else self._without_key.setdefault(prepared.content, number)
             if first != number:

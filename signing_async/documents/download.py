@@ -161,7 +161,7 @@ async def save(
     """Write the chunks to a temporary file beside ``target``, verify it, and move it there.
 
     If the target is an argument of the user, and its folder permanently refuses the file, `InvalidRequest` is raised.
-    Every other failure of the disk is an `OSError`.
+    Every other failure of the disk is an `OSError`. A disk may stall: a thread that outlives the call removes its file.
     """
     # The file that a link leads to is replaced, not the link.
     place = Path(os.path.realpath(target)) if overwrite else target
@@ -169,41 +169,50 @@ async def save(
     size, digest = 0, hashlib.sha256()
     mode: int | None = None
     pending: list[bytes] = []
-    is_over = False
+    is_created = is_over = False
 
-    def write(*, is_last: bool = False) -> None:
-        nonlocal size
-        # Not created here: a disk may stall, and this thread outlive the call, which removes the file.
+    def write() -> None:
+        nonlocal is_created, mode, size
+        if not is_created:
+            mode = stat.S_IMODE(place.stat().st_mode) if overwrite and place.exists() else None
+            # A file that replaces another is private until it has the other's mode.
+            part.touch(0o666 if mode is None else 0o600, exist_ok=False)
+            is_created = True
         with part.open("r+b") as file:
             file.seek(size)
             for chunk in pending:
                 digest.update(chunk)
                 size += file.write(chunk)
             pending.clear()
-            if is_last:
-                file.flush()
-                os.fsync(file.fileno())
 
-    async def in_thread(work: Callable[[], None]) -> None:
-        def run() -> None:
-            try:
-                work()
-            finally:
-                if is_over:  # Windows does not remove a file that is open
-                    part.unlink(missing_ok=True)
+    def complete() -> None:
+        write()
+        with part.open("r+b") as file:
+            os.fsync(file.fileno())
+        if verify is not None:
+            verify(part)
+        if is_over:
+            return
+        if mode is not None:
+            part.chmod(mode)
+        if overwrite:
+            part.replace(place)
+        else:
+            place_new(part, target)
+        sync_folder(place.parent)
 
-        await asyncio.to_thread(run)
-
-    def create() -> None:
-        nonlocal mode
+    def run(work: Callable[[], None]) -> None:
         try:
-            mode = stat.S_IMODE(place.stat().st_mode) if overwrite and place.exists() else None
-            # A file that replaces another is private until it has the other's mode.
-            part.touch(0o666 if mode is None else 0o600, exist_ok=False)
+            work()
+        except FileExistsError:
+            raise target_exists(target) from None
         except OSError as error:
-            if is_argument and not is_transient(error):
+            if is_argument and not is_created and not is_transient(error):
                 raise InvalidRequest(f"path: cannot write {str(target)!r}: {error.strerror}") from None
-            raise
+            raise OSError(error.errno, error.strerror, str(target)) from None
+        finally:
+            if is_over:
+                part.unlink(missing_ok=True)
 
     try:
         received = 0
@@ -212,27 +221,11 @@ async def save(
             received += len(chunk)
             if received >= _WRITE_SIZE:
                 received = 0
-                if size == 0:
-                    create()
-                await in_thread(write)
-        if size == 0:
-            create()
-        await in_thread(lambda: write(is_last=True))
-        if verify is not None:
-            await in_thread(lambda: verify(part))
-        if mode is not None:
-            part.chmod(mode)
-        if overwrite:
-            part.replace(place)
-        else:
-            place_new(part, target)
-        await asyncio.to_thread(sync_folder, place.parent)
-    except FileExistsError:
-        raise target_exists(target) from None
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(target)) from None
-    finally:
+                await asyncio.to_thread(run, write)
+        await asyncio.to_thread(run, complete)
+    except BaseException:
         is_over = True
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+        raise
     return SealedFile(target, size, digest.hexdigest())

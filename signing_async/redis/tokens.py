@@ -61,7 +61,12 @@ redis.call('HSET', KEYS[1], 'record', ARGV[3], 'ahead', ahead, 'fence', fence, '
 return 1
 """
 _RENEW = "return redis.call('GET', KEYS[2]) == ARGV[1] and redis.call('PEXPIRE', KEYS[2], ARGV[2])"
-_UNLOCK = "return redis.call('GET', KEYS[2]) == ARGV[1] and redis.call('DEL', KEYS[2])"
+# ARGV: lock's value, or the worker for any lock of it.
+_UNLOCK = """
+local held = redis.call('GET', KEYS[2])
+local is_worker = string.sub(ARGV[1], -1) == ':'
+return held and (is_worker and string.sub(held, 1, #ARGV[1]) or held) == ARGV[1] and redis.call('DEL', KEYS[2])
+"""
 
 
 class RedisTokenStore:
@@ -153,7 +158,12 @@ class RedisTokenStore:
     async def lock(self) -> AsyncIterator[None]:
         """Hold the lock: one worker at a time."""
         async with self._local_lock:
-            held = await self._acquire()
+            try:
+                held = await self._acquire()
+            except BaseException:
+                # The response may have been lost after the lock was set.
+                await finish(self._release(self._worker))
+                raise
             renewing = asyncio.create_task(self._renew(held), name="signing_async token lock")
             try:
                 if self._unsaved is not None:
@@ -165,11 +175,15 @@ class RedisTokenStore:
                 renewing.cancel()
                 await finish(self._release(held))
 
-    async def _acquire(self) -> str:
+    @property
+    def _worker(self) -> str:
         # The store's forks in other processes have the same id.
-        worker, warn_at = f"{self._id}:{os.getpid()}:", time.monotonic() + self._lease
+        return f"{self._id}:{os.getpid()}:"
+
+    async def _acquire(self) -> str:
+        warn_at = time.monotonic() + self._lease
         while True:
-            held, left = await self._run(_LOCK, worker, milliseconds(self._grace))
+            held, left = await self._run(_LOCK, self._worker, milliseconds(self._grace))
             if held:
                 return decoded(held)
             if time.monotonic() > warn_at:

@@ -171,6 +171,7 @@ async def _exchange(context: Context[T], outcome: Outcome[T], token: Token | Non
         # The silence while an upload is processed must not be taken for a lost response.
         silence=options.timeouts.call if operation.stream else None,
         limit=None if operation.stream else 0 if decode is None else options.assumptions.max_answer_bytes,
+        deadline=asyncio.get_running_loop().time() + left,
     )
     raised: BaseException | None = None
     span = context.observer.span.attempt(operation.name, operation.method, origin, operation.path, context.number)
@@ -201,7 +202,8 @@ async def _exchange(context: Context[T], outcome: Outcome[T], token: Token | Non
             kind = Kind.REFUSED if operation.safety in (Safety.READ, Safety.CREATE) else Kind.LOST
             outcome.fail(kind, outcome.response.decode_error(str(error)), may_retry=False)
         else:
-            raised = error
+            is_late = asyncio.get_running_loop().time() >= request.deadline
+            raised = timeout_error(operation, options, outcome.response) if is_late else error
             raise
     finally:
         received = 0

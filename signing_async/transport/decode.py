@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, date, datetime, timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_origin
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast, get_args, get_origin
 
 import attrs
 
@@ -150,9 +150,9 @@ def record(data: Any, assumptions: Assumptions, names: AbstractSet[str] = frozen
 
 def unwrap(data: Any, cls: Any, assumptions: Assumptions) -> Any:
     """Return the record, or the list, that parsed JSON wraps, unless the class has a field for the wrapper."""
-    if (get_origin(cls) or cls) in (Any, dict, Mapping):
+    if cls is Any or _is_mapping(cls):
         return data
-    if _is_sequence(cls):
+    if (get_origin(cls) or cls) in _SEQUENCES:
         found = (look_up(data, path) for path in assumptions.item_paths) if isinstance(data, dict) else ()
         return next((each for each in found if isinstance(each, list)), data)
     return record(data, assumptions, _field_names(cls))
@@ -324,6 +324,14 @@ def _to_datetime(name: str, value: Any, rest: dict[str, Any]) -> datetime | None
 # The caller's classes, by cattrs, but more strictly: cattrs itself would take a string for a list of characters, and
 # null for the string "None".
 
+_SEQUENCES: dict[Any, Callable[[Any], Any]] = {
+    Sequence: tuple,
+    list: list,
+    tuple: tuple,
+    set: set,
+    frozenset: frozenset,
+}
+
 
 def _foreign_hook(cls: Any) -> Callable[[Any], Any]:
     structure = _converter().get_structure_hook(cls)
@@ -341,15 +349,19 @@ def _foreign_hook(cls: Any) -> Callable[[Any], Any]:
 def _converter() -> cattrs.Converter:
     import cattrs  # most clients decode only the package's records
     from cattrs.cols import list_structure_factory
-    from cattrs.gen import make_dict_structure_fn
+    from cattrs.gen import make_dict_structure_fn, mapping_structure_factory
     from cattrs.strategies import configure_union_passthrough
 
     def refuse(cls: Any) -> NoReturn:
         raise TypeError(f"unsupported type: {cls!r}")
 
     def sequence_hook(cls: Any) -> Callable[[Any, Any], Any]:
-        make, decode = (tuple if get_origin(cls) is Sequence else list), list_structure_factory(cls, result)
+        make, decode = _SEQUENCES[get_origin(cls) or cls], list_structure_factory(cls, result)
         return lambda data, _: make(decode(_checked(data, list), cls))
+
+    def mapping_hook(cls: Any) -> Callable[[Any, Any], Any]:
+        decode = mapping_structure_factory(cls, result, dict)
+        return lambda data, _: decode(_checked(data, dict), cls)
 
     def class_hook(cls: Any) -> Callable[[Any, Any], Any]:
         decode, names = make_dict_structure_fn(cls, result), _field_names(cls)
@@ -372,24 +384,30 @@ def _converter() -> cattrs.Converter:
         result.register_structure_hook(cls, lambda data, cls: _hook(cls)(data))
     for cls in (str, bool, int, float):
         result.register_structure_hook(cls, decode_scalar)
-    for cls in (datetime, date):
-        result.register_structure_hook(cls, _decode_moment)
+    for each in (datetime, date, datetime | None, date | None):
+        result.register_structure_hook(each, _decode_moment)
     configure_union_passthrough(str | int | float | bool | None, result)
-    result.register_structure_hook(dict, lambda data, _: _checked(data, dict))
     result.register_structure_hook_factory(_is_sequence, sequence_hook)
+    result.register_structure_hook_factory(_is_mapping, mapping_hook)
     result.register_structure_hook_factory(lambda cls: bool(_field_names(cls)), class_hook)
     return result
 
 
 def _is_sequence(cls: Any) -> bool:
-    return (get_origin(cls) or cls) in (list, Sequence)
+    origin, items = get_origin(cls) or cls, get_args(cls)
+    # A tuple such as tuple[str, int] is left to cattrs.
+    return origin in _SEQUENCES and (origin is not tuple or not items or items[1:] == (...,))
 
 
-def _decode_moment(value: Any, cls: Any) -> datetime | date:
+def _is_mapping(cls: Any) -> bool:
+    return (get_origin(cls) or cls) in (dict, Mapping)
+
+
+def _decode_moment(value: Any, cls: Any) -> datetime | date | None:
     moment = timestamp(value)
-    if moment is None:
+    if moment is None and cls in (datetime, date):
         raise Unreadable(f"expected a timestamp, got {describe(value)}")
-    return moment if cls is datetime else moment.date()
+    return moment if moment is None or datetime in (cls, *get_args(cls)) else moment.date()
 
 
 def _field_names(cls: Any) -> frozenset[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import warnings
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, cast
@@ -128,6 +129,8 @@ class Request:
     """The seconds in which something must arrive after the request was sent."""
     limit: int | None = 0
     """The largest body of a success; with 0 only its start is read, with None nothing: the body is streamed."""
+    deadline: float = math.inf
+    """The loop time until which the caller waits."""
     response: Response | None = attrs.field(default=None, init=False)
     """The response, or the part of it that has arrived; also after an error."""
 
@@ -181,10 +184,14 @@ class Response:
                 raise BrokenResponse(Kind.LOST, f"the response is larger than {limit} bytes", transient=False)
         self.body = b"".join(parts)
 
-    async def read_start(self) -> None:
-        """Read as much of the body's start as arrives soon; never raise. For responses whose status matters more."""
+    async def read_start(self, deadline: float) -> None:
+        """Read as much of the body's start as arrives soon; never raise. For responses whose status matters more.
+
+        If the body hangs, half of the time until the deadline stays: the status counts, not the deadline.
+        """
+        seconds = min(_START_SECONDS, 0.5 * (deadline - asyncio.get_running_loop().time()))
         with contextlib.suppress(BrokenResponse, TimeoutError):
-            async with asyncio.timeout(_START_SECONDS):
+            async with asyncio.timeout(seconds):
                 while len(self.body) < _START_BYTES and not self._content.at_eof():
                     self.body += (await self._next())[: _START_BYTES - len(self.body)]
 
@@ -317,7 +324,7 @@ async def exchange(sessions: Sessions, request: Request) -> Response:
     if request.body is not None:
         request.body.was_refused = 400 <= response.status < 500 and response.status != 408
     if not 200 <= response.status < 300 or request.limit == 0:
-        await response.read_start()
+        await response.read_start(request.deadline)
     elif request.limit is not None:
         await response.read(request.limit)
     return response

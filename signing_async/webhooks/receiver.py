@@ -237,6 +237,7 @@ class Receiver:
         except TimeoutError:
             return TOO_SLOW
         except Exception:  # the sender disconnected
+            log.debug("the body of a delivery broke off", exc_info=True)
             is_broken = True
         return INCOMPLETE if is_broken else _check_length(headers, body)
 
@@ -251,6 +252,7 @@ class Receiver:
                 if time.monotonic() > deadline:
                     break
         except Exception:  # the sender disconnected, or a server's own, such as gunicorn's InvalidChunkSize
+            log.debug("the body of a delivery broke off", exc_info=True)
             is_broken = True
         if time.monotonic() > deadline:
             return TOO_SLOW
@@ -290,7 +292,10 @@ class Receiver:
                 if isinstance(error, asyncio.QueueFull | queue.Full):
                     failure = self._unavailable("the queue is full", "queue_full")
                 if time.monotonic() < lease_end:  # afterwards another receiver may hold the claim
-                    yield self.seen.release(event.key)
+                    try:
+                        yield self.seen.release(event.key)
+                    except Exception as failed:  # the handler's own exception, maybe a cancellation, is raised
+                        error.add_note(f"the claim was not released: {failed!r}")
                 raise
             # If this fails, the claim stays pending. A delivery after the lease is handled again.
             yield self.seen.confirm(event.key)

@@ -6,6 +6,7 @@ import os
 import sqlite3
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from itertools import count
@@ -85,8 +86,8 @@ class MemorySeenEvents:
         self._clock = clock
         self._lock = threading.Lock()
         # Event id to expiry time, in order of expiry: all entries have the same lifetime.
-        self._pending: dict[str, float] = {}
-        self._confirmed: dict[str, float] = {}
+        self._pending: OrderedDict[str, float] = OrderedDict()
+        self._confirmed: OrderedDict[str, float] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._pending) + len(self._confirmed)
@@ -95,8 +96,8 @@ class MemorySeenEvents:
         with self._lock:
             now = self._clock()
             for events in (self._pending, self._confirmed):
-                while events and events[oldest := next(iter(events))] <= now:
-                    del events[oldest]
+                while events and next(iter(events.values())) <= now:
+                    events.popitem(last=False)
             if event_id in self._confirmed:
                 return Claim.CONFIRMED
             if event_id in self._pending or len(self._pending) >= self.max_events:
@@ -108,8 +109,8 @@ class MemorySeenEvents:
     def confirm(self, event_id: str) -> None:
         with self._lock:
             self._pending.pop(event_id, None)
-            self._confirmed.pop(event_id, None)  # it moves to the end
             self._confirmed[event_id] = self._clock() + self.ttl
+            self._confirmed.move_to_end(event_id)
             self._shrink()
 
     def release(self, event_id: str) -> None:
@@ -118,7 +119,7 @@ class MemorySeenEvents:
 
     def _shrink(self) -> None:
         while self._confirmed and len(self) > self.max_events:
-            del self._confirmed[next(iter(self._confirmed))]
+            self._confirmed.popitem(last=False)
 
 
 class SQLiteSeenEvents:

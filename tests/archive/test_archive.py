@@ -516,3 +516,33 @@ async def test_closing_ends_the_sweeps_first(tenant: Tenant, caplog: pytest.LogC
     async with tenant.archive() as other:
         await archived(other)
     assert (await judge(tenant.sandbox, tenant.folder)).wrong == []
+
+
+async def test_closing_ends_the_iteration_of_a_sweep(tenant: Tenant) -> None:
+    await tenant.complete("Slow", "a.pdf")
+    tenant.sandbox.faults.add("documents.download_signed", "hang")
+    async with tenant.archive() as archive:
+        consumer = asyncio.create_task(sweep(archive))
+        while not any(request.operation == "documents.download_signed" for request in tenant.sandbox.requests):
+            await asyncio.sleep(0.01)
+        await archive.aclose()
+        async with asyncio.timeout(10):
+            assert await consumer == []
+
+
+async def test_event_of_a_signing_that_another_run_holds_delays_no_other(
+    tenant: Tenant, results: asyncio.Queue[ArchiveResult]
+) -> None:
+    held, wakeups = await sent(tenant.client), Wakeups()
+    free = await sent(tenant.client)
+    async with SqliteJournal(tenant.journal) as other, tenant.archive() as archive:
+        assert await other.claim(f"archive:{tenant.sandbox.base_url}:{held.id}")
+        following = asyncio.create_task(archive.follow(wakeups, 60, results.put_nowait))
+        await asyncio.sleep(0.5)  # the first sweep finds nothing that is completed
+        for signing in (held, free):
+            await tenant.sandbox.complete(signing.id)
+        for signing in (held, free):
+            wakeups.publish(event(signing_id=signing.id))
+        assert {result.signing.id for result in await taken_from(results, 2)} == {free.id}
+        following.cancel()
+        await asyncio.wait([following])

@@ -161,3 +161,26 @@ def test_system_without_file_locks_is_told(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("signing_async._files.msvcrt", None)
     with pytest.raises(ConfigurationError, match="FolderStore needs file locks"):
         FolderStore(tmp_path)
+
+
+@pytest.mark.parametrize("code", [errno.EXDEV, errno.EPERM])
+async def test_file_from_another_file_system_is_copied_whole_and_never_replaces_one(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refuse)
+    store = FolderStore(tmp_path / "archive")
+    for content, is_taken in ((b"%PDF-1", True), (b"%PDF-2", False)):
+        source = tmp_path / "incoming"
+        source.write_bytes(content)
+        put = store.put("a/b.pdf", source, hashlib.sha256(content).hexdigest())
+        if is_taken:
+            await put
+            assert not source.exists()
+        else:
+            with pytest.raises(ArchiveConflict, match="holds another file"):
+                await put
+    assert [path.name for path in (tmp_path / "archive" / "a").iterdir()] == ["b.pdf"]
+    assert (tmp_path / "archive" / "a" / "b.pdf").read_bytes() == b"%PDF-1"

@@ -22,6 +22,7 @@ from tests.auth.oauth_servers import (
     in_seconds,
     nearly_expired,
     oauth_for,
+    says,
 )
 
 
@@ -250,3 +251,29 @@ async def test_lost_token_is_a_note_of_the_error_that_the_block_raised() -> None
         with pytest.raises(AuthError, match="could not be saved and is lost"):
             async with oauth:
                 pass
+
+
+async def test_refused_code_is_no_used_code_although_an_earlier_token_is_not_saved() -> None:
+    store = WatchedStore(expired())
+    refused = says({"error": "invalid_grant"}, 400)
+    async with Scripted(grants(), refused) as server, oauth_for(server.base_url, store=store) as oauth:
+        store.fail_saves = 1
+        with pytest.raises(AuthError, match="the token store failed"):
+            await oauth.access_token()
+        with pytest.raises(AuthError, match="invalid_grant") as caught:
+            await oauth.exchange("code")
+        assert "the code was used" not in str(caught.value)
+        assert caught.value.effect == "none"
+
+
+async def test_failed_settling_does_not_end_the_saving(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = WatchedStore(expired())
+    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
+        store.fail_saves = 2
+        with pytest.raises(AuthError, match="the token store failed"):
+            await oauth.access_token()
+        with pytest.raises(AuthError, match="could not be saved"):
+            await oauth.settle()
+        async with asyncio.timeout(10):
+            while (await store.load()) == expired() or (await store.load()).refresh_token != "refresh-new":
+                await asyncio.sleep(0.05)

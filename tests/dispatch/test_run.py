@@ -243,3 +243,12 @@ async def test_two_killed_processes_on_one_journal_send_each_package_once() -> N
     assert outcome.failures == []
     assert outcome.verdict.wrong == []
     assert outcome.verdict.sent == 40
+
+
+async def test_no_document_is_read_after_an_error_that_ends_the_run(sandbox: Sandbox, tmp_path: Path) -> None:
+    first, late = parcel_of(1, 1, name="Lease").package, make_parcel(1, tmp_path).package
+    for file in tmp_path.glob("*.pdf"):
+        file.unlink()
+    async with SigningClient(sandbox.base_url, "wrong") as client:
+        results = await all_of(client.dispatch_many([first, late], tmp_path / "journal", 1))
+    assert [type(result.error) for result in results] == [Unauthorized] * 2

@@ -165,5 +165,18 @@ async def test_save_whose_response_was_lost_is_repeated_safely(redis: RedisServe
             assert await store.load() == NEW
 
 
+async def test_caller_that_is_cancelled_before_the_response_leaves_no_lock(redis: RedisServer) -> None:
+    async with two_stores(redis) as (_, other):
+        async with slow_way(redis.port, 0.2) as way, RedisTokenStore(way.url, "a", timeout=5) as slow:
+            await slow.load()
+            waiting = asyncio.create_task(loaded_in_the_lock(slow))
+            while not await ask(redis, "EXISTS", LOCK_KEY):
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            await asyncio.wait([waiting])
+        async with asyncio.timeout(5):
+            assert await loaded_in_the_lock(other) == OLD
+
+
 if __name__ == "__main__":
     asyncio.run(refresh(*sys.argv[1:]))

@@ -350,6 +350,7 @@ CASES: dict[str, Case] = {
     "certified (2), then filled in": Case(lambda: edited(certified(2), fill_form), shown=False),
     "document information changed": Case(lambda: edited(sealed(), change_title)),
     "a damaged original, sealed": Case(lambda: sealed_by_sandbox(original=pdfs.damaged()["a shifted table"], when=NOW)),
+    "a signature written into its field": Case(lambda: signed_pdf(cms, direct=True), pyhanko=False),
     "a hybrid original, sealed": Case(lambda: sealed_by_sandbox(original=pdfs.hybrid_pdf(), when=NOW), pyhanko=False),
     # forged
     "page replaced, then signed by anybody": Case(lambda: signed(edited(sealed(), replace_page)), CHANGED, shown=False),

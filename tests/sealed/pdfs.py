@@ -70,13 +70,18 @@ def signed_pdf(
     entries: bytes = b"/M(D:20260304050607Z)",
     ranged: Callable[[int, int, int], Sequence[object]] = lambda start, end, size: (0, start, end, size - end),
     kind: bytes = b"/Type/Sig/Filter/Adobe.PPKLite/SubFilter/adbe.pkcs7.detached",
+    direct: bool = False,
 ) -> bytes:
     """Return a document whose form has one signature, made by ``sign`` from the bytes around it.
 
     ``ranged`` says what the byte range is to be, from where the signature starts and ends and the file's size.
+    With ``direct`` the signature is written into its field.
     """
     value = b"<<" + kind + b"/ByteRange" + BLANK + entries + b"/Contents<" + b"0" * room + b">>>"
-    data = bytearray(pdfs.in_one_table(pdfs.with_signature_field(b"/V 7 0 R", more={7: value})))
+    made = (
+        pdfs.with_signature_field(b"/V" + value) if direct else pdfs.with_signature_field(b"/V 7 0 R", more={7: value})
+    )
+    data = bytearray(pdfs.in_one_table(made))
     start = data.index(b"/Contents<0") + len(b"/Contents")
     end = start + room + 2
     numbers = b"[" + b" ".join(str(number).encode() for number in ranged(start, end, len(data))) + b"]"

@@ -241,9 +241,11 @@ def test_hostile_file_ends_in_a_verdict(name: str) -> None:
 
 def test_error_of_an_unreadable_source_names_path_and_reason(tmp_path: Path) -> None:
     (tmp_path / "empty.pdf").write_bytes(b"")
+    os.mkfifo(tmp_path / "pipe.pdf")
     for path, kind, words in (
         (tmp_path / "none.pdf", InvalidRequest, "cannot open"),
-        (tmp_path, InvalidRequest, "Is a directory"),
+        (tmp_path, InvalidRequest, "not a regular file"),
+        (tmp_path / "pipe.pdf", InvalidRequest, "not a regular file"),
         (tmp_path / "empty.pdf", PdfRejected, "not a PDF"),
         ("a\0b", InvalidRequest, "embedded null"),
         (7, InvalidRequest, "must be a path or bytes, got int"),

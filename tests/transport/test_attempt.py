@@ -225,7 +225,7 @@ async def _hang(writer: asyncio.StreamWriter) -> None:
 async def test_refusal_counts_although_its_body_hangs_until_the_deadline(status: bytes, kind: type[APIError]) -> None:
     """A short deadline does not make it an unknown outcome."""
     head = b"HTTP/1.1 %s\r\nRetry-After: 60\r\nContent-Length: 100\r\n\r\n{" % status
-    async with answering(head, then=_hang) as origin, SigningClient(origin, "token", timeout=2) as client:
+    async with answering(head, then=_hang) as origin, SigningClient(origin, "token", timeout=0.8) as client:
         with pytest.raises(kind) as caught:
             await client.recipients.remind("s1", "r1")
         assert caught.value.effect == "none"
@@ -233,7 +233,7 @@ async def test_refusal_counts_although_its_body_hangs_until_the_deadline(status:
 
 async def test_success_counts_although_its_body_hangs_until_the_deadline() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{"
-    async with answering(head, then=_hang) as origin, SigningClient(origin, "token", timeout=2) as client:
+    async with answering(head, then=_hang) as origin, SigningClient(origin, "token", timeout=0.8) as client:
         await client.recipients.remind("s1", "r1")
 
 

@@ -341,7 +341,6 @@ async def test_every_kind_of_field_is_decoded() -> None:
         ({"id": "t", "pages": 3}, "refused by the class: 3 is odd"),
         ({"id": "t", "color": "blue"}, "color: refused by the class: 'blue' is not a valid Color"),
         ({"id": "t", "kind": "x" * 300}, "kind: refused by the class: ValueError"),
-        ({"id": "t", "day": ""}, "day: expected a timestamp, got ''"),
         ({"id": "t", "created_at": "soon"}, "created_at: expected a timestamp, got 'soon'"),
         ({"id": "t", "fields": "abc"}, "fields: expected a list, got 'abc'"),
         ({"id": "t", "fields": [{"label": "a"}, {}]}, "fields[1].label: missing"),
@@ -351,6 +350,26 @@ async def test_every_kind_of_field_is_decoded() -> None:
 )
 async def test_problem_names_the_place_and_the_value(data: Any, said: str) -> None:
     assert await _problem(data, Template) == said
+
+
+async def test_containers_are_decoded_and_nothing_else_passes_for_them() -> None:
+    assert await _decode([{"id": "t"}], list[Template]) == [Template("t")]
+    assert await _decode(["a"], tuple[str, ...]) == ("a",)
+    assert await _decode([1, "a"], list) == [1, "a"]
+    assert await _decode({"a": 1}, dict) == {"a": 1}
+    assert await _decode({"a": {"id": "t"}}, dict[str, Template]) == {"a": Template("t")}
+    assert await _decode({"id": "t", "day": "", "created_at": " "}, Template) == Template("t")
+    for data, cls in (
+        ("abc", set[str]),
+        ("abc", tuple[str, ...]),
+        ([1], dict[str, int]),
+        ("abc", list[str]),
+        ({"a": 1}, list[str]),
+        ([["a", 1]], dict),
+        ("", date),
+        (" ", datetime),
+    ):
+        assert (await _problem(data, cls)).startswith("expected")
 
 
 @pytest.mark.parametrize("cls", [object, 5, {}, list[object], "Template"])

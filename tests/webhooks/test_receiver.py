@@ -224,6 +224,21 @@ async def test_handler_that_is_cancelled_or_exceeds_its_timeout_releases_the_cla
     assert seen.claim("a") is Claim.NEW
 
 
+async def test_cancellation_is_raised_although_the_claim_cannot_be_released() -> None:
+    started = asyncio.Event()
+
+    async def endless(event: Event) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(receive(Receiver(VERIFIER, endless, seen=FailingStore("release")), "a"))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    assert "the claim was not released: OSError" in caught.value.__notes__[0]
+
+
 async def test_failure_after_the_lease_does_not_release_the_claim_of_another_receiver() -> None:
     class Recording(MemorySeenEvents):
         def release(self, event_id: str) -> None:
