@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import BaseHTTPRequestHandler
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -112,32 +113,63 @@ def test_verify_finds_every_change(run: Run, complete: Complete, tmp_path: Path)
     assert all(kind.replace("_", " ") in printed for kind in kinds)
 
 
-class _Unsealed(BaseHTTPRequestHandler):
-    """A service whose completed signing has a document that is not yet sealed."""
+def completed(*sealed: Iterator[str | None]) -> type[BaseHTTPRequestHandler]:
+    """Make a service with completed signings, whose documents are downloaded as these; None: not yet sealed."""
+    signings = [
+        {"id": f"s{number}", "name": f"Lease {number}", "is_draft": False, "is_completed": True}
+        | {"documents": [{"id": f"d{number}", "name": "lease.pdf"}]}
+        for number in range(len(sealed))
+    ]
+    pages: dict[str, object] = {"/me": {"id": "u1"}, "/signings": signings}
+    pages |= {f"/signings/{signing['id']}": signing for signing in signings}
+    downloads = {f"/signings/s{n}/documents/d{n}/download-signed": each for n, each in enumerate(sealed)}
 
-    def do_GET(self) -> None:
-        document = {"id": "d1", "name": "lease.pdf"}
-        signing = {"id": "s1", "name": "Lease", "is_draft": False, "is_completed": True, "documents": [document]}
-        pages = {"/api/1.0/me": {"id": "u1"}, "/api/1.0/signings": [signing], "/api/1.0/signings/s1": signing}
-        found = pages.get(self.path.partition("?")[0])
-        self.send_response(404 if found is None else 200)
-        self.end_headers()
-        self.wfile.write(json.dumps(found or {"code": "not_found"}).encode())
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0].removeprefix("/api/1.0")
+            found = next(downloads[path]) if path in downloads else pages.get(path)
+            self.send_response(404 if found is None else 200)
+            self.end_headers()
+            self.wfile.write(json.dumps(found or {"code": "not_found"}).encode())
 
-    def log_message(self, *args: object) -> None: ...
+        def log_message(self, *args: object) -> None: ...
+
+    return Handler
 
 
 def test_document_that_is_not_yet_sealed_is_counted_and_is_no_failure(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later run fetches it; status tells if that does not come."""
-    with listening(_Unsealed) as origin:
+    with listening(completed(repeat(None))) as origin:
         monkeypatch.setenv("SIGNING_BASE_URL", origin)
         ran = run("archive", "contracts")
         assert ran.code == 0
         assert "0 documents archived (0 bytes), 0 failed. Not yet sealed: 1; a later run fetches them." in ran.out
         ran = run("archive", "status")
         assert (ran.code, "not sealed" in ran.out, "lease.pdf" in ran.out) == (9, True, True)
+
+
+def test_documents_that_are_not_yet_sealed_do_not_hide_failures(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening(completed(repeat(None), repeat("no PDF"))) as origin:
+        monkeypatch.setenv("SIGNING_BASE_URL", origin)
+        ran = run("archive", "contracts", "--concurrency", "1")
+    assert (ran.code, "1 failed. Not yet sealed: 1" in ran.out, "Error: Lease 1: " in ran.err) == (1, True, True)
+
+
+def test_follow_reports_a_failure_of_a_document_that_was_not_yet_sealed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with listening(completed(chain([None], repeat("no PDF")))) as origin:
+        monkeypatch.setenv("SIGNING_BASE_URL", origin)
+        monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "token")
+        following = follow(tmp_path)
+        assert following.stdout is not None
+        line = json.loads(following.stdout.readline())
+        assert (line["signing"], line["error"]["type"]) == ("s0", "DecodeError")
+        following.send_signal(signal.SIGINT)
+        out, _ = following.communicate(timeout=30)
+    assert json.loads(out.splitlines()[-1])["summary"]["failed"] == 1
 
 
 def test_follow_archives_what_is_completed_later_and_ends_cleanly(
@@ -175,8 +207,11 @@ def test_follow_goes_on_after_reminders_failed(
         line = json.loads(following.stdout.readline())
         assert (line["signing"], line["reminded"], line["error"]["status"]) == (waiting, False, 500)
     else:
-        while "reminders are retried later: HTTP 500" not in following.stderr.readline():
-            assert following.poll() is None
+        missing = {"reminders are retried later: HTTP 500", "archiving continues after: HTTP 500"}
+        while missing:
+            line = following.stderr.readline()
+            assert line
+            missing = {each for each in missing if each not in line}
         service.do(service.sandbox.faults.clear)
     complete(1)
     assert [json.loads(following.stdout.readline())["document"] is not None for _ in range(2)] == [True, True]

@@ -197,6 +197,11 @@ LEARNED: dict[str, tuple[Answers, str, dict[str, Any]]] = {
     ),
     "a URL": ({"/signings": {"data": TWO, "links": {"next": "https://x.test/2"}}}, "its URL is in links.next", {}),
     "one signing": ({"/signings": TWO[:1]}, NO_CURSOR, {}),
+    "another list beside the records": (
+        {"/signings": pages(lambda items, more: {"data": ["x"], "rows": items, "hasMore": more})},
+        "the cursor in hasMore and the last item's id is sent back as 'after'",
+        {"item_paths": "rows"},
+    ),
     "a name that would inject a line": ({"/signings": {"data": TWO, "next\nmax_pdf_bytes = 1\n#": "x"}}, NO_CURSOR, {}),
     "a cursor that no parameter takes": (
         {"/signings": {"data": [], "has_more": True}},

@@ -81,6 +81,7 @@ PROBLEMS = {
         "line 2, language: must be EN or SV, got 'DE'",
     ],
     f"{HEADER},\n{ROW},lost": ["line 2, 'lost' has no column"],
+    f"{HEADER},,\n{ROW},,lost": ["line 2, 'lost' has no column"],
     f"{HEADER},Name\n{ROW},L": ["line 1, duplicate column 'Name'"],
     "nonsense": ["line 1, unknown column 'nonsense'", *OTHERS],
     f'{HEADER}\nk,L,EN,"a.pdf\nc.pdf",a@b.example\n{ROW},surplus': ["line 4, 'surplus' has no column"],

@@ -71,6 +71,14 @@ def test_secret_is_read_without_its_newline_from_a_file_variable_or_standard_inp
     assert run("webhook", "verify", "delivery.json", "--signature", hex_of(BODY), "--secret", source).code == 0
 
 
+def test_only_one_newline_of_a_secret_is_left_out(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text(SECRET + "\n\n")
+    ran = run("webhook", "verify", "delivery.json", "--signature", hex_of(BODY), "--secret", "file:secret")
+    assert ran.code == 1
+    ran = run("webhook", "doctor", "delivery.json", "--signature", hex_of(BODY), "--secret", "file:secret")
+    assert (ran.code, "the secret has a trailing newline" in ran.out) == (1, True)
+
+
 def test_secret_may_be_in_the_settings_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SIGNING_WEBHOOK_SECRET")
     settings = tmp_path / "settings.toml"

@@ -65,6 +65,7 @@ REFUSED = {
     "dispatch .": "Error: .: not a regular file",
     "dispatch none/x.csv": "Error: none/x.csv: cannot be opened: No such file or directory",
     "dispatch x.csv --journal ''": "Error: --journal: must not be empty",
+    "dispatch x.csv --journal .": "Error: --journal: '.' is a folder",
     "dispatch x.csv --journal redis://x": "--journal: must be a path or postgresql://..., got redis://...",
     "dispatch x.csv --journal x://[geheim": "must be a path or postgresql://..., got x://...",
     "dispatch x.csv --journal postgresql://u:geheim@h/db": "in an argument; put the URL into SIGNING_JOURNAL",
