@@ -24,51 +24,20 @@ ORIGINALS = {
     "large": lambda: pdfs.make_pdf(2_000_000, pages=120),
     "nested, rotated, odd boxes": pdfs.nested_pages,
     "a form": pdfs.with_form,
+    "a form of pikepdf": lambda: by_pikepdf(direct=False),
+    "a form of pikepdf, in the catalog": lambda: by_pikepdf(direct=True),
     "an empty signature field": pdfs.with_signature_field,
     "usage rights": pdfs.with_usage_rights,
     "reportlab": pdfs.by_reportlab,
     "fpdf2": pdfs.by_fpdf2,
     "linearized": lambda: pdfs.rewritten(pdfs.by_reportlab(), linearize=True),
     "object streams": lambda: pdfs.rewritten(pdfs.by_reportlab(), object_streams=True),
-    "linearized object streams": lambda: pdfs.rewritten(pdfs.by_reportlab(), object_streams=True, linearize=True),
-    "a cross-reference stream": pdfs.xref_stream_pdf,
     "a predicted cross-reference stream": lambda: pdfs.xref_stream_pdf(predictor=True),
     "hybrid": pdfs.hybrid_pdf,
     "updated": lambda: pdfs.update(pdfs.make_pdf(), {5: pdfs.stream_object(b"")}, size=7),
     "words in a content stream": lambda: pdfs.decoys()["words in a content stream"],
 }
 DAMAGED = {name: lambda name=name: pdfs.damaged()[name] for name in pdfs.damaged()}
-
-
-@pytest.mark.parametrize(("make", "damaged"), [
-    *(pytest.param(make, False, id=name) for name, make in ORIGINALS.items()),
-    *(pytest.param(make, True, id=name) for name, make in DAMAGED.items()),
-])  # fmt: skip
-def test_seal_adds_a_page_to_the_original_bytes_and_validates(
-    make: Callable[[], bytes],
-    damaged: bool,  # a damaged original is rewritten
-    sealed: Callable[..., bytes],
-    authority: Authority,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-) -> None:
-    data = make()
-    result = sealed(data)
-    assert damaged or result.startswith(data)
-    assert accepts(result, authority)
-    with pikepdf.open(io.BytesIO(data)) as before, pikepdf.open(io.BytesIO(result)) as after:
-        assert len(after.pages) == len(before.pages) + 1
-        assert not after.get_warnings()
-        last = after.pages[-1]
-        assert [int(edge) for edge in last.mediabox] == [0, 0, 595, 842]
-        assert int(last.obj["/Rotate"]) == 0
-    if pdfs.have("pdfsig", "certutil", "qpdf"):
-        path = tmp_path / "documents" / "sealed.pdf"
-        said = pdfs.run("pdfsig", "-nssdir", request.getfixturevalue("nss"), path).stdout
-        for words in ("Signature is Valid.", "Certificate is Trusted.", "Total document signed"):
-            assert words in said
-        checked = pdfs.run("qpdf", "--check", path)
-        assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 def by_pikepdf(*, direct: bool) -> bytes:
@@ -94,45 +63,50 @@ def by_pikepdf(*, direct: bool) -> bytes:
     return out.getvalue()
 
 
-FORMS: dict[str, tuple[Callable[[], bytes], list[str]]] = {
-    "by hand": (pdfs.with_form, ["remark"]),
-    "an empty signature field": (pdfs.with_signature_field, ["seal"]),
-    "reportlab": (pdfs.by_reportlab, ["remark0", "remark1", "remark2"]),
-    "reportlab, object streams": (
-        lambda: pdfs.rewritten(pdfs.by_reportlab(), object_streams=True),
-        ["remark0", "remark1", "remark2"],
-    ),
-    "fpdf2, without a form": (pdfs.by_fpdf2, []),
-    "pikepdf": (lambda: by_pikepdf(direct=False), ["remark"]),
-    "pikepdf, in the catalog": (lambda: by_pikepdf(direct=True), ["remark"]),
-}
-
-
-@pytest.mark.parametrize(("make", "names"), FORMS.values(), ids=FORMS)
-def test_fields_of_a_form_are_kept_with_their_values(
-    make: Callable[[], bytes], names: list[str], sealed: Callable[..., bytes]
+@pytest.mark.parametrize(("make", "damaged"), [
+    *(pytest.param(make, False, id=name) for name, make in ORIGINALS.items()),
+    *(pytest.param(make, True, id=name) for name, make in DAMAGED.items()),
+])  # fmt: skip
+def test_seal_adds_a_page_to_the_original_bytes_keeps_forms_and_validates(
+    make: Callable[[], bytes],
+    damaged: bool,  # a damaged original is rewritten
+    sealed: Callable[..., bytes],
+    authority: Authority,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
 ) -> None:
     data = make()
-    with pikepdf.open(io.BytesIO(data)) as before, pikepdf.open(io.BytesIO(sealed(data))) as after:
-        assert [str(field.T) for field in after.Root.AcroForm.Fields] == [*names, "SandboxSeal"]
-        for old, new in zip(
-            before.Root.get("/AcroForm", {}).get("/Fields", []), after.Root.AcroForm.Fields, strict=False
-        ):
-            assert old.unparse() == new.unparse()
-        for key in before.Root.get("/AcroForm", pikepdf.Dictionary()).keys() - {"/Fields", "/SigFlags"}:
-            assert after.Root.AcroForm[key].unparse() == before.Root.AcroForm[key].unparse()
+    result = sealed(data)
+    assert damaged or result.startswith(data)
+    assert accepts(result, authority)
+    with pikepdf.open(io.BytesIO(data)) as before, pikepdf.open(io.BytesIO(result)) as after:
+        assert len(after.pages) == len(before.pages) + 1
+        assert not after.get_warnings()
+        last = after.pages[-1]
+        assert [int(edge) for edge in last.mediabox] == [0, 0, 595, 842]
+        assert int(last.obj["/Rotate"]) == 0
+        form, sealed_form = before.Root.get("/AcroForm", pikepdf.Dictionary()), after.Root.AcroForm
+        *kept, seal_field = sealed_form.Fields
+        assert [field.unparse() for field in form.get("/Fields", [])] == [field.unparse() for field in kept]
+        assert str(seal_field.T) == "SandboxSeal"
+        for key in form.keys() - {"/Fields", "/SigFlags"}:
+            assert sealed_form[key].unparse() == form[key].unparse()
+    if pdfs.have("pdfsig", "certutil", "qpdf"):
+        path = tmp_path / "documents" / "sealed.pdf"
+        said = pdfs.run("pdfsig", "-nssdir", request.getfixturevalue("nss"), path).stdout
+        for words in ("Signature is Valid.", "Certificate is Trusted.", "Total document signed"):
+            assert words in said
+        checked = pdfs.run("qpdf", "--check", path)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", ["small", "a form", "hybrid"])
-def test_every_pades_level_adds_to_the_one_before(
-    level: Level, name: str, tmp_path: Path, authority: Authority
-) -> None:
+def test_every_pades_level_adds_to_the_one_before(level: Level, tmp_path: Path, authority: Authority) -> None:
     import click.testing
     from pyhanko.cli import cli_root
 
     source, target, roots = tmp_path / "a.pdf", tmp_path / "b.pdf", tmp_path / "roots.pem"
-    source.write_bytes(ORIGINALS[name]())
+    source.write_bytes(pdfs.with_form())
     roots.write_bytes(authority.certificate_pem)
     seal(source, target, panel=make_panel("Anna"), authority=authority, when=datetime.now(UTC), level=level)
     data = target.read_bytes()
@@ -147,24 +121,20 @@ def test_every_pades_level_adds_to_the_one_before(
     assert ("EXTENDED_WITH_LTA_UPDATES" in ran.output) == (level in ("B-LT", "B-LTA"))
 
 
-def test_changed_byte_invalidates_the_seal(sealed: Callable[..., bytes], authority: Authority) -> None:
+def test_changed_byte_or_appended_update_invalidates_the_seal(
+    sealed: Callable[..., bytes], authority: Authority
+) -> None:
     result = sealed(pdfs.by_reportlab())
-    assert accepts(result, authority)
     found = re.findall(rb"/ByteRange ?\[(\d+) (\d+) (\d+) (\d+)", result)
     start, first, second, rest = map(int, found[-1])
     assert (start, second + rest) == (0, len(result))
     edges = [0, first - 1, second, len(result) - 1]
-    pick = random.Random(7).sample([*range(first), *range(second, len(result))], 30)
+    pick = random.Random(7).sample([*range(first), *range(second, len(result))], 8)
     for at in edges + pick:
         changed = bytearray(result)
         changed[at] ^= 1
         assert not accepts(bytes(changed), authority), at
-
-
-def test_appended_update_is_not_covered_by_the_seal(sealed: Callable[..., bytes], authority: Authority) -> None:
-    result = sealed(pdfs.make_pdf())
-    later = pdfs.update(result, {5: pdfs.stream_object(b"BT ET")}, size=40)
-    assert not accepts(later, authority)
+    assert not accepts(pdfs.update(result, {5: pdfs.stream_object(b"BT ET")}, size=40), authority)
 
 
 def test_signature_has_the_sandboxs_time_and_validates_years_ahead(
