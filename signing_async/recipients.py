@@ -76,10 +76,10 @@ class Recipients:
         The recipient is recognized by its e-mail address and its other fields, ignoring case and punctuation. If a new
         recipient has the address but differs in another field, or the name but another address, `OutcomeUnknown` is
         raised. Recipients that this client added before do not count. Calls for the same address run one after another.
-        ``extra`` holds fields that the specification lacks, such as a phone number for BankID. ::
+        ``extra`` holds fields that the specification lacks, such as a personal number for BankID. ::
 
             await client.recipients.add(signing, email="anna@example.com", first_name="Anna", last_name="Berg",
-                                        signing_method="bankid", order=1, extra={"phone": "+46701234567"})
+                                        signing_method="bankid", order=1, extra={"personal_number": "199001011234"})
             await client.recipients.add(signing, NewRecipient("bo@example.com", "Bo", "Ek"))
         """
         fields: Any = (email, first_name, last_name, signing_method, order, extra)

@@ -257,7 +257,8 @@ class _Run:
     def _write_report(self, lines: list[str], *, is_partial: bool) -> bool:
         """Write the report of failures, add what to say about it, and return whether this run's failures are in it."""
         path, manifest = self.failures.path, self.manifest.path
-        if is_partial and path.exists():
+        had_report = path.exists()
+        if is_partial and had_report:
             # The earlier report may be the only record of packages that were not tried, or not sent yet.
             lines.append(f"{path} is kept until a run has sent its packages.")
             return False
@@ -269,4 +270,6 @@ class _Run:
             return False
         if reported:
             lines.append(f"Failed packages and their errors are in {path}; dispatch it to retry them.")
+        elif had_report:
+            lines.append(f"{path} was removed: no package of this run failed.")
         return reported

@@ -80,7 +80,7 @@ async def _find(inbox: Inbox, ids: tuple[str, ...]) -> list[StoredEvent]:
 
 
 @command("list", params=[*_FILTERS, *_PLACE])
-@click.option("--status", type=click.Choice([status.value for status in EventStatus]), help="Only in this state.")
+@click.option("--status", type=click.Choice([status.value for status in EventStatus]), help="Only with this status.")
 @limit_option()
 @click.option("--all", "everything", is_flag=True, help="List everything.")
 async def list_events(state: State, status: str | None, limit: int | None, everything: bool, **filters: Any) -> None:
@@ -104,7 +104,7 @@ async def list_events(state: State, status: str | None, limit: int | None, every
             rows.append((*row, state.out.when(stored.received_at), stored.attempts, stored.error or ""))
     if rows:
         state.out.table(
-            ("ID", "STATE", "TYPE", "SIGNING", "RECEIVED", "ATTEMPTS", "REMARK"),
+            ("ID", "STATUS", "TYPE", "SIGNING", "RECEIVED", "ATTEMPTS", "REMARK"),
             rows,
             optional=("ATTEMPTS", "SIGNING", "RECEIVED", "REMARK"),
         )
@@ -187,7 +187,7 @@ async def purge(state: State, age: float) -> None:
 
 @command(params=_PLACE)
 async def stats(state: State) -> None:
-    """Count events by state; show the age of the oldest pending event.
+    """Count events by status; show the age of the oldest pending event.
 
     \b
     Example:

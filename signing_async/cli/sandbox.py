@@ -135,8 +135,8 @@ def _announce(server: Sandbox, out: Output, app: str | None = None) -> None:
         lines += [f"  Webhook secret    {endpoint.secret} (for {endpoint.url})" for endpoint in endpoints]
         if len(endpoints) == 1:
             exports["SIGNING_WEBHOOK_SECRET"] = endpoints[0].secret
-    how = "with an access token that is valid for a day" if app is None else "after `signing-async login`"
-    lines.append(f"To use the sandbox from a shell, {how}:")
+    then = " (the access token is valid for a day)" if app is None else ", then run `signing-async login`"
+    lines.append(f"To use the sandbox from a shell, paste these lines{then}:")
     lines += [f"  export {name}={shlex.quote(value)}" for name, value in exports.items()]
     if not is_loopback(server.host):
         lines.append("Everybody who can reach this address has full access: the sandbox asks for no password.")

@@ -52,8 +52,8 @@ _DELIVERY: list[click.Parameter] = [
 def webhook() -> None:
     """Verify, diagnose and check webhook deliveries.
 
-    The secret comes from --secret, the variable SIGNING_WEBHOOK_SECRET, the settings file (webhook_secret) or a prompt.
-    It is never an argument, because every process on the machine can read arguments.
+    The secret comes from where --secret says (env:NAME, file:PATH, or - for standard input), the variable
+    SIGNING_WEBHOOK_SECRET, the settings file (webhook_secret) or a prompt; every process could read it as an argument.
 
     \b
     Example:

@@ -115,8 +115,9 @@ class Receiver:
     the sender forgets the event. A queue dies with the process: use one only for events that may be lost. If the
     handler raises, if an ``async`` handler takes longer than ``hand_off_timeout``, if the queue is full, or if the
     inbox cannot store the event, the response is 503 with ``Retry-After`` and the sender delivers again. A plain
-    function cannot be interrupted: it must return well within the lease. ``seen`` defaults to `MemorySeenEvents`; an
-    inbox deduplicates by itself. Receivers of several tenants that share an inbox or a store each have a ``namespace``.
+    function cannot be interrupted: it must return within ``seen.lease`` (60 s). ``seen`` defaults to
+    `MemorySeenEvents`; an inbox deduplicates by itself. Receivers of several tenants that share an inbox or a store
+    each have a ``namespace``.
 
     An adapter turns the receiver into an endpoint::
 
