@@ -48,7 +48,7 @@ while not failures.empty():
 """
 
 
-@pytest.mark.parametrize(("kind", "rounds"), [("seen", 200), ("journal", 50)])
+@pytest.mark.parametrize(("kind", "rounds"), [("seen", 60), ("journal", 15)])
 def test_processes_open_a_new_file_together(kind: str, rounds: int, tmp_path: Path) -> None:
     """Four at a time make it, and none is told that it is locked."""
     command = [sys.executable, "-c", TOGETHER, str(tmp_path), kind, f"{rounds}"]
@@ -90,10 +90,7 @@ def test_preparing_is_repeated_while_the_file_is_locked(code: int, tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("name", "transient"),
-    [
-        *((name, True) for name in ("BUSY", "LOCKED", "NOMEM", "IOERR", "FULL", "PROTOCOL", "INTERRUPT", "CANTOPEN")),
-        *((name, False) for name in ("CORRUPT", "READONLY", "NOTADB")),
-    ],
+    [("BUSY", True), ("IOERR", True), ("FULL", True), ("CANTOPEN", True), ("CORRUPT", False), ("READONLY", False)],
 )
 def test_error_says_whether_the_operation_may_succeed_later(name: str, transient: bool) -> None:
     error = sqlite3.OperationalError("it failed")

@@ -28,6 +28,7 @@ from signing_async import (
     Token,
     TokenStore,
 )
+from tests.auth.oauth_servers import refresh_token_in
 from tests.servers import Web, serving
 
 
@@ -99,30 +100,35 @@ async def server(service: Service) -> AsyncIterator[Web]:
 
 
 @pytest.fixture
+def registry(server: Web) -> Registry:
+    """Tenants of the service."""
+    return Registry(server.origin)
+
+
+@pytest.fixture
 async def session() -> AsyncIterator[aiohttp.ClientSession]:
     """A session without cookies."""
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as made:
         yield made
 
 
+async def ask(tenants: Tenants, tenant_id: str = "acme") -> str | None:
+    """Return the tenant as whom a call is made."""
+    async with tenants.client(tenant_id) as client:
+        return (await client.me()).id
+
+
 async def test_concurrent_tenants_use_their_own_tokens_and_no_cookies(
-    server: Web, session: aiohttp.ClientSession
+    registry: Registry, session: aiohttp.ClientSession
 ) -> None:
-    registry = Registry(server.origin)
     async with Tenants(registry.store, registry.app, session, max_clients=5) as tenants:
-
-        async def ask(number: int) -> tuple[str, str]:
-            async with tenants.client(f"t{number}") as client:
-                return f"t{number}", (await client.me()).id or ""
-
-        replies = await asyncio.gather(*(ask(number % 40) for number in range(200)))
-    assert all(tenant == reported for tenant, reported in replies)
+        names = [f"t{number % 20}" for number in range(100)]
+        assert await asyncio.gather(*(ask(tenants, name) for name in names)) == names
     assert not session.closed
     assert len(session.cookie_jar) == 0
 
 
-async def test_client_is_created_once_for_concurrent_users(server: Web, session: aiohttp.ClientSession) -> None:
-    registry = Registry(server.origin)
+async def test_client_is_created_once_for_concurrent_users(registry: Registry, session: aiohttp.ClientSession) -> None:
 
     async def app(tenant_id: str) -> TenantApp:
         await asyncio.sleep(0.01)
@@ -149,9 +155,8 @@ async def test_client_is_created_once_for_concurrent_users(server: Web, session:
 
 
 async def test_least_recently_used_client_is_closed_first_and_none_in_use(
-    server: Web, session: aiohttp.ClientSession
+    registry: Registry, session: aiohttp.ClientSession
 ) -> None:
-    registry = Registry(server.origin)
     seen: dict[str, SigningClient] = {}
     async with Tenants(registry.store, registry.app, session, max_clients=3) as tenants:
 
@@ -176,9 +181,8 @@ async def test_least_recently_used_client_is_closed_first_and_none_in_use(
         assert not seen["b"].closed
 
 
-async def test_more_clients_than_the_maximum_may_be_in_use(server: Web, session: aiohttp.ClientSession) -> None:
+async def test_more_clients_than_the_maximum_may_be_in_use(registry: Registry, session: aiohttp.ClientSession) -> None:
     """Afterwards no more than the maximum are kept."""
-    registry = Registry(server.origin)
     async with Tenants(registry.store, registry.app, session, max_clients=2) as tenants:
         everyone = asyncio.Barrier(6)
 
@@ -193,47 +197,34 @@ async def test_more_clients_than_the_maximum_may_be_in_use(server: Web, session:
 
 
 async def test_refresh_in_progress_ends_before_the_client_is_replaced(
-    server: Web, service: Service, session: aiohttp.ClientSession
+    registry: Registry, service: Service, session: aiohttp.ClientSession
 ) -> None:
-    registry = Registry(server.origin)
     registry.stores["acme"] = Unlocked(Token("access-acme", "refresh-acme"))
     service.refused.add("access-acme")
     service.may_finish.clear()
     async with Tenants(registry.store, registry.app, session, max_clients=1) as tenants:
-
-        async def ask(tenant_id: str) -> str | None:
-            async with tenants.client(tenant_id) as client:
-                return (await client.me()).id
-
-        first = asyncio.create_task(ask("acme"))
+        first = asyncio.create_task(ask(tenants))
         await service.refreshing.wait()
         first.cancel()
         await asyncio.wait([first])
-        assert await ask("other") == "other"
-        again = asyncio.create_task(ask("acme"))
+        assert await ask(tenants, "other") == "other"
+        again = asyncio.create_task(ask(tenants))
         await asyncio.sleep(0.02)
         assert not again.done()
         service.may_finish.set()
         assert await again == "acme-new"
     assert service.refreshes == ["acme"]
-    kept = await registry.stores["acme"].load()
-    assert kept is not None
-    assert kept.refresh_token == "refresh-acme-new"
+    assert await refresh_token_in(registry.stores["acme"]) == "refresh-acme-new"
 
 
 async def test_closing_waits_for_a_refresh_in_progress(
-    server: Web, service: Service, session: aiohttp.ClientSession
+    registry: Registry, service: Service, session: aiohttp.ClientSession
 ) -> None:
-    registry = Registry(server.origin)
     service.refused.add("access-acme")
     service.may_finish.clear()
     tenants = Tenants(registry.store, registry.app, session)
 
-    async def ask() -> None:
-        async with tenants.client("acme") as client:
-            await client.me()
-
-    asking = asyncio.create_task(ask())
+    asking = asyncio.create_task(ask(tenants))
     await service.refreshing.wait()
     closing = asyncio.create_task(tenants.aclose())
     await asyncio.sleep(0.02)
@@ -241,17 +232,15 @@ async def test_closing_waits_for_a_refresh_in_progress(
     service.may_finish.set()
     await closing
     await asyncio.gather(asking, return_exceptions=True)
-    kept = await registry.stores["acme"].load()
-    assert kept is not None
-    assert kept.access_token == "access-acme-new"
+    assert await refresh_token_in(registry.stores["acme"]) == "refresh-acme-new"
     with pytest.raises(ClientClosed, match="the tenants' clients, or"):
-        await ask()
+        await ask(tenants)
 
 
 async def test_factory_error_is_raised_to_all_users_and_not_remembered(
-    server: Web, session: aiohttp.ClientSession
+    registry: Registry, session: aiohttp.ClientSession
 ) -> None:
-    registry, fails = Registry(server.origin), True
+    fails = True
 
     def app(tenant_id: str) -> Any:
         if fails:
@@ -259,85 +248,53 @@ async def test_factory_error_is_raised_to_all_users_and_not_remembered(
         return registry.app(tenant_id)
 
     async with Tenants(registry.store, app, session) as tenants:
-
-        async def ask() -> str | None:
-            async with tenants.client("acme") as client:
-                return (await client.me()).id
-
-        errors = await asyncio.gather(ask(), ask(), return_exceptions=True)
+        errors = await asyncio.gather(ask(tenants), ask(tenants), return_exceptions=True)
         assert [str(error) for error in errors] == ["there is no tenant acme"] * 2
         assert repr(tenants) == "<Tenants: 0 clients>"
         fails = False
-        assert await ask() == "acme"
+        assert await ask(tenants) == "acme"
 
 
-async def test_client_created_during_closing_is_closed(server: Web, session: aiohttp.ClientSession) -> None:
-    registry, go_on = Registry(server.origin), asyncio.Event()
-
-    async def app(tenant_id: str) -> TenantApp:
-        await go_on.wait()
-        return registry.app(tenant_id)
-
-    tenants = Tenants(registry.store, app, session)
+@pytest.mark.parametrize("fails", [False, True])
+async def test_client_that_is_created_during_closing_is_closed(
+    fails: bool, registry: Registry, session: aiohttp.ClientSession
+) -> None:
+    """If its factory raises an error, the closing does not."""
+    go_on = asyncio.Event()
     got: list[SigningClient] = []
 
-    async def ask() -> None:
-        async with tenants.client("acme") as client:
-            got.append(client)
-            await client.me()
-
-    asking = asyncio.create_task(ask())
-    await asyncio.sleep(0.01)
-    closing = asyncio.create_task(tenants.aclose())
-    await asyncio.sleep(0.01)
-    go_on.set()
-    await closing
-    await asyncio.gather(asking, return_exceptions=True)
-    assert got[0].closed
-
-
-async def test_closing_does_not_wait_forever_for_a_client_whose_creation_has_not_begun(
-    server: Web, session: aiohttp.ClientSession
-) -> None:
-    registry = Registry(server.origin)
-    tenants = Tenants(registry.store, registry.app, session)
-
-    async def ask() -> None:
-        async with tenants.client("acme") as client:
-            await client.me()
-
-    async with asyncio.timeout(30):
-        await asyncio.gather(ask(), tenants.aclose(), return_exceptions=True)
-
-
-async def test_factory_error_during_closing_does_not_fail_it(session: aiohttp.ClientSession) -> None:
-    go_on = asyncio.Event()
-
     async def app(tenant_id: str) -> TenantApp:
         await go_on.wait()
-        raise LookupError("no such tenant")
+        if fails:
+            raise LookupError("no such tenant")
+        return registry.app(tenant_id)
 
-    tenants = Tenants(Registry("https://tenant.example.com").store, app, session)
+    async def use() -> None:
+        async with tenants.client("acme") as client:
+            got.append(client)
 
-    async def ask() -> None:
-        async with tenants.client("acme"):
-            pass
-
-    asking = asyncio.create_task(ask())
-    waiting = asyncio.create_task(ask())
+    tenants = Tenants(registry.store, app, session)
+    first, second = asyncio.create_task(use()), asyncio.create_task(use())
     await asyncio.sleep(0.01)
     closing = asyncio.create_task(tenants.aclose())
     await asyncio.sleep(0)
     go_on.set()
     await closing
-    with pytest.raises(LookupError):
-        await asking
-    with pytest.raises(ClientClosed):
-        await waiting
+    errors = await asyncio.gather(first, second, return_exceptions=True)
+    assert [type(error) for error in errors] == [LookupError if fails else type(None), ClientClosed]
+    assert [client.closed for client in got] == [True] * (not fails)
 
 
-async def test_client_closed_by_its_user_is_created_again(server: Web, session: aiohttp.ClientSession) -> None:
-    registry = Registry(server.origin)
+async def test_closing_does_not_wait_forever_for_a_client_whose_creation_has_not_begun(
+    registry: Registry, session: aiohttp.ClientSession
+) -> None:
+    tenants = Tenants(registry.store, registry.app, session)
+
+    async with asyncio.timeout(30):
+        await asyncio.gather(ask(tenants), tenants.aclose(), return_exceptions=True)
+
+
+async def test_client_closed_by_its_user_is_created_again(registry: Registry, session: aiohttp.ClientSession) -> None:
     async with Tenants(registry.store, registry.app, session) as tenants:
         async with tenants.client("acme") as client, tenants.client("acme") as same:
             assert same is client
@@ -355,15 +312,13 @@ async def test_client_closed_by_its_user_is_created_again(server: Web, session: 
 
 
 async def test_oauth_of_a_tenant_is_shared_with_its_client(
-    server: Web, service: Service, session: aiohttp.ClientSession
+    registry: Registry, service: Service, session: aiohttp.ClientSession
 ) -> None:
-    registry = Registry(server.origin)
     async with Tenants(registry.store, registry.app, session) as tenants:
         async with tenants.oauth("acme") as oauth:
             assert "client_id=client-acme" in oauth.authorization_request().url
             await oauth.refresh()
-        async with tenants.client("acme") as client:
-            assert (await client.me()).id == "acme-new"
+        assert await ask(tenants) == "acme-new"
     assert service.refreshes == ["acme"]
 
 
@@ -385,19 +340,17 @@ async def test_rate_limits_are_separate_unless_a_limiter_is_shared(session: aioh
             async with Tenants(
                 registry.store, registry.app, session, rate_limiter_factory=factory, timeout=5
             ) as tenants:
-                async with tenants.client("loud") as loud:
-                    with pytest.raises(RateLimited):
-                        await loud.me()
-                async with tenants.client("quiet") as quiet:
-                    if held:
-                        with pytest.raises(RateLimited, match="it was not sent"):
-                            await quiet.me()
-                    else:
-                        assert (await quiet.me()).id == "quiet"
+                with pytest.raises(RateLimited):
+                    await ask(tenants, "loud")
+                if held:
+                    with pytest.raises(RateLimited, match="it was not sent"):
+                        await ask(tenants, "quiet")
+                else:
+                    assert await ask(tenants, "quiet") == "quiet"
 
 
 async def test_token_that_cannot_be_saved_on_close_is_logged(
-    server: Web, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
+    registry: Registry, session: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The other clients are closed."""
 
@@ -405,7 +358,6 @@ async def test_token_that_cannot_be_saved_on_close_is_logged(
         async def save(self, token: Token) -> None:
             raise OSError("no space left")
 
-    registry = Registry(server.origin)
     registry.stores["a"] = Full(Token("access-a", "refresh-a"))
     tenants = Tenants(registry.store, registry.app, session)
     async with tenants.client("b") as other:
@@ -421,8 +373,7 @@ async def test_token_that_cannot_be_saved_on_close_is_logged(
     assert (logged.name, "could not be saved and is lost" in logged.getMessage()) == ("signing_async", True)
 
 
-async def test_session_with_cookies_or_closed_is_an_error(server: Web) -> None:
-    registry = Registry(server.origin)
+async def test_session_with_cookies_or_closed_is_an_error(registry: Registry) -> None:
     async with aiohttp.ClientSession() as session:
         with pytest.raises(ConfigurationError, match=r"make it with cookie_jar=aiohttp\.DummyCookieJar\(\)"):
             Tenants(registry.store, registry.app, session)
@@ -430,8 +381,7 @@ async def test_session_with_cookies_or_closed_is_an_error(server: Web) -> None:
     await session.close()
     async with Tenants(registry.store, registry.app, session) as tenants:
         with pytest.raises(ClientClosed, match="or their session, are closed"):
-            async with tenants.client("acme"):
-                pass
+            await ask(tenants)
 
 
 @pytest.mark.parametrize(
@@ -462,24 +412,20 @@ async def test_invalid_options_and_factory_results_are_rejected(session: aiohttp
 
     async with Tenants(registry.store, registry.app, session, retry=5) as tenants:  # type: ignore[arg-type]  # the test
         with pytest.raises(ConfigurationError, match="retry: must be RetryPolicy, got 5"):
-            async with tenants.client("acme"):
-                pass
+            await ask(tenants)
     async with Tenants(registry.store, mapping, session, retry=RetryPolicy.none()) as tenants:
         with pytest.raises(ConfigurationError, match="app_factory: must return a TenantApp, got dict"):
-            async with tenants.client("acme"):
-                pass
+            await ask(tenants)
         for tenant_id in ("", None, 5):
             with pytest.raises(InvalidRequest, match="tenant_id: must be a non-empty string, got "):
-                async with tenants.client(tenant_id):  # type: ignore[arg-type]  # that is the test
-                    pass
+                await ask(tenants, tenant_id)  # type: ignore[arg-type]  # that is the test
 
 
-async def test_client_needed_again_before_it_is_closed_stays_open(server: Web, session: aiohttp.ClientSession) -> None:
-    registry = Registry(server.origin)
+async def test_client_needed_again_before_it_is_closed_stays_open(
+    registry: Registry, session: aiohttp.ClientSession
+) -> None:
     async with Tenants(registry.store, registry.app, session, max_clients=1) as tenants:
         for tenant_id in ("a", "b"):
             async with tenants.client(tenant_id):
                 pass
-        async with tenants.client("a") as client:
-            await client.me()
-            assert not client.closed
+        assert await ask(tenants, "a") == "a"

@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
 from aiohttp import web
 
-from signing_async import MemoryTokenStore, OAuth, RetryPolicy, Token
+from signing_async import MemoryTokenStore, OAuth, RetryPolicy, Token, TokenStore
 from signing_async.sandbox import Sandbox
+from tests.servers import serving
 
 BASE = "https://tenant.example.com"
 SECRET = "the-client-secret-7f3a"
@@ -37,38 +37,26 @@ class Received:
 Answer = Callable[[web.Request, Received], Awaitable[web.StreamResponse]]
 
 
-class Scripted:
+class Scripted(contextlib.AbstractAsyncContextManager["Scripted"]):
     """A server that gives one scripted response after the other; the last one repeats."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
         self.requests: list[Received] = []
+        self._running = serving(self._serve)
 
     async def __aenter__(self) -> Self:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._serve)
-        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.base_url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        self.base_url = (await self._running.__aenter__()).origin
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._runner.cleanup()
+    async def __aexit__(self, *error: object) -> None:
+        await self._running.__aexit__(None, None, None)
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         received = Received(request.method, request.path_qs, dict(request.headers), await request.read())
         self.requests.append(received)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         return await answer(request, received)
-
-    @property
-    def token_requests(self) -> list[Received]:
-        """The requests to the token endpoint."""
-        return [received for received in self.requests if received.path == "/api/oauth/token"]
 
 
 def raw(status: int, body: bytes | str = b"", **headers: str) -> Answer:
@@ -117,6 +105,10 @@ class WatchedStore(MemoryTokenStore):
         self.done: list[str] = []
         self.fail_saves = 0
 
+    def put(self, token: Token | None) -> None:
+        """Change the token as another process does; None is a logout."""
+        self._token = token
+
     async def load(self) -> Token | None:
         self.done.append("load")
         await asyncio.sleep(0)
@@ -130,12 +122,9 @@ class WatchedStore(MemoryTokenStore):
             raise OSError("no space left")
         await super().save(token)
 
-    def lock(self) -> AbstractAsyncContextManager[None]:
-        return self._watched(super().lock())
-
-    @contextlib.asynccontextmanager
-    async def _watched(self, lock: AbstractAsyncContextManager[None]) -> AsyncIterator[None]:
-        async with lock:
+    @asynccontextmanager
+    async def lock(self) -> AsyncIterator[None]:
+        async with super().lock():
             self.done.append("lock")
             try:
                 yield
@@ -154,6 +143,18 @@ def oauth_for(base_url: str, **settings: Any) -> OAuth:
     return OAuth(base_url, **known | settings)
 
 
+@asynccontextmanager
+async def oauth_on(
+    *answers: Answer, token: Token | None = None, **settings: Any
+) -> AsyncIterator[tuple[OAuth, Scripted]]:
+    """Run a server with these responses, and an `OAuth` for it; ``token`` is in its store."""
+    async with (
+        Scripted(*answers) as server,
+        oauth_for(server.base_url, **{"store": MemoryTokenStore(token), **settings}) as oauth,
+    ):
+        yield oauth, server
+
+
 def secret_of(oauth: OAuth) -> str:
     """Return the client secret."""
     return next(iter(oauth.current.endpoint.secrets()))
@@ -167,6 +168,12 @@ def in_seconds(seconds: float) -> datetime:
 def expired(name: str = "old") -> Token:
     """Return an expired token with a refresh token."""
     return Token(f"access-{name}", f"refresh-{name}", in_seconds(-1))
+
+
+async def refresh_token_in(store: TokenStore) -> str | None:
+    """Return the stored refresh token."""
+    token = await store.load()
+    return None if token is None else token.refresh_token
 
 
 def sandbox_oauth(sandbox: Sandbox, **settings: Any) -> tuple[OAuth, Callable[[], str]]:
@@ -191,7 +198,7 @@ class Slow:
         return await self.then(request, received)
 
 
-def nearly_expired(monkeypatch: pytest.MonkeyPatch, passed: float = 3580) -> None:
-    """Move the clock into the refresh margin of a one-hour token, by default to 20 s before expiry."""
+def let_pass(monkeypatch: pytest.MonkeyPatch, passed: float) -> None:
+    """Move the clock forward by so many seconds."""
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + passed)

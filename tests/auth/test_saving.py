@@ -20,10 +20,13 @@ from tests.auth.oauth_servers import (
     expired,
     grants,
     in_seconds,
-    nearly_expired,
+    let_pass,
     oauth_for,
-    says,
+    oauth_on,
+    refresh_token_in,
 )
+
+FAILED = "the token store failed: OSError"
 
 
 async def test_refresh_locks_loads_posts_saves_and_unlocks_in_this_order() -> None:
@@ -33,7 +36,7 @@ async def test_refresh_locks_loads_posts_saves_and_unlocks_in_this_order() -> No
         store.done.append("post")
         return await grants()(request, received)
 
-    async with Scripted(answer) as server, oauth_for(server.base_url, store=store) as oauth:
+    async with oauth_on(answer, store=store) as (oauth, _):
         await oauth.token()
     assert store.done == ["load", "lock", "load", "post", "save", "unlock"]
 
@@ -42,12 +45,11 @@ async def test_token_superseded_adopts_the_newer_token_of_the_store() -> None:
     class Overtaken(WatchedStore):
         async def save(self, token: Token) -> None:
             if token.access_token == "access-late":
-                self._token = Token("access-theirs", "refresh-theirs", in_seconds(3600))
+                self.put(Token("access-theirs", "refresh-theirs", in_seconds(3600)))
                 raise TokenSuperseded("another worker has saved a newer token")
             await super().save(token)
 
-    store = Overtaken(expired())
-    async with Scripted(grants("late"), grants("next")) as server, oauth_for(server.base_url, store=store) as oauth:
+    async with oauth_on(grants("late"), grants("next"), store=Overtaken(expired())) as (oauth, server):
         assert await oauth.access_token() == "access-theirs"
         assert len(server.requests) == 1
         assert (await oauth.refresh(rejected="access-theirs")).access_token == "access-next"
@@ -63,8 +65,8 @@ async def test_new_token_is_not_used_before_it_is_saved() -> None:
             await go.wait()
             await super().save(token)
 
-    token = Token("access-old", "refresh-old", in_seconds(3600))
-    async with Scripted(grants()) as server, oauth_for(server.base_url, store=Late(token)) as oauth:
+    store = Late(Token("access-old", "refresh-old", in_seconds(3600)))
+    async with oauth_on(grants(), store=store) as (oauth, _):
         assert await oauth.access_token() == "access-old"
         refresh = asyncio.create_task(oauth.refresh(rejected="access-old"))
         await saving.wait()
@@ -77,48 +79,43 @@ async def test_new_token_is_not_used_before_it_is_saved() -> None:
 async def test_failed_save_is_repeated_by_the_next_refresh_without_a_request() -> None:
     store = WatchedStore(expired())
     store.fail_saves = 2
-    async with Scripted(grants("1"), grants("2")) as server, oauth_for(server.base_url, store=store) as oauth:
+    async with oauth_on(grants("1"), grants("2"), store=store) as (oauth, server):
         for _ in range(2):
-            with pytest.raises(AuthError, match="the token store failed: OSError"):
+            with pytest.raises(AuthError, match=FAILED):
                 await oauth.access_token()
-        kept = await MemoryTokenStore.load(store)
-        assert kept is not None
-        assert kept.access_token == "access-old"
+        assert await refresh_token_in(store) == "refresh-old"
         assert len(server.requests) == 1
         assert await oauth.access_token() == "access-1"
         assert len(server.requests) == 1
         assert (await oauth.refresh()).access_token == "access-2"
 
 
-@pytest.mark.parametrize("current", ["none", "in use"])
-async def test_exchanged_token_is_used_as_soon_as_it_can_be_saved(current: str) -> None:
-    """Until then, calls use the token that was in use before."""
-    store = WatchedStore(None if current == "none" else Token("access-old", "refresh-old", in_seconds(3600)))
-    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
-        if current == "in use":
-            assert await oauth.access_token() == "access-old"
+async def test_exchanged_token_is_used_as_soon_as_it_can_be_saved() -> None:
+    """Until then, calls use the token that was in use before. A settling that fails does not end the attempts."""
+    store = WatchedStore(Token("access-old", "refresh-old", in_seconds(3600)))
+    async with oauth_on(grants(), store=store) as (oauth, server):
+        assert await oauth.access_token() == "access-old"
         store.fail_saves = 2
         with pytest.raises(AuthError, match="do not repeat the exchange") as caught:
             await oauth.exchange("code")
         assert (caught.value.transient, caught.value.client_wide, caught.value.fatal) == (False, False, False)
         assert caught.value.effect == "unknown"
+        with pytest.raises(AuthError, match="could not be saved and is lost"):
+            await oauth.settle()
         async with asyncio.timeout(20):
             while store.done.count("save") < 3:
-                if current == "in use":
-                    assert await oauth.access_token() == "access-old"
+                assert await oauth.access_token() == "access-old"
                 await asyncio.sleep(0.05)
         await oauth.settle()
         assert await oauth.access_token() == "access-new"
-        kept = await store.load()
-        assert kept is not None
-        assert kept.access_token == "access-new"
+        assert await refresh_token_in(store) == "refresh-new"
         assert len(server.requests) == 1
 
 
 async def test_refresh_adopts_the_newer_token_of_another_process(tmp_path: Path) -> None:
     path = tmp_path / "token.json"
     await FileTokenStore(path).save(Token("access-old", "refresh-old", in_seconds(3600)))
-    async with Scripted(grants()) as server, oauth_for(server.base_url, store=FileTokenStore(path)) as oauth:
+    async with oauth_on(grants(), store=FileTokenStore(path)) as (oauth, server):
         old = await oauth.token()
         newer = Token("access-theirs", "refresh-theirs", in_seconds(3600))
         await FileTokenStore(path).save(newer)
@@ -134,10 +131,10 @@ async def test_refresh_after_logout_makes_no_request_and_does_not_restore_the_fi
     path = tmp_path / "token.json"
     store = FileTokenStore(path)
     await store.save(Token("access-old", "refresh-old", in_seconds(3600)))
-    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
+    async with oauth_on(grants(), store=store) as (oauth, server):
         assert await oauth.access_token() == "access-old"
         path.unlink()
-        nearly_expired(monkeypatch, passed=3575 if early else 3605)
+        let_pass(monkeypatch, 3575 if early else 3605)
         results = await asyncio.gather(*(oauth.access_token() for _ in range(5)), return_exceptions=True)
         assert {type(error) for error in results} == {AuthError}
         for error in (*results, await asyncio.gather(oauth.access_token(), return_exceptions=True)):
@@ -148,20 +145,17 @@ async def test_refresh_after_logout_makes_no_request_and_does_not_restore_the_fi
         assert await oauth.access_token() == "access-other"
 
 
-@pytest.mark.parametrize("after", ["refresh", "exchange"])
-@pytest.mark.parametrize("who", ["oauth", "client"])
+@pytest.mark.parametrize(("after", "who"), [("refresh", "oauth"), ("exchange", "client")])
 async def test_failed_save_is_repeated_on_close(after: str, who: str) -> None:
     store = WatchedStore(expired() if after == "refresh" else None)
     store.fail_saves = 1
     async with Scripted(grants()) as server:
         oauth = oauth_for(server.base_url, store=store)
         client = SigningClient(server.base_url, oauth)
-        with pytest.raises(AuthError, match="the token store failed: OSError"):
+        with pytest.raises(AuthError, match=FAILED):
             await (oauth.access_token() if after == "refresh" else oauth.exchange("code"))
         await (client if who == "client" else oauth).aclose()
-        kept = await store.load()
-        assert kept is not None
-        assert (kept.access_token, kept.refresh_token) == ("access-new", "refresh-new")
+        assert await refresh_token_in(store) == "refresh-new"
         store.done.clear()
         await client.aclose()
         await oauth.aclose()
@@ -170,37 +164,35 @@ async def test_failed_save_is_repeated_on_close(after: str, who: str) -> None:
 
 @pytest.mark.parametrize("who", ["oauth", "client"])
 async def test_lost_token_is_raised_on_close(who: str) -> None:
+    """An error that the block raised gets a note instead."""
     store = WatchedStore(expired())
-    store.fail_saves = 2
+    store.fail_saves = 3
     async with Scripted(grants()) as server:
-        oauth = oauth_for(server.base_url, store=store)
+        with pytest.raises(AuthError, match=FAILED) as caught:
+            async with oauth_for(server.base_url, store=store) as oauth:
+                await oauth.access_token()
+        assert "could not be saved and is lost" in caught.value.__notes__[0]
         client = SigningClient(server.base_url, oauth)
-        with pytest.raises(AuthError, match="the token store failed: OSError"):
-            await oauth.access_token()
-        words = r"^a new token could not be saved and is lost .* to authorize again: the token store failed: OSError$"
+        words = rf"^a new token could not be saved and is lost .* to authorize again: {FAILED}$"
         with pytest.raises(AuthError, match=words) as caught:
             await (client if who == "client" else oauth).aclose()
         assert caught.value.__context__ is None
         assert client.closed == (who == "client")
         await oauth.aclose()
         await client.aclose()
-        kept = await store.load()
-        assert kept is not None
-        assert kept.refresh_token == "refresh-new"
+        assert await refresh_token_in(store) == "refresh-new"
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("stored", [None, "theirs"], ids=["logout", "another process"])
-async def test_unsaved_token_does_not_overwrite_a_changed_store_on_close(stored: str | None) -> None:
+@pytest.mark.parametrize("stored", [None, expired("theirs")], ids=["logout", "another process"])
+async def test_unsaved_token_does_not_overwrite_a_changed_store_on_close(stored: Token | None) -> None:
     store = WatchedStore(expired())
     store.fail_saves = 1
-    async with Scripted(grants()) as server:
-        async with oauth_for(server.base_url, store=store) as oauth:
-            with pytest.raises(AuthError, match="the token store failed: OSError"):
-                await oauth.access_token()
-            store._token = None if stored is None else expired(stored)
-        kept = await store.load()
-        assert kept is None if stored is None else kept is not None and kept.access_token == "access-theirs"
+    async with oauth_on(grants(), store=store) as (oauth, _):
+        with pytest.raises(AuthError, match=FAILED):
+            await oauth.access_token()
+        store.put(stored)
+    assert await store.load() == stored
 
 
 @pytest.mark.parametrize(
@@ -217,7 +209,7 @@ async def test_foreign_error_of_a_token_store_is_an_auth_error_that_hides_it(
 ) -> None:
     store = MemoryTokenStore(expired())
     failing = (Mock if where == "lock" else AsyncMock)(side_effect=fault)
-    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
+    async with oauth_on(grants(), store=store) as (oauth, server):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(store, where, failing)
             with pytest.raises(AuthError, match=rf"^the token store failed: {type(fault).__name__}$") as caught:
@@ -231,49 +223,10 @@ async def test_foreign_error_of_a_token_store_is_an_auth_error_that_hides_it(
 
 async def test_lock_that_is_never_released_is_auth_error() -> None:
     store = MemoryTokenStore(expired())
-    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store, timeout=0.05) as oauth:
+    async with oauth_on(grants(), store=store, timeout=0.05) as (oauth, server):
         async with store.lock():
             with pytest.raises(AuthError, match=r"could not acquire the token store's lock within 0\.1 s") as caught:
                 await oauth.access_token()
             assert caught.value.__context__ is None
             assert caught.value.transient
         assert not server.requests
-
-
-async def test_lost_token_is_a_note_of_the_error_that_the_block_raised() -> None:
-    store = WatchedStore(expired())
-    store.fail_saves = 3
-    async with Scripted(grants()) as server:
-        with pytest.raises(AuthError, match="the token store failed: OSError") as caught:
-            async with oauth_for(server.base_url, store=store) as oauth:
-                await oauth.access_token()
-        assert "could not be saved and is lost" in caught.value.__notes__[0]
-        with pytest.raises(AuthError, match="could not be saved and is lost"):
-            async with oauth:
-                pass
-
-
-async def test_refused_code_is_no_used_code_although_an_earlier_token_is_not_saved() -> None:
-    store = WatchedStore(expired())
-    refused = says({"error": "invalid_grant"}, 400)
-    async with Scripted(grants(), refused) as server, oauth_for(server.base_url, store=store) as oauth:
-        store.fail_saves = 1
-        with pytest.raises(AuthError, match="the token store failed"):
-            await oauth.access_token()
-        with pytest.raises(AuthError, match="invalid_grant") as caught:
-            await oauth.exchange("code")
-        assert "the code was used" not in str(caught.value)
-        assert caught.value.effect == "none"
-
-
-async def test_failed_settling_does_not_end_the_saving(monkeypatch: pytest.MonkeyPatch) -> None:
-    store = WatchedStore(expired())
-    async with Scripted(grants()) as server, oauth_for(server.base_url, store=store) as oauth:
-        store.fail_saves = 2
-        with pytest.raises(AuthError, match="the token store failed"):
-            await oauth.access_token()
-        with pytest.raises(AuthError, match="could not be saved"):
-            await oauth.settle()
-        async with asyncio.timeout(10):
-            while (await store.load()) == expired() or (await store.load()).refresh_token != "refresh-new":
-                await asyncio.sleep(0.05)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import parse_qs, quote
@@ -25,32 +24,33 @@ from signing_async import (
 from tests.auth.oauth_servers import (
     REDIRECT,
     SECRET,
-    Scripted,
     drops,
     expired,
     grants,
     hangs,
     oauth_for,
+    oauth_on,
     raw,
+    refresh_token_in,
     says,
 )
+from tests.redis.server import free_port
 
 
-@pytest.fixture
-def unused_port() -> int:
-    """A port on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.mark.parametrize("token_format", ["form", "json"])
-async def test_exchange_posts_the_documented_fields_as_form_or_json(token_format: Any) -> None:
-    async with (
-        Scripted(grants()) as server,
-        oauth_for(server.base_url, token_format=token_format, client_secret="s&c=r/å t") as oauth,
-    ):
-        token = await oauth.exchange(f"{REDIRECT}?code={quote('c+ö &/=')}&state=s", state="s")
+@pytest.mark.parametrize(
+    ("callback", "token_format", "code"),
+    [
+        (f"{REDIRECT}?code={quote('c+ö &/=')}&state=s", "form", "c+ö &/="),
+        ("code=the-code&state=s", "json", "the-code"),
+        (" the-code\n", "form", "the-code"),
+    ],
+    ids=["URL", "query", "bare code"],
+)
+async def test_exchange_posts_the_documented_fields_as_form_or_json(
+    callback: str, token_format: Any, code: str
+) -> None:
+    async with oauth_on(grants(), token_format=token_format, client_secret="s&c=r/å t") as (oauth, server):
+        token = await oauth.exchange(callback, state="s")
         [request] = server.requests
     assert (request.method, request.path) == ("POST", "/api/oauth/token")
     assert "Authorization" not in request.headers
@@ -66,19 +66,9 @@ async def test_exchange_posts_the_documented_fields_as_form_or_json(token_format
         "client_id": "app-1",
         "client_secret": "s&c=r/å t",
         "redirect_uri": REDIRECT,
-        "code": "c+ö &/=",
+        "code": code,
     }
-    assert token.access_token == "access-new"
-    assert token.refresh_token == "refresh-new"
-
-
-@pytest.mark.parametrize(
-    "callback", ["the-code", " the-code\n", f"{REDIRECT}?code=the-code&state=s", "code=the-code&state=s"]
-)
-async def test_exchange_accepts_callback_url_query_and_bare_code(callback: str) -> None:
-    async with Scripted(grants()) as server, oauth_for(server.base_url) as oauth:
-        await oauth.exchange(callback, state="s")
-        assert parse_qs(server.requests[0].body.decode())["code"] == ["the-code"]
+    assert (token.access_token, token.refresh_token) == ("access-new", "refresh-new")
 
 
 @pytest.mark.parametrize(
@@ -99,10 +89,7 @@ async def test_expires_in_is_read_as_number_in_the_assumed_unit_or_ignored(
 ) -> None:
     before = datetime.now(UTC)
     body = json.dumps({"access_token": "a", "expires_in": expires_in})
-    async with (
-        Scripted(raw(200, body)) as server,
-        oauth_for(server.base_url, assumptions=Assumptions(expires_in_seconds=unit)) as oauth,
-    ):
+    async with oauth_on(raw(200, body), assumptions=Assumptions(expires_in_seconds=unit)) as (oauth, _):
         token = await oauth.exchange("code")
         assert await oauth.access_token() == "a"
     if seconds is None:
@@ -114,10 +101,7 @@ async def test_expires_in_is_read_as_number_in_the_assumed_unit_or_ignored(
 
 async def test_refresh_posts_the_documented_fields_and_keeps_an_unreplaced_refresh_token() -> None:
     store = MemoryTokenStore(expired())
-    async with (
-        Scripted(says({"access_token": "access-new", "expires_in": 60})) as server,
-        oauth_for(server.base_url, store=store) as oauth,
-    ):
+    async with oauth_on(says({"access_token": "access-new", "expires_in": 60}), store=store) as (oauth, server):
         assert await oauth.access_token() == "access-new"
         assert parse_qs(server.requests[0].body.decode(), strict_parsing=True) == {
             "grant_type": ["refresh_token"],
@@ -125,16 +109,11 @@ async def test_refresh_posts_the_documented_fields_and_keeps_an_unreplaced_refre
             "client_secret": [SECRET],
             "refresh_token": ["refresh-old"],
         }
-        kept = await store.load()
-        assert kept is not None
-        assert kept.refresh_token == "refresh-old"
+        assert await refresh_token_in(store) == "refresh-old"
 
 
 async def test_429_delays_the_next_token_request() -> None:
-    async with (
-        Scripted(says({}, 429, **{"Retry-After": "1"}), grants()) as server,
-        oauth_for(server.base_url, retry=RetryPolicy.none()) as oauth,
-    ):
+    async with oauth_on(says({}, 429, **{"Retry-After": "1"}), grants(), retry=RetryPolicy.none()) as (oauth, _):
         loop = asyncio.get_running_loop()
         began = loop.time()
         with pytest.raises(AuthError):
@@ -145,10 +124,8 @@ async def test_429_delays_the_next_token_request() -> None:
 
 @pytest.mark.parametrize("retry_after", ["61", "31"], ids=["cap", "deadline"])
 async def test_429_with_too_long_retry_after_raises_and_later_requests_are_not_sent(retry_after: str) -> None:
-    async with (
-        Scripted(says({"error": "slow_down"}, 429, **{"Retry-After": retry_after})) as server,
-        oauth_for(server.base_url, store=MemoryTokenStore(expired()), timeout=30) as oauth,
-    ):
+    answer = says({"error": "slow_down"}, 429, **{"Retry-After": retry_after})
+    async with oauth_on(answer, token=expired(), timeout=30) as (oauth, server):
         with pytest.raises(AuthError) as caught:
             await oauth.access_token()
         assert (caught.value.status, caught.value.retry_after) == (429, float(retry_after))
@@ -160,50 +137,39 @@ async def test_429_with_too_long_retry_after_raises_and_later_requests_are_not_s
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("kind", ["503", "lost response", "timeout", "refused connection"])
-async def test_unavailable_endpoint_is_a_transient_failure_of_every_call(unused_port: int, kind: str) -> None:
-    answers = {"503": raw(503), "lost response": drops, "timeout": hangs}
-    async with Scripted(answers.get(kind, drops)) as server:
-        base_url = f"http://127.0.0.1:{unused_port}" if kind == "refused connection" else server.base_url
-        store = MemoryTokenStore(expired())
+@pytest.mark.parametrize(
+    ("answer", "kind", "words", "requests"),
+    [
+        (raw(503), AuthError, r"^HTTP 503 on oauth\.refresh", 5),
+        (drops, TransportError, r"^oauth\.refresh: the connection was closed", 2),
+        (hangs, RequestTimeout, r"^oauth\.refresh: no .* 0\.2 s", 1),
+        (None, TransportError, r"^oauth\.refresh: ", 0),
+    ],
+    ids=["503", "lost response", "timeout", "refused connection"],
+)
+async def test_unavailable_endpoint_is_a_transient_failure_of_every_call(
+    answer: Any, kind: type[SigningError], words: str, requests: int
+) -> None:
+    """A lost response is retried once, a timeout is not. The token is not touched."""
+    store, timeout = MemoryTokenStore(expired()), 0.2 if answer is hangs else 20
+    async with oauth_on(answer or grants(), store=store, timeout=timeout) as (oauth, server):
+        base_url = server.base_url if answer else f"http://127.0.0.1:{free_port()}"
         async with (
-            oauth_for(base_url, store=store, timeout=0.2 if kind == "timeout" else 20) as oauth,
+            oauth_for(base_url, store=store, timeout=timeout) as oauth,
             SigningClient(base_url, oauth) as client,
         ):
-            with pytest.raises(SigningError, match=r"oauth\.refresh") as caught:
+            with pytest.raises(kind, match=words) as caught:
                 await client.me()
+        assert len(server.requests) == requests
     error = caught.value
     assert (error.transient, error.client_wide, error.fatal) == (True, True, False)
+    assert await refresh_token_in(store) == "refresh-old"
 
 
-async def test_lost_response_is_retried_once() -> None:
-    async with (
-        Scripted(drops, grants()) as server,
-        oauth_for(server.base_url, store=MemoryTokenStore(expired())) as oauth,
-    ):
+async def test_lost_response_is_retried() -> None:
+    async with oauth_on(drops, grants(), token=expired()) as (oauth, server):
         assert await oauth.access_token() == "access-new"
         assert len(server.requests) == 2
-    async with (
-        Scripted(drops) as server,
-        oauth_for(server.base_url, store=MemoryTokenStore(expired())) as oauth,
-    ):
-        with pytest.raises(TransportError, match=r"oauth\.refresh: the connection was closed") as caught:
-            await oauth.access_token()
-        assert caught.value.attempts == 2
-        assert len(server.requests) == 2
-
-
-async def test_token_request_without_response_within_timeout_is_request_timeout() -> None:
-    """An endpoint that hangs gets one request, and the token is not touched."""
-    store = MemoryTokenStore(expired())
-    async with Scripted(hangs) as server, oauth_for(server.base_url, store=store, timeout=0.2) as oauth:
-        with pytest.raises(RequestTimeout, match=r"^oauth\.refresh: no .* 0\.2 s") as caught:
-            await oauth.access_token()
-        assert (caught.value.operation, caught.value.attempts) == ("oauth.refresh", 1)
-        assert len(server.requests) == 1
-        kept = await store.load()
-        assert kept is not None
-        assert kept.access_token == "access-old"
 
 
 @pytest.mark.parametrize(
@@ -224,25 +190,18 @@ async def test_refused_refresh_token_is_refresh_rejected_and_other_refusals_are_
     answer: Any, kind: type[AuthError], code: str | None
 ) -> None:
     store = MemoryTokenStore(expired())
-    async with Scripted(answer) as server, oauth_for(server.base_url, store=store) as oauth:
+    async with oauth_on(answer, store=store) as (oauth, server):
         with pytest.raises(AuthError, match=r"^HTTP \d+ on oauth\.refresh") as caught:
             await oauth.access_token()
-        assert type(caught.value) is kind
-        assert caught.value.code == code
+        assert (type(caught.value), caught.value.code) == (kind, code)
         assert len(server.requests) == 1
-        kept = await store.load()
-        assert kept is not None
-        assert kept.refresh_token == "refresh-old"
+        assert await refresh_token_in(store) == "refresh-old"
 
 
 async def test_codes_that_reject_a_refresh_token_can_be_replaced() -> None:
     assumptions = Assumptions(refresh_rejected_codes=["Invalid_Request"])
-    answers = (says({"error": "invalid_grant"}, 400), says({"error": "invalid_request"}, 401))
-    store = MemoryTokenStore(expired())
-    async with (
-        Scripted(*answers) as server,
-        oauth_for(server.base_url, store=store, assumptions=assumptions) as oauth,
-    ):
+    answers = says({"error": "invalid_grant"}, 400), says({"error": "invalid_request"}, 401)
+    async with oauth_on(*answers, token=expired(), assumptions=assumptions) as (oauth, server):
         with pytest.raises(AuthError) as caught:
             await oauth.access_token()
         assert type(caught.value) is AuthError
@@ -266,10 +225,9 @@ async def test_codes_that_reject_a_refresh_token_can_be_replaced() -> None:
     ids=range(7),
 )
 async def test_success_without_token_is_auth_error_and_not_retried(answer: Any) -> None:
-    async with Scripted(answer) as server, oauth_for(server.base_url) as oauth:
-        with pytest.raises(
-            AuthError, match=r"^oauth\.exchange: the response holds no usable token \(HTTP 20[04](, request id r-1)?\)$"
-        ) as caught:
+    words = r"^oauth\.exchange: the response holds no usable token \(HTTP 20[04](, request id r-1)?\)$"
+    async with oauth_on(answer) as (oauth, server):
+        with pytest.raises(AuthError, match=words) as caught:
             await oauth.exchange("code")
         assert caught.value.status in {200, 204}
         assert len(server.requests) == 1

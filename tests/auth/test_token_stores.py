@@ -1,13 +1,14 @@
-"""Token stores: contents, file modes, locks, crashes."""
+"""The token store in a file: modes, damage, locks, crashes. `tests.storage.test_tokens` has the promises of all."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import multiprocessing
 import os
+import signal
 import stat
-import subprocess
-import sys
+import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,27 +16,13 @@ from typing import Any
 
 import pytest
 
-from signing_async import AuthError, ConfigurationError, FileTokenStore, MemoryTokenStore, Token, TokenStore
+from signing_async import AuthError, ConfigurationError, FileTokenStore, Token
 
-ROOT = Path(__file__).parents[2]
 FULL = Token("access-1", "refresh-1", datetime(2031, 5, 6, 7, 8, 9, 250000, UTC), "DPoP")
 BARE = Token("access-2")
+FORK = multiprocessing.get_context("fork")
 
-
-def start(*arguments: str | Path) -> subprocess.Popen[bytes]:
-    """Start a process that works on a store, see `oauth_workers`."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.auth.oauth_workers", *map(str, arguments)],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stdin=subprocess.PIPE,
-    )
-
-
-def finish(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the process to end, and close its pipes."""
-    process.communicate()
-    return process.returncode
+forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 
 
 def mode(path: Path) -> int:
@@ -180,51 +167,71 @@ async def test_failure_of_the_file_system_is_transient_unless_a_repeat_would_fai
         assert caught.value.transient is transient, name
 
 
-async def test_lock_holds_across_processes_and_is_released_when_its_holder_dies(tmp_path: Path) -> None:
-    path = tmp_path / "token.json"
-    holder = start("hold", path)
-    try:
-        assert holder.stdout is not None
-        assert await asyncio.to_thread(holder.stdout.readline) == b"held\n"
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2), FileTokenStore(path).lock():
-                pass
-        holder.kill()
-        async with asyncio.timeout(20), FileTokenStore(path).lock():
+def hold(path: Path, held: Any) -> None:
+    """Hold the lock until killed."""
+
+    async def run() -> None:
+        async with FileTokenStore(path).lock():
+            held.set()
+            await asyncio.sleep(3600)
+
+    asyncio.run(run())
+
+
+@forks
+def test_lock_holds_across_processes_and_is_released_when_its_holder_dies(tmp_path: Path) -> None:
+    path, held = tmp_path / "token.json", FORK.Event()
+    holder = FORK.Process(target=hold, args=(path, held))
+    holder.start()
+
+    async def lock(timeout: float) -> None:
+        async with asyncio.timeout(timeout), FileTokenStore(path).lock():
             pass
+
+    try:
+        assert held.wait(60)
+        with pytest.raises(TimeoutError):
+            asyncio.run(lock(0.2))
     finally:
         holder.kill()
-        finish(holder)
+    asyncio.run(lock(20))
+    holder.join()
 
 
-# Crashes
+def die(path: Path, owner: Any, step: str) -> None:
+    """Be killed at one step of a save, or after it."""
+
+    def kill(*arguments: Any, **settings: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    if owner is not None:
+        setattr(owner, step, kill)
+    asyncio.run(FileTokenStore(path).save(Token("new", "refresh-new")))
+    kill()
 
 
+@forks
 @pytest.mark.parametrize(
-    ("moment", "survives"),
-    [("mkstemp", "old"), ("write", "old"), ("fsync", "old"), ("replace", "old"), ("after", "new")],
+    ("owner", "step", "survives"),
+    [
+        (tempfile, "mkstemp", "old"),
+        (os, "fdopen", "old"),
+        (os, "fsync", "old"),
+        (Path, "replace", "old"),
+        (None, "after", "new"),
+    ],
 )
-async def test_process_killed_at_any_step_of_a_save_leaves_a_whole_token(
-    moment: str, survives: str, tmp_path: Path
+def test_process_killed_at_any_step_of_a_save_leaves_a_whole_token(
+    owner: Any, step: str, survives: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "token.json"
-    await FileTokenStore(path).save(Token("old", "refresh-old"))
-    process = start("die", path, moment)
-    assert await asyncio.to_thread(finish, process) == -9
-    kept = await FileTokenStore(path).load()
-    assert kept == Token(survives, f"refresh-{survives}")
-
-
-@pytest.mark.parametrize("token", [FULL, BARE], ids=["full", "bare"])
-@pytest.mark.parametrize("kind", ["memory", "file"])
-async def test_saved_token_is_loaded_whole_and_replaces_the_earlier_one(
-    kind: str, token: Token, tmp_path: Path
-) -> None:
-    store: TokenStore = MemoryTokenStore() if kind == "memory" else FileTokenStore(tmp_path / "token.json")
-    assert await store.load() is None
-    await store.save(Token("earlier", "r"))
-    await store.save(token)
-    assert await store.load() == token
+    asyncio.run(FileTokenStore(path).save(Token("old", "refresh-old")))
+    process = FORK.Process(target=die, args=(path, owner, step))
+    process.start()
+    process.join(60)
+    assert process.exitcode == -signal.SIGKILL
+    assert asyncio.run(FileTokenStore(path).load()) == Token(survives, f"refresh-{survives}")
 
 
 async def test_old_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
@@ -239,22 +246,6 @@ async def test_old_temporary_files_of_killed_processes_are_removed(tmp_path: Pat
     assert not old.exists()
     assert young.exists()
     assert foreign.exists()
-
-
-async def test_lock_excludes_two_stores_in_one_process(tmp_path: Path) -> None:
-    inside, entered = 0, 0
-
-    async def enter() -> None:
-        nonlocal inside, entered
-        async with FileTokenStore(tmp_path / "token.json").lock():
-            inside += 1
-            assert inside == 1
-            await asyncio.sleep(0.001)
-            inside -= 1
-            entered += 1
-
-    await asyncio.gather(*(enter() for _ in range(20)))
-    assert entered == 20
 
 
 async def test_cancelled_waiter_and_holder_leave_no_file_open(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pwd
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,6 +18,7 @@ from typing import Any, Self
 import asyncpg
 
 from tests.needs import missing
+from tests.redis.server import free_port
 
 PASSWORD = "pa55word-of-the-database"
 # The machine keeps running when the server is killed here: written data need not be on disk.
@@ -56,14 +56,6 @@ def _unprivileged() -> dict[str, Any]:
     return {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 class PostgresServer:
     """A server process; use it as a context manager.
 
@@ -90,9 +82,9 @@ class PostgresServer:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def dsn(self, *, schema: str = "public", port: int | None = None, user: str = "signing") -> str:
+    def dsn(self, *, schema: str = "public", user: str = "signing") -> str:
         """Return the DSN, with the password and the schema for new tables."""
-        place = f"127.0.0.1:{port or self.port}/postgres"
+        place = f"127.0.0.1:{self.port}/postgres"
         return f"postgresql://{user}:{PASSWORD}@{place}?search_path={schema}"
 
     async def execute(self, sql: str) -> list[Any]:
@@ -133,14 +125,6 @@ class PostgresServer:
             return (self._folder / "data" / "postmaster.pid").read_text().splitlines()[7].strip() == "ready"
         return False
 
-    def stop(self) -> None:
-        """Stop the server at once; for clients this is like a crash."""
-        if self._process is not None:
-            self.thaw()
-            self._process.send_signal(signal.SIGQUIT)
-            self._process.wait(60)
-            self._process = None
-
     def kill(self) -> None:
         """SIGKILL all processes of the server."""
         if self._process is not None:
@@ -151,11 +135,6 @@ class PostgresServer:
             self._process = None
             # A leftover status file would stop the next start.
             (self._folder / "data" / "postmaster.pid").unlink(missing_ok=True)
-
-    def restart(self) -> None:
-        """Stop and start on the same port."""
-        self.stop()
-        self.start()
 
     @contextlib.contextmanager
     def down(self) -> Iterator[None]:
@@ -169,11 +148,17 @@ class PostgresServer:
     @contextlib.contextmanager
     def frozen(self) -> Iterator[None]:
         """SIGSTOP all processes during the block: connections stay open, and nothing responds."""
-        self._freeze()
+        stopped = self._freeze()
         try:
             yield
         finally:
-            self.thaw()
+            for each in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGCONT)
+
+    def outage(self, how: str) -> contextlib.AbstractContextManager[None]:
+        """Freeze the server, or keep it down."""
+        return self.frozen() if how == "frozen" else self.down()
 
     def _freeze(self) -> list[int]:
         stopped: list[int] = []
@@ -184,12 +169,6 @@ class PostgresServer:
                     os.kill(each, signal.SIGSTOP)
             stopped += fresh
         return stopped
-
-    def thaw(self) -> None:
-        """Resume all processes."""
-        for each in self._processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(each, signal.SIGCONT)
 
     def _processes(self) -> list[int]:
         """Return the ids of the server and its children, which share no process group."""
@@ -204,7 +183,9 @@ class PostgresServer:
 
     def close(self) -> None:
         """Stop the server and remove its data."""
-        self.stop()
+        if self._process is not None:
+            self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(60)
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _create(self) -> None:

@@ -1,25 +1,47 @@
-"""Separate processes for the tests: ``python -m tests.postgres.workers <task> <arguments>``."""
+"""Separate processes for the tests, ``python -m tests.postgres.workers <task> <dsn>``, and how to talk to them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import subprocess
 import sys
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
 
-from signing_async import Token
-from signing_async.postgres import PostgresInbox, PostgresJournal, PostgresTokenStore
+from signing_async.postgres import PostgresInbox, PostgresJournal
 from signing_async.webhooks import Event
 
+ROOT = Path(__file__).parents[2]
 
-async def hold(dsn: str) -> None:
-    """Load inside the lock; on a line of input, save another token."""
-    async with PostgresTokenStore(dsn, "anna") as store, store.lock():
-        await store.load()
-        print("held", flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
-        await store.save(Token("late", "refresh-late"))
-        print("saved", flush=True)
+
+@contextlib.contextmanager
+def worker(*arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a process of this module."""
+    command = [sys.executable, "-m", "tests.postgres.workers", *arguments]
+    with subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def next_line(process: subprocess.Popen[str], text: str) -> None:
+    """Wait until the process prints a line with the text."""
+    assert process.stdout is not None
+    while text not in (line := await asyncio.to_thread(process.stdout.readline)):
+        assert line, "the process has ended"
+
+
+def write_line(process: subprocess.Popen[str], line: str = "") -> None:
+    """Send a line to the process."""
+    assert process.stdin is not None
+    process.stdin.write(line + "\n")
+    process.stdin.flush()
+
+
+# In the process
 
 
 async def claim(dsn: str) -> None:
@@ -51,5 +73,4 @@ async def handle(dsn: str) -> None:
 
 
 if __name__ == "__main__":
-    tasks: dict[str, Any] = {"hold": hold, "claim": claim, "handle": handle}
-    asyncio.run(tasks[sys.argv[1]](*sys.argv[2:]))
+    asyncio.run({"claim": claim, "handle": handle}[sys.argv[1]](sys.argv[2]))

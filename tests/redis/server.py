@@ -1,10 +1,9 @@
-"""A real Redis for tests: started on a free port, stopped, resumed, killed, and started again without its data."""
+"""A real Redis for tests: a child process on a free loopback port that can be frozen, killed and restarted."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import signal
 import socket
@@ -12,10 +11,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from tests.needs import needs
+from tests.servers import talking
 
 
 def free_port() -> int:
@@ -41,9 +41,10 @@ class RedisServer:
     def start(self) -> None:
         """Start it with its data, and wait until it responds."""
         command = [self.program, "--port", str(self.port), "--bind", "127.0.0.1", "--dir", str(self.folder)]
-        command += ["--save", "", "--appendonly", "yes", "--loglevel", "warning", *self.settings]
+        # Else a restart would lose the last second of acknowledged writes.
+        command += ["--save", "", "--appendonly", "yes", "--appendfsync", "always", "--loglevel", "warning"]
         with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log)
+            self.process = subprocess.Popen([*command, *self.settings], stdout=log, stderr=log)
         until = time.monotonic() + 20
         while not self._responds():
             assert self.process.poll() is None, (self.folder / "log").read_text()
@@ -58,38 +59,39 @@ class RedisServer:
         except OSError:
             return False
 
-    def stop(self) -> None:
-        """SIGSTOP: it accepts connections and does not respond."""
-        self._signal(signal.SIGSTOP)
-
-    def wake(self) -> None:
-        """SIGCONT."""
-        self._signal(signal.SIGCONT)
-
     def kill(self) -> None:
         """SIGKILL."""
         assert self.process is not None
         self.process.kill()
         self.process.wait()
 
-    def restart(self, *settings: str) -> None:
-        """Kill it, and start it with further settings."""
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        """Keep the server killed during the block. It keeps its data."""
         self.kill()
-        self.settings += settings
-        self.start()
+        try:
+            yield
+        finally:
+            self.start()
 
-    def empty(self) -> None:
-        """Delete its data; for the next start."""
-        shutil.rmtree(self.folder / "appendonlydir", ignore_errors=True)
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """SIGSTOP during the block: the server accepts connections and does not respond."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
+
+    def outage(self, how: str) -> AbstractContextManager[None]:
+        """Freeze the server, or keep it down."""
+        return self.frozen() if how == "frozen" else self.down()
 
     def close(self) -> None:
         """Kill it, and remove its folder."""
         self.kill()
         shutil.rmtree(self.folder)
-
-    def _signal(self, number: signal.Signals) -> None:
-        assert self.process is not None
-        os.kill(self.process.pid, number)
 
 
 @contextmanager
@@ -105,18 +107,17 @@ def running_redis(*settings: str) -> Iterator[RedisServer]:
 class SlowWay:
     """A slow network path to a server; while it is cut, nothing passes."""
 
-    def __init__(self) -> None:
-        self.delay = 0.0
+    def __init__(self, delay: float) -> None:
+        self.delay = delay
         self.cut = False
+        self.port = 0
         self.url = ""
 
 
 @asynccontextmanager
 async def slow_way(port: int, delay: float = 0.0) -> AsyncIterator[SlowWay]:
     """Forward a new port to ``port``, with a delay in each direction."""
-    way = SlowWay()
-    way.delay = delay
-    tasks: set[asyncio.Task[None]] = set()
+    way = SlowWay(delay)
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
@@ -125,33 +126,17 @@ async def slow_way(port: int, delay: float = 0.0) -> AsyncIterator[SlowWay]:
                 if not way.cut:
                     writer.write(data)
 
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        try:
-            far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            writer.close()
-            return
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
         ways = [asyncio.create_task(work) for work in (forward(reader, far_writer), forward(far_reader, writer))]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-        except asyncio.CancelledError:
-            pass
         finally:
-            writer.close()
             far_writer.close()
             for each in ways:
                 each.cancel()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    way.url = f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
+    async with talking(relay) as origin:
+        way.port = int(origin.rpartition(":")[2])
+        way.url = f"redis://127.0.0.1:{way.port}"
         yield way
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await server.wait_closed()

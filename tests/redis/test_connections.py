@@ -13,7 +13,7 @@ import pytest
 
 from signing_async import AuthError, ConfigurationError, LocalRateLimiter, Token
 from signing_async.redis import RedisRateLimiter, RedisSeenEvents, RedisTokenStore
-from tests.redis.server import running_redis
+from tests.redis.server import RedisServer, running_redis
 
 TOKEN = Token("access", "refresh")
 PASSWORD = "pass-word-4711"
@@ -108,17 +108,10 @@ async def test_password_echoed_by_the_server_is_redacted(way: str) -> None:
             assert place in repr(store)
 
 
-async def test_part_that_is_collected_while_it_is_open_warns() -> None:
-    with running_redis() as server:
-
-        async def forget(part: Any) -> None:
-            if isinstance(part, RedisTokenStore):
-                await part.load()
-            elif isinstance(part, RedisSeenEvents):
-                await part.claim("a")  # type: ignore[misc]  # in an event loop it is awaited
-            part.__del__()
-            await part.aclose()
-
-        for part in (RedisSeenEvents(server.url), RedisTokenStore(server.url, "dropped")):
-            with pytest.warns(ResourceWarning, match=rf"{type(part).__name__}\(.* was not closed"):
-                await forget(part)
+@pytest.mark.parametrize("part", [RedisSeenEvents, RedisTokenStore])
+async def test_part_that_is_collected_while_it_is_open_warns(part: Any, redis: RedisServer) -> None:
+    opened = part(redis.url) if part is RedisSeenEvents else part(redis.url, "dropped")
+    await (opened.claim("a") if part is RedisSeenEvents else opened.load())
+    with pytest.warns(ResourceWarning, match=rf"{part.__name__}\(.* was not closed"):
+        opened.__del__()
+    await opened.aclose()

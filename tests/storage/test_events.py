@@ -149,9 +149,12 @@ async def test_former_holder_cannot_end_the_claim_after_a_takeover(storage: Any)
 
 
 async def test_event_that_kills_its_process_is_claimed_alone_and_takes_no_other_with_it(
-    storage: Any, monkeypatch: pytest.MonkeyPatch
+    storage: Any,
 ) -> None:
-    """The others are being handled whenever it kills the process. Their attempts do not count."""
+    """The others are being handled whenever it kills the process. Their attempts do not count.
+
+    Once the event has failed without that, it is handled with others again.
+    """
     names = {"slow1", "slow2", "poison", "slow3"}
     store = storage.open().store
     for name in names:
@@ -170,6 +173,11 @@ async def test_event_that_kills_its_process_is_claimed_alone_and_takes_no_other_
     assert crashes == [names, names, {"poison"}, {"poison"}]
     attempts = {each.id: each.attempts for each in await everything(store)}
     assert attempts == {"poison": 2, "slow1": 1, "slow2": 1, "slow3": 1}
+    (alone,) = await store.claim(8)
+    await add(store, "other", "b")
+    assert await store.claim(8) == []
+    assert await store.postpone(alone, 0, "failed")
+    assert {claim.stored.id for claim in await store.claim(8)} == {"poison", "other"}
 
 
 # The end of an attempt
@@ -303,12 +311,11 @@ async def test_many_events_are_selected_requeued_and_purged_in_pages(open_store:
     for start in range(0, 600, 100):
         await asyncio.gather(*(add(store, name) for name in names[start : start + 100]))
     assert sorted(await ids(store)) == names
-    for _ in range(2):
+    for status in (EventStatus.DROPPED, EventStatus.HANDLED):
         claims = await store.claim(600)
-        await asyncio.gather(*(store.settle(claim, EventStatus.DROPPED) for claim in claims))
-        assert await store.requeue(EventFilter(status=EventStatus.DROPPED)) == 600
-    claims = await store.claim(600)
-    await asyncio.gather(*(store.settle(claim, EventStatus.HANDLED) for claim in claims))
+        await asyncio.gather(*(store.settle(claim, status) for claim in claims))
+        if status is EventStatus.DROPPED:
+            assert await store.requeue(EventFilter(status=status)) == 600
     assert await store.purge(datetime.now(UTC) + LATER) == 600
 
 
@@ -381,22 +388,6 @@ async def test_stats_count_the_events_and_name_the_oldest_pending_one(open_store
     stats = await open_store().stats()
     assert stats.oldest_pending == RECEIVED + timedelta(hours=2)
     assert stats.counts == {**dict.fromkeys(EventStatus, 0), EventStatus.PENDING: 2, EventStatus.HANDLED: 2}
-
-
-async def test_event_that_was_handled_alone_once_is_handled_with_others_again(storage: Any) -> None:
-    store = storage.open().store
-    await add(store, "poison", "a")
-    for _ in range(2):
-        assert len(await store.claim(8)) == 1
-        store = storage.open().store
-        await storage.lapse()
-    (alone,) = await store.claim(8)
-    await add(store, "other", "b")
-    assert await store.claim(8) == []
-    assert await store.postpone(alone, 0, "failed")
-    assert {claim.stored.id for claim in await store.claim(8)} == {"poison", "other"}
-    await add(store, "late", "c")
-    assert [claim.stored.id for claim in await store.claim(8)] == ["late"]
 
 
 async def test_uncounted_attempt_leaves_its_place_to_other_events(open_store: OpenStore) -> None:

@@ -1,62 +1,80 @@
-"""A refresh in an outage of Redis or PostgreSQL: its token is saved when the server is back, and none is used twice."""
+"""Tokens in Redis and PostgreSQL while their server fails: none is lost, and no refresh token is used twice."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from types import SimpleNamespace
 from typing import Any
+from urllib.parse import parse_qs
 
 import pytest
+from aiohttp import web
+from redis.asyncio import Redis
 
-from signing_async import AuthError, Token
+from signing_async import AuthError, OAuth, SigningError, Token
 from signing_async.postgres import PostgresTokenStore
 from signing_async.redis import RedisTokenStore
-from tests.auth.oauth_servers import Scripted, grants, oauth_for
-from tests.redis.server import running_redis
+from tests.auth.oauth_servers import Received, Scripted, grants, oauth_for, says
+from tests.redis.server import SlowWay, slow_way
 
 OLD = Token("access-old", "refresh-old", datetime(2020, 1, 1, tzinfo=UTC))
 NEW = Token("access-new", "refresh-new", datetime(2031, 5, 6, 7, 8, 9, 250000, UTC))
+WORKERS = 5
+
+
+class Engine:
+    """A server, and the stores of one token on it."""
+
+    def __init__(self, server: Any, place: str, opened: contextlib.AsyncExitStack) -> None:
+        self.server = server
+        self._is_redis = place.startswith("redis")
+        self._place = place
+        self._opened = opened
+
+    def store(self, *, port: int = 0, lease: float = 0.5, **settings: Any) -> Any:
+        """Open a store, over another port if one is given."""
+        place = self._place.replace(f":{self.server.port}", f":{port or self.server.port}")
+        kind: Any = PostgresTokenStore
+        if self._is_redis:
+            kind, settings = RedisTokenStore, {**settings, "lease": lease}
+        store = kind(place, "anna", **settings)
+        self._opened.push_async_callback(store.aclose)
+        return store
+
+    async def seeded(self, **settings: Any) -> Any:
+        """Open a store that holds an expired token, however busy the machine is."""
+        store = self.store(**settings)
+        async with asyncio.timeout(60):
+            while True:
+                with contextlib.suppress(AuthError):
+                    if await store.load() is not None:
+                        return store
+                    await store.save(OLD)
+
+    async def terminate(self) -> None:
+        """End all connections."""
+        if self._is_redis:
+            async with Redis.from_url(self.server.url) as client:
+                await client.execute_command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        else:
+            clients = "FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            await self.server.execute(f"SELECT pg_terminate_backend(pid) {clients}")
 
 
 @pytest.fixture(params=["redis", "postgres"])
-async def storage(request: pytest.FixtureRequest) -> AsyncIterator[Any]:
-    """The store of an expired token: ``open`` opens it, ``outage`` makes its server fail."""
+async def engine(request: pytest.FixtureRequest) -> Any:
+    """The server, and stores of a token that nobody has saved yet."""
+    server: Any = request.getfixturevalue(request.param)
     async with contextlib.AsyncExitStack() as opened:
         if request.param == "redis":
-            # By default the last second of acknowledged writes may be lost.
-            server: Any = opened.enter_context(running_redis("--appendfsync", "always"))
-        else:
-            server = request.getfixturevalue("postgres")
-            dsn = await server.new_schema()
-
-        async def open_store(timeout: float = 2.0) -> Any:
-            store: Any = (
-                RedisTokenStore(server.url, "anna", lease=0.5, timeout=timeout)
-                if request.param == "redis"
-                else PostgresTokenStore(dsn, "anna", timeout=timeout)
-            )
-            opened.push_async_callback(store.aclose)
-            async with asyncio.timeout(60):
-                while await store.load() is None:
-                    await store.save(OLD)
-            return store
-
-        @contextlib.contextmanager
-        def outage(how: str) -> Iterator[None]:
-            if request.param == "postgres":
-                with server.frozen() if how == "stopped" else server.down():
-                    yield
-                return
-            server.stop() if how == "stopped" else server.kill()
-            try:
-                yield
-            finally:
-                server.wake() if how == "stopped" else server.start()
-
-        yield SimpleNamespace(open=open_store, outage=outage)
+            async with Redis.from_url(server.url) as client:
+                await client.flushall()
+        yield Engine(server, server.url if request.param == "redis" else await server.new_schema(), opened)
 
 
 async def refresh(store: Any, work: Callable[[], Awaitable[None]] | None = None) -> Token | None:
@@ -77,16 +95,16 @@ async def loaded_in_the_lock(store: Any) -> Token | None:
             await asyncio.sleep(0.02)
 
 
-@pytest.mark.parametrize("how", ["stopped", "killed"])
-async def test_token_refreshed_during_an_outage_is_saved_when_the_server_is_back(how: str, storage: Any) -> None:
+@pytest.mark.parametrize("how", ["frozen", "down"])
+async def test_token_refreshed_during_an_outage_is_saved_when_the_server_is_back(how: str, engine: Engine) -> None:
     """The callers get an error in time, and no other worker refreshes before the save."""
     fault = contextlib.ExitStack()
 
-    async def fail(request: Any, received: Any) -> Any:
-        fault.enter_context(storage.outage(how))
+    async def fail(request: web.Request, received: Received) -> web.StreamResponse:
+        fault.enter_context(engine.server.outage(how))
         return await grants("new")(request, received)
 
-    one, two = await storage.open(), await storage.open(10)
+    one, two = await engine.seeded(timeout=1), await engine.seeded(timeout=10)
     async with (
         Scripted(fail, grants("wrong")) as server,
         oauth_for(server.base_url, store=one) as first,
@@ -103,15 +121,14 @@ async def test_token_refreshed_during_an_outage_is_saved_when_the_server_is_back
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("storage", ["postgres"], indirect=True)
-@pytest.mark.parametrize("how", ["stopped", "killed"])
-async def test_lock_of_a_failed_refresh_is_released_as_soon_as_the_server_is_back(how: str, storage: Any) -> None:
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+async def test_lock_of_a_failed_refresh_is_released_as_soon_as_the_server_is_back(engine: Engine) -> None:
     """No other worker waits for the grace."""
-    one, two = await storage.open(), await storage.open()
+    one, two = await engine.seeded(timeout=1), await engine.seeded(timeout=1)
     with contextlib.ExitStack() as fault:
 
         async def fail() -> None:
-            fault.enter_context(storage.outage(how))
+            fault.enter_context(engine.server.down())
             raise ZeroDivisionError
 
         with pytest.raises(ZeroDivisionError):
@@ -123,13 +140,13 @@ async def test_lock_of_a_failed_refresh_is_released_as_soon_as_the_server_is_bac
             assert await loaded_in_the_lock(store) == OLD
 
 
-@pytest.mark.parametrize("storage", ["postgres"], indirect=True)
-async def test_closing_with_an_unsaved_token_logs_an_error(storage: Any, caplog: pytest.LogCaptureFixture) -> None:
-    store = await storage.open(0.5)
+@pytest.mark.parametrize("engine", ["postgres"], indirect=True)
+async def test_closing_with_an_unsaved_token_logs_an_error(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    store = await engine.seeded(timeout=0.5)
     with contextlib.ExitStack() as fault:
 
         async def save() -> None:
-            fault.enter_context(storage.outage("killed"))
+            fault.enter_context(engine.server.down())
             await store.save(NEW)
 
         with pytest.raises(AuthError):
@@ -140,4 +157,134 @@ async def test_closing_with_an_unsaved_token_logs_an_error(storage: Any, caplog:
         await store.aclose()
     assert "before a refreshed token was saved: its user may have to authorize again" in caplog.text
     assert "-new" not in caplog.text
-    assert await (await storage.open(10)).load() == OLD
+    assert await (await engine.seeded(timeout=10)).load() == OLD
+
+
+# Reuse
+
+
+class TokenServer(Scripted):
+    """A token server that counts reused refresh tokens: reuse detection would revoke the grant."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(self._grant)
+        self.seconds = seconds
+        self.used: set[str] = set()
+        self.reuses = 0
+        self.holder = -1
+        self.posted = asyncio.Event()
+
+    async def _grant(self, request: web.Request, received: Received) -> web.StreamResponse:
+        form = parse_qs(received.body.decode())
+        refresh_token = form["refresh_token"][0]
+        if refresh_token in self.used:
+            self.reuses += 1
+            return await says({"error": "invalid_grant"}, 400)(request, received)
+        self.used.add(refresh_token)
+        self.holder = int(form["client_id"][0])
+        self.posted.set()
+        await asyncio.sleep(self.seconds)
+        return await grants(f"{len(self.used)}")(request, received)
+
+
+async def fail(engine: Engine, fault: str, seconds: float, way: SlowWay) -> None:
+    """Let the engine fail for so long."""
+    if fault in ("down", "frozen"):
+        with engine.server.outage(fault):
+            await asyncio.sleep(seconds)
+    elif fault == "holder cut off":
+        way.cut = True
+        await engine.terminate()
+        await asyncio.sleep(seconds)
+        # Drop what the holder sent meanwhile.
+        way.cut = False
+        await engine.terminate()
+    else:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            await engine.terminate()
+            await asyncio.sleep(seconds / 5)
+
+
+@pytest.mark.parametrize(
+    ("engine", "fault", "seconds", "request_seconds", "begins"),
+    [
+        ("redis", "down", 1.0, 1.5, 0.0),
+        ("redis", "down", 0.7, 0.5, 0.45),
+        ("redis", "frozen", 1.0, 0.5, 0.0),
+        ("redis", "holder cut off", 2.0, 1.0, 0.0),
+        ("postgres", "down", 1.0, 1.5, 0.0),
+        ("postgres", "connections terminated", 1.0, 1.5, 0.0),
+        ("postgres", "holder cut off", 2.0, 1.0, 0.0),
+    ],
+    indirect=["engine"],
+)
+async def test_workers_use_no_refresh_token_twice_in_an_outage(
+    engine: Engine, fault: str, seconds: float, request_seconds: float, begins: float
+) -> None:
+    """The outage begins so long after the token request. In the end every worker has the new token."""
+    errors: Counter[str] = Counter()
+
+    async def work(oauth: OAuth) -> None:
+        while True:
+            try:
+                if await oauth.access_token() != OLD.access_token:
+                    return
+            except SigningError as error:
+                errors[f"{type(error).__name__}: {error}"[:150]] += 1
+            await asyncio.sleep(0.05)
+
+    async with contextlib.AsyncExitStack() as opened:
+        server = await opened.enter_async_context(TokenServer(request_seconds))
+        ways, workers = [], []
+        for number in range(WORKERS):
+            ways.append(await opened.enter_async_context(slow_way(engine.server.port)))
+            store = await engine.seeded(port=ways[-1].port, grace=4.5, timeout=1.0)
+            oauth = oauth_for(server.base_url, store=store, client_id=str(number))
+            workers.append(work(await opened.enter_async_context(oauth)))
+        async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+            for each in workers:
+                tasks.create_task(each)
+            await server.posted.wait()
+            await asyncio.sleep(begins)
+            await fail(engine, fault, seconds, ways[server.holder])
+        assert server.reuses == 0, errors
+
+
+def refresh_in_a_process(engine: Engine, base_url: str, **settings: Any) -> None:
+    """Use the refresh token; the response comes too late."""
+
+    async def run() -> None:
+        async with oauth_for(base_url, store=engine.store(**settings), client_id="1") as oauth:
+            await oauth.access_token()
+
+    asyncio.run(run())
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+async def test_killed_refresher_costs_the_grace_and_one_reuse(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
+    """The known limit, also if the server restarts: the other worker waits for the grace, then tries the used refresh
+    token once. The new one is lost.
+    """
+    await engine.seeded()
+    async with TokenServer(30) as server:
+        process = multiprocessing.get_context("fork").Process(
+            target=refresh_in_a_process, args=(engine, server.base_url), kwargs={"lease": 0.3, "grace": 2.0}
+        )
+        process.start()
+        try:
+            await asyncio.wait_for(server.posted.wait(), 30)
+        finally:
+            process.kill()
+            process.join()
+        killed = time.monotonic()
+        with engine.server.down():
+            pass
+        store = await engine.seeded(lease=0.3, grace=2.0)
+        async with oauth_for(server.base_url, store=store, client_id="2") as oauth:
+            with pytest.raises(AuthError, match="invalid_grant"):
+                await oauth.access_token()
+        assert time.monotonic() - killed >= 1.2
+        assert server.reuses == 1
+    if isinstance(store, RedisTokenStore):
+        assert "waiting for the lock, which another worker holds; it expires in " in caplog.text

@@ -40,14 +40,14 @@ async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterat
         server: Any = request.getfixturevalue(request.param) if request.param in DATABASES else None
         dsn = await server.new_schema() if request.param == "postgres" else ""
 
-        def open_store(name: str = "anna", **settings: Any) -> Any:
+        def open_store(name: str = "anna", *, lease: float = 5.0, **settings: Any) -> Any:
             if request.param == "memory":
                 return memory
             if request.param == "file":
                 return FileTokenStore(tmp_path / "token.json")
             known: dict[str, Any] = {"key": KEYS[0], "grace": 0.2, "timeout": 10, **settings}
             store: Any = PostgresTokenStore(dsn, name, **known) if dsn else None
-            store = store or RedisTokenStore(server.url, name, prefix=f"{request.node.name}:", **known)
+            store = store or RedisTokenStore(server.url, name, prefix=f"{request.node.name}:", lease=lease, **known)
             opened.push_async_callback(store.aclose)
             return store
 
@@ -116,8 +116,8 @@ async def test_lock_excludes_concurrent_updates(open_store: OpenStore) -> None:
 
 
 async def test_lock_is_free_after_an_error_and_after_a_cancelled_waiter_or_holder(open_store: OpenStore) -> None:
-    """The token is unchanged, and the error propagates."""
-    store, other = open_store(), open_store()
+    """At once, not after the grace. The token is unchanged, and the error propagates."""
+    store, other = open_store(grace=120), open_store(grace=120)
     await store.save(FULL)
     entered = asyncio.Event()
 
@@ -263,13 +263,28 @@ async def test_token_of_another_key_is_an_error_and_the_key_can_be_rotated(stora
 
 
 @in_a_database
-@pytest.mark.parametrize("other", ["anna:lock", "-lock:anna", "Anna"])
-async def test_similar_names_share_neither_tokens_nor_locks(storage: Any, other: str) -> None:
-    one, two = storage.open(), storage.open(other)
+async def test_holder_keeps_the_lock_for_longer_than_the_grace(storage: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The token request of a living worker may take long. In Redis, a worker that waits for the lock says so once."""
+    one, two = storage.open(lease=0.3, grace=0.9), storage.open(lease=0.3, grace=0.9)
+    async with one.lock():
+        waiting = asyncio.create_task(locked_load(two))
+        await asyncio.wait([waiting], timeout=2)
+        assert not waiting.done()
+        await one.save(FULL)
+    assert await asyncio.wait_for(waiting, TIMEOUT) == FULL
+    said = [record.message for record in caplog.records if "waiting for the lock, which another" in record.message]
+    assert len(said) == isinstance(one, RedisTokenStore)
+
+
+@in_a_database
+async def test_similar_names_share_neither_tokens_nor_locks(storage: Any) -> None:
+    one = storage.open()
     await one.save(FULL)
-    await two.save(BARE)
-    async with one.lock(), asyncio.timeout(TIMEOUT), two.lock():
-        assert (await one.load(), await two.load()) == (FULL, BARE)
+    for name in ("anna:lock", "-lock:anna", "Anna"):
+        other = storage.open(name)
+        await other.save(BARE)
+        async with one.lock(), asyncio.timeout(TIMEOUT), other.lock():
+            assert (await one.load(), await other.load()) == (FULL, BARE)
 
 
 @in_a_database

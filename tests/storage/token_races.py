@@ -1,4 +1,4 @@
-"""Races of real processes for one token: ``python -m tests.auth.store_races`` is their parent.
+"""Races of real processes for one token: ``python -m tests.storage.token_races`` is their parent.
 
 Tokens live for one second. The sandbox is the authorization server, which revokes all tokens of a user when a refresh
 token is reused.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -15,8 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -30,41 +30,26 @@ from signing_async.sandbox import Profile, Sandbox
 
 ROOT = Path(__file__).parents[2]
 REDIRECT = "https://app.example.com/callback"
+QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 LIFETIME = 1.0
 # A token is replaced after nine tenths of its lifetime. Two refreshes for one expiry would come closer together.
 APART = 0.3
 
 
-@asynccontextmanager
-async def file_store(where: str) -> AsyncIterator[TokenStore]:
-    yield FileTokenStore(where)
-
-
-@asynccontextmanager
-async def redis_store(where: str) -> AsyncIterator[TokenStore]:
-    async with RedisTokenStore(where, "race", lease=1.0) as store:
-        yield store
-
-
-@asynccontextmanager
-async def postgres_store(where: str) -> AsyncIterator[TokenStore]:
-    # A server that restarts on a busy machine is away for a while.
-    async with PostgresTokenStore(where, "race", timeout=20) as store:
-        yield store
-
-
-STORES: dict[str, Callable[[str], contextlib.AbstractAsyncContextManager[TokenStore]]] = {
-    "file": file_store,
-    "redis": redis_store,
-    "postgres": postgres_store,
-}
+def open_store(where: str) -> contextlib.AbstractAsyncContextManager[TokenStore]:
+    """Open the store: a URL of Redis, a DSN or a path."""
+    if where.startswith("redis:"):
+        return RedisTokenStore(where, "race", lease=1.0)
+    if where.startswith("postgresql:"):
+        # A server that restarts on a busy machine is away for a while.
+        return PostgresTokenStore(where, "race", timeout=20)
+    return contextlib.nullcontext(FileTokenStore(where))
 
 
 @attrs.frozen
 class Task:
     """The work of one process."""
 
-    kind: str
     where: str
     base_url: str
     client_id: str
@@ -74,15 +59,8 @@ class Task:
     clock_wrong_by: float = 0.0
 
     def oauth(self, store: TokenStore) -> OAuth:
-        secret, quick = self.client_secret, RetryPolicy(base_delay=0.01)
-        return OAuth(
-            self.base_url,
-            client_id=self.client_id,
-            client_secret=secret,
-            redirect_uri=REDIRECT,
-            store=store,
-            retry=quick,
-        )
+        known = {"client_id": self.client_id, "client_secret": self.client_secret, "redirect_uri": REDIRECT}
+        return OAuth(self.base_url, store=store, retry=QUICK, **known)
 
 
 @attrs.define
@@ -90,33 +68,37 @@ class Race:
     """A running race, and then its result."""
 
     sandbox: Sandbox
+    where: str
     workers: list[int]
     """The process ids."""
+    requests: list[Any] = attrs.field(factory=list)
+    """The refreshes that the server has received."""
     done: list[int] = attrs.field(factory=list)
     """The successful calls of each process that finished."""
     errors: list[str] = attrs.field(factory=list)
 
-    @property
-    def refreshes(self) -> list[datetime]:
-        """When the server received refreshes."""
-        return [record.received_at for record in self.sandbox.requests_of("oauth.token")][1:]
+    def read(self) -> int:
+        """Read what the server has received, and return the number of refreshes."""
+        self.requests = self.sandbox.requests_of("oauth.token")[1:]
+        return len(self.requests)
 
     @property
     def refused(self) -> int:
-        """The token requests that the server refused: each with a reused or revoked refresh token."""
-        return sum(record.status != 200 for record in self.sandbox.requests_of("oauth.token"))
+        """The refreshes that the server refused: each with a reused or revoked refresh token."""
+        return sum(record.status != 200 for record in self.requests)
 
     @property
     def doubled(self) -> int:
         """The refreshes right after another one, for the same expiry."""
-        gaps = [(late - early).total_seconds() for early, late in zip(self.refreshes, self.refreshes[1:], strict=False)]
+        times: list[datetime] = [record.received_at for record in self.requests]
+        gaps = [(late - early).total_seconds() for early, late in itertools.pairwise(times)]
         return sum(gap < APART for gap in gaps)
 
     async def quiet(self) -> None:
         """Wait for a moment between two refreshes: a process killed then takes no new token with it."""
-        before = len(self.refreshes)
+        before = self.read()
         async with asyncio.timeout(30):
-            while len(self.refreshes) == before:
+            while self.read() == before:
                 await asyncio.sleep(0.02)
         await asyncio.sleep(0.3)
 
@@ -124,53 +106,52 @@ class Race:
         """Send a signal to one of the processes."""
         os.kill(self.workers[worker], number)
 
-
-async def kill_outside_a_refresh(run: Race, worker: int, kind: str, where: str) -> None:
-    """Kill a process that is not refreshing, so that it takes no new token with it."""
-    async with STORES[kind](where) as store:
-        while True:
-            run.send(worker, signal.SIGSTOP)
-            # If others can acquire the lock, the stopped process does not hold it.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(0.8), store.lock():
-                    run.send(worker, signal.SIGKILL)
-                    return
-            run.send(worker, signal.SIGCONT)
-            await asyncio.sleep(0.2)
+    async def kill_outside_a_refresh(self, worker: int) -> None:
+        """Kill a process that is not refreshing, so that it takes no new token with it."""
+        async with open_store(self.where) as store:
+            while True:
+                self.send(worker, signal.SIGSTOP)
+                # If others can acquire the lock, the stopped process does not hold it.
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0.8), store.lock():
+                        self.send(worker, signal.SIGKILL)
+                        return
+                self.send(worker, signal.SIGCONT)
+                await asyncio.sleep(0.2)
 
 
 async def race(
-    kind: str,
     where: str,
     *,
-    workers: int = 8,
-    calls: int = 50,
-    every: float = 0.05,
+    workers: int,
+    calls: int,
     wrong_clocks: tuple[float, ...] = (),
-    meanwhile: Callable[[Race], Awaitable[None]] | None = None,
+    meanwhile: Callable[[Race], Awaitable[None]],
 ) -> Race:
-    """Let each process make its calls, one every ``every`` seconds; run ``meanwhile`` beside them."""
+    """Let each process make its calls, one every 80 ms; run ``meanwhile`` beside them."""
     async with Sandbox(seed=5, profile=Profile(access_token_lifetime=LIFETIME)) as sandbox:
         app = sandbox.register_app(REDIRECT)
         assert app.client_secret is not None
-        task = Task(kind, where, sandbox.base_url, app.client_id, app.client_secret, calls, every)
+        task = Task(where, sandbox.base_url, app.client_id, app.client_secret, calls, 0.08)
         # Processes with fewer calls find tokens that others have refreshed, and must tell whether these are valid.
-        wrong = [attrs.evolve(task, clock_wrong_by=by, calls=calls // 4, every=4 * every) for by in wrong_clocks]
+        wrong = [attrs.evolve(task, clock_wrong_by=by, calls=calls // 4, every=0.32) for by in wrong_clocks]
         tasks = [attrs.asdict(each) for each in (wrong + [task] * workers)[:workers]]
         parent = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.auth.store_races"), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            *(sys.executable, "-m", "tests.storage.token_races"),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
         assert parent.stdin is not None
         assert parent.stdout is not None
         assert await parent.stdout.readline() == b"ready\n"
-        async with STORES[kind](where) as store, task.oauth(store) as oauth:
+        async with open_store(where) as store, task.oauth(store) as oauth:
             await oauth.exchange(sandbox.authorize(app))
         parent.stdin.write(json.dumps(tasks).encode() + b"\n")
-        run = Race(sandbox, json.loads(await parent.stdout.readline()))
+        run = Race(sandbox, where, json.loads(await parent.stdout.readline()))
         try:
-            if meanwhile is not None:
-                await meanwhile(run)
-            async with asyncio.timeout(240):
+            await meanwhile(run)
+            async with asyncio.timeout(100):
                 output = await parent.stdout.read()
                 await parent.wait()
         finally:
@@ -181,17 +162,8 @@ async def race(
             said = json.loads(line)
             run.done.append(said["done"])
             run.errors += said["errors"]
-        return attrs.evolve(run, sandbox=_Log(sandbox.requests_of("oauth.token")))
-
-
-class _Log:
-    """The log of a closed sandbox."""
-
-    def __init__(self, records: list[Any]) -> None:
-        self._records = records
-
-    def requests_of(self, operation: str) -> list[Any]:
-        return self._records
+        run.read()
+        return run
 
 
 # In the worker processes
@@ -201,9 +173,9 @@ async def work(task: Task) -> None:
     """Make the calls, and report their results."""
     done, errors = 0, []
     async with (
-        STORES[task.kind](task.where) as store,
+        open_store(task.where) as store,
         task.oauth(store) as oauth,
-        SigningClient(task.base_url, oauth, retry=RetryPolicy(base_delay=0.01, settle=0.1)) as client,
+        SigningClient(task.base_url, oauth, retry=QUICK) as client,
     ):
         for _ in range(task.calls):
             try:
