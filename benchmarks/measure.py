@@ -142,6 +142,7 @@ async def interleaved(
     samples: dict[str, list[Sample]] = {name: [] for name in candidates}
     present = [(name, run) for name, run in candidates.items() if run is not None]
     fixed = 1 if quick() else int(os.environ.get(_ROUNDS, 0))
+    warm_up = 0 if quick() else warm_up
     end = time.perf_counter() + (seconds if seconds is not None and not fixed else float("inf"))
     for index in range(-warm_up, fixed or rounds):
         if index >= _FEWEST and time.perf_counter() > end:
