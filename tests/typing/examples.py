@@ -15,8 +15,6 @@ import attrs
 
 from signing_async import (
     APIError,
-    Assumptions,
-    Attempt,
     CannotBeSent,
     DecodeError,
     DispatchResult,
@@ -42,7 +40,6 @@ from signing_async import (
     RequestTimeout,
     Response,
     ResponseStream,
-    RetryPolicy,
     SealedFile,
     Signing,
     SigningCancelled,
@@ -55,7 +52,6 @@ from signing_async import (
     SqliteJournal,
     TenantApp,
     Tenants,
-    Timeouts,
     Token,
     TokenStore,
     UploadResult,
@@ -63,18 +59,6 @@ from signing_async import (
 )
 from signing_async.archive import Archive, ArchivedDocument, ArchiveResult
 from signing_async.documents.source import Source  # named in a signature
-
-
-def configured(attempts: list[Attempt]) -> SigningClient:
-    """Every setting."""
-    return SigningClient(
-        "https://tenant.example.com",
-        "token",
-        retry=RetryPolicy(max_attempts=3, base_delay=0.1),
-        timeout=Timeouts(call=10, transfer=600.0),
-        assumptions=Assumptions(cursor_param="after", item_paths="rows", expired_token_statuses={401, 403}),
-        on_attempt=attempts.append,
-    )
 
 
 async def records(client: SigningClient) -> None:
