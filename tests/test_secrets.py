@@ -41,14 +41,14 @@ from signing_async import (
     TransportError,
     User,
 )
-from signing_async._secret import Secret  # the holder of secrets itself is tested
+from signing_async._secret import Secret  # private: what the token endpoint is given
 from signing_async.postgres import PostgresInbox, PostgresJournal, PostgresTokenStore
 from signing_async.redis import RedisRateLimiter, RedisSeenEvents, RedisTokenStore
 from signing_async.sandbox import Sandbox
-from signing_async.settings import Settings
-from signing_async.transport.operation import Observer
+from signing_async.settings import Settings  # private: the command line gives its options to it
+from signing_async.transport.operation import Observer  # private: exchange() leaves the frames of its task out
 from signing_async.webhooks import Inbox
-from tests.auth.oauth_servers import REDIRECT, Received, Scripted, oauth_for, says
+from tests.auth.oauth_servers import REDIRECT, Received, Scripted, drops, hangs, let_pass, oauth_for, says
 
 # Every secret starts with this, so that a part of one is found too.
 MARK = "S3CR3T"
@@ -196,11 +196,9 @@ def tells(status: int, shape: Callable[[str], Any], **headers: str) -> Any:
     """Respond with that status and everything in the shape: text as it is, the rest as JSON."""
 
     async def answer(request: web.Request, received: Received) -> web.StreamResponse:
-        said = everything(request, received)
-        body = shape(said)
-        data = (
-            body if isinstance(body, bytes) else body.encode() if isinstance(body, str) else json.dumps(body).encode()
-        )
+        body = shape(everything(request, received))
+        text = body if isinstance(body, str | bytes) else json.dumps(body)
+        data = text.encode() if isinstance(text, str) else text
         return web.Response(status=status, body=data, headers={"Content-Type": "application/json"} | headers)
 
     return answer
@@ -233,17 +231,6 @@ async def breaks_off(request: web.Request, received: Received) -> web.StreamResp
     return response
 
 
-async def hangs_up(request: web.Request, received: Received) -> web.StreamResponse:
-    assert request.transport is not None
-    request.transport.abort()
-    return web.Response()
-
-
-async def waits(request: web.Request, received: Received) -> web.StreamResponse:
-    await asyncio.sleep(3600)
-    return web.Response()
-
-
 ANSWERS: dict[str, Any] = {
     "message": tells(400, lambda said: {"message": said, "code": said.replace(" ", ""), "request_id": said}),
     "oauth": tells(400, lambda said: {"error": "invalid_grant", "error_description": said}),
@@ -256,9 +243,7 @@ ANSWERS: dict[str, Any] = {
     "url": tells(400, lambda said: {"message": f"no: {quote(said)} {quote(said, safe='')} {urlencode({'q': said})}"}),
     "401": tells(401, lambda said: {"message": said}),
     "429": tells(429, lambda said: {"message": said}, **{"Retry-After": "100"}),
-    "500": tells(500, lambda said: {"message": said}),
     "html": tells(502, lambda said: f"<html><title>{html.escape(said)}</title><body>{said}</body></html>"),
-    "html without title": tells(503, lambda said: f"<html><body><p>{said}</p></body></html>"),
     "long html": tells(500, lambda said: f"<p>{'x' * (200 - len(MARK) - 9)} {said}</p>"),
     "plain": tells(500, lambda said: said),
     "latin-1": tells(400, lambda said: b"\xe5\xff " + said.encode("latin-1", "replace")),
@@ -274,8 +259,8 @@ ANSWERS: dict[str, Any] = {
     "retry after": heads(503, "Retry-After"),
     "reason": reasons,
     "breaks off": breaks_off,
-    "hangs up": hangs_up,
-    "waits": waits,
+    "hangs up": drops,
+    "waits": hangs,
 }
 
 
@@ -307,6 +292,7 @@ OPERATIONS: dict[str, Calls] = {
     "paginate": lambda client, oauth: client.paginate("/x", into=User),
     "stream": _stream,
 }
+OF_EACH_KIND = {"exchange", "refresh", "me", "list", "upload", "read", "request, reconciled", "stream"}
 # With these some operations succeed: they ignore the body, or keep unknown fields.
 SUCCESSES = {"no JSON", "wrong shape", "wrong list", "request id of success", "breaks off"}
 
@@ -318,28 +304,33 @@ def secret_oauth(base_url: str, token: Token | None = OLD, **settings: Any) -> O
 
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_no_secret_appears_whatever_the_server_responds(name: str, watch: Watch) -> None:
-    for operation, call in OPERATIONS.items():
-        retry = RetryPolicy(max_attempts=2, base_delay=0.001) if operation in {"me", "refresh"} else RetryPolicy.none()
-        async with (
-            Scripted(ANSWERS[name]) as server,
-            secret_oauth(server.base_url, retry=retry, timeout=0.1) as oauth,
-            SigningClient(
-                server.base_url,
-                oauth,
-                retry=retry,
-                timeout=Timeouts(call=0.15, transfer=0.15),
-                on_attempt=watch.attempts.append,
-                on_response=watch.responses.append,
-            ) as client,
-        ):
-            await oauth.token()
-            try:
-                await call(client, oauth)
-            except SigningError as error:
-                watch.errors.append(error)
-            else:
-                assert name in SUCCESSES, operation
-    assert len(watch.errors) >= len(OPERATIONS) // 2
+    """Each response meets every way to read one, and each operation every third response."""
+    number = list(ANSWERS).index(name)
+    operations = [
+        operation for index, operation in enumerate(OPERATIONS) if operation in OF_EACH_KIND or index % 3 == number % 3
+    ]
+    async with Scripted(ANSWERS[name]) as server:
+        for operation in operations:
+            retry = RetryPolicy(max_attempts=2 if operation in {"me", "refresh"} else 1, base_delay=0.001)
+            async with (
+                secret_oauth(server.base_url, retry=retry, timeout=0.1) as oauth,
+                SigningClient(
+                    server.base_url,
+                    oauth,
+                    retry=retry,
+                    timeout=Timeouts(call=0.15, transfer=0.15),
+                    on_attempt=watch.attempts.append,
+                    on_response=watch.responses.append,
+                ) as client,
+            ):
+                await oauth.token()
+                try:
+                    await OPERATIONS[operation](client, oauth)
+                except SigningError as error:
+                    watch.errors.append(error)
+                else:
+                    assert name in SUCCESSES, operation
+    assert len(watch.errors) >= len(operations) // 2
 
 
 async def test_no_secret_appears_without_a_connection(watch: Watch) -> None:
@@ -356,8 +347,8 @@ async def test_no_secret_appears_without_a_connection(watch: Watch) -> None:
         secret_oauth(base_url, session=session) as oauth,
         SigningClient(base_url, oauth, session=session) as client,
     ):
-        for call in OPERATIONS.values():
-            await watch.failing(call(client, oauth))
+        for operation in OF_EACH_KIND:
+            await watch.failing(OPERATIONS[operation](client, oauth))
 
 
 async def test_no_secret_appears_in_the_whole_flow(sandbox: Sandbox, watch: Watch, tmp_path: Path) -> None:
@@ -366,14 +357,9 @@ async def test_no_secret_appears_in_the_whole_flow(sandbox: Sandbox, watch: Watc
     assert app.client_secret is not None
     path = tmp_path / "token.json"
     known = [app.client_secret]
+    known_app = {"client_id": app.client_id, "client_secret": app.client_secret}
     async with (
-        OAuth(
-            sandbox.base_url,
-            client_id=app.client_id,
-            client_secret=app.client_secret,
-            redirect_uri=REDIRECT,
-            store=FileTokenStore(path),
-        ) as oauth,
+        oauth_for(sandbox.base_url, **known_app, store=FileTokenStore(path)) as oauth,
         SigningClient(sandbox.base_url, oauth, on_attempt=watch.attempts.append) as client,
     ):
         request = oauth.authorization_request()
@@ -570,19 +556,13 @@ async def test_background_refresh_logs_no_secret(watch: Watch) -> None:
         await oauth.settle()
 
 
-async def test_failed_early_refresh_is_logged_without_secrets(watch: Watch) -> None:
+async def test_failed_early_refresh_is_logged_without_secrets(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     token = Token(OLD.access_token, OLD.refresh_token, datetime.now(UTC) + timedelta(seconds=50))
     async with Scripted(ANSWERS["message"]) as server, secret_oauth(server.base_url, token) as oauth:
         await oauth.token()
-        oauth.current._fresh_until = 0.0
+        let_pass(monkeypatch, 48)
         assert (await oauth.token()).access_token == OLD.access_token
     assert "early token refresh" in watch.log.getvalue()
-
-
-def test_token_is_neither_shown_nor_pickled() -> None:
-    hidden("repr", f"{OLD!r} {OLD}")
-    with pytest.raises(TypeError, match="cannot be pickled"):
-        pickle.dumps(OLD)
 
 
 @pytest.mark.parametrize("spell", [escaped, json.dumps, html.escape, quote, lambda text: quote(text, safe="")])
@@ -598,24 +578,19 @@ async def test_client_secret_is_redacted_however_the_server_spells_it(spell: Cal
 
 
 def test_these_tests_notice_secrets_in_messages_attributes_variables_and_causes() -> None:
-    def raising() -> None:
-        local = OLD.access_token
-        raise AuthError("nothing to see" + local[:0])
-
-    for broken in (AuthError(MARK), AuthError("x", code=MARK), AuthError("x", request_id=MARK)):
+    elsewhere: dict[str, Any] = {}
+    exec(compile("def fail(error):\n    local = 'S3CR3T'\n    raise error", "/elsewhere.py", "exec"), elsewhere)
+    caused, foreign, raised = AuthError("x"), AuthError("x"), AuthError("x")
+    caused.__cause__, foreign.__cause__ = ValueError(MARK), aiohttp.ClientError()
+    with pytest.raises(AuthError):
+        elsewhere["fail"](raised)
+    for broken in (
+        AuthError(MARK),
+        AuthError("x", code=MARK),
+        AuthError("x", request_id=MARK),
+        caused,
+        foreign,
+        raised,
+    ):
         with pytest.raises(AssertionError):
             check(broken)
-    caused = AuthError("x")
-    caused.__cause__ = ValueError(MARK)
-    with pytest.raises(AssertionError):
-        check(caused)
-    caused.__cause__ = aiohttp.ClientError()
-    with pytest.raises(AssertionError):
-        check(caused)
-    elsewhere: dict[str, Any] = {"raising": None}
-    exec(compile("def raising(error):\n    local = 'S3CR3T'\n    raise error", "/elsewhere.py", "exec"), elsewhere)
-    error = AuthError("x")
-    with pytest.raises(AuthError):
-        elsewhere["raising"](error)
-    with pytest.raises(AssertionError):
-        check(error)
