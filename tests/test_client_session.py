@@ -9,15 +9,7 @@ import warnings
 import aiohttp
 import pytest
 
-from signing_async import (
-    Assumptions,
-    Attempt,
-    ClientClosed,
-    ConfigurationError,
-    RetryPolicy,
-    SigningClient,
-    Timeouts,
-)
+from signing_async import Attempt, ClientClosed, ConfigurationError, RetryPolicy, SigningClient, TransportError
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
 
@@ -65,7 +57,7 @@ async def test_client_that_was_not_closed_is_a_resource_warning(sandbox: Sandbox
     client = SigningClient(sandbox.base_url, sandbox.access_token())
     await client.me()
     view = client.with_options(timeout=5)
-    session = client._shared.sessions.get()
+    sessions = [one for one in gc.get_objects() if type(one) is aiohttp.ClientSession]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         del view
@@ -74,37 +66,34 @@ async def test_client_that_was_not_closed_is_a_resource_warning(sandbox: Sandbox
         del client
         gc.collect()
     assert any("SigningClient" in str(one.message) for one in caught if one.category is ResourceWarning)
-    await session.close()
+    for session in sessions:
+        await session.close()
 
 
-def test_client_in_a_second_event_loop_is_a_configuration_error() -> None:
-    async def first() -> SigningClient:
+def test_client_or_session_of_another_event_loop_is_a_configuration_error() -> None:
+    attempts: list[Attempt] = []
+
+    async def first() -> tuple[SigningClient, aiohttp.ClientSession]:
         client = SigningClient("http://127.0.0.1:9", "token", retry=RetryPolicy.none())
-        client._shared.sessions.get()
-        return client
+        with pytest.raises(TransportError):
+            await client.me()
+        return client, aiohttp.ClientSession()
 
-    async def second(client: SigningClient) -> None:
+    async def second(client: SigningClient, session: aiohttp.ClientSession) -> None:
         with pytest.raises(ConfigurationError, match="event loop"):
             await client.me()
         await client.aclose()
+        client = SigningClient("http://127.0.0.1:9", "token", session=session, on_attempt=attempts.append)
+        with pytest.raises(ConfigurationError, match="the session belongs to another event loop"):
+            await client.me()
 
-    client = asyncio.run(first())
-    asyncio.run(second(client))
+    client, session = asyncio.run(first())
+    asyncio.run(second(client, session))
+    assert len(attempts) == 1
+    session.detach()  # its loop is closed, and it has no connections
 
 
 # Views and the end
-
-
-async def test_view_shares_all_but_its_options(sandbox: Sandbox, client: SigningClient) -> None:
-    view = client.with_options(
-        timeout=Timeouts(call=5), retry=RetryPolicy.none(), assumptions=Assumptions(limit_param="limit")
-    )
-    assert (await view.me()) is not None
-    assert view._shared is client._shared
-    async with view:
-        pass
-    with pytest.raises(ClientClosed):
-        await client.me()
 
 
 class _Named(SigningClient):
@@ -116,42 +105,23 @@ class _Named(SigningClient):
 async def test_view_of_a_subclass_keeps_its_attributes(sandbox: Sandbox) -> None:
     async with _Named(sandbox.base_url, sandbox.access_token(), "acme") as client:
         view = client.with_options(timeout=5)
-        assert (type(view), view.name, view._transport.options.timeouts.call) == (_Named, "acme", 5)
+        assert (type(view), view.name) == (_Named, "acme")
         view.name = "other"
-        assert (client.name, client._transport.options.timeouts) == ("acme", Timeouts())
+        assert client.name == "acme"
         assert (await view.me()).email
         assert repr(view) == f"_Named({sandbox.base_url!r})"
 
 
-async def test_operations_after_aclose_raise_client_closed(sandbox: Sandbox, client: SigningClient) -> None:
-    """On a view too. Closing again is allowed."""
+@pytest.mark.parametrize("closed", ["client", "view"])
+async def test_operations_after_the_end_raise_client_closed(client: SigningClient, closed: str) -> None:
+    """A client and its views end together. Closing again is allowed."""
     view = client.with_options(timeout=5)
     await client.me()
-    await client.aclose()
-    await client.aclose()
+    for _ in range(2):
+        await (client if closed == "client" else view).aclose()
     for one in (client, view):
-        with pytest.raises(ClientClosed):
-            await one.me()
-        with pytest.raises(ClientClosed):
-            await one.signings.list()
-        with pytest.raises(ClientClosed):
-            await one.documents.upload("id", make_pdf())
+        for call in (one.me(), one.signings.list(), one.documents.upload("id", make_pdf()), one.recipients.list("id")):
+            with pytest.raises(ClientClosed):
+                await call
         with pytest.raises(ClientClosed):
             await one.recipients.remind_pending("id")
-
-
-def test_session_of_another_event_loop_is_one_clear_error() -> None:
-    attempts: list[Attempt] = []
-
-    async def make() -> aiohttp.ClientSession:
-        return aiohttp.ClientSession()
-
-    async def use(session: aiohttp.ClientSession) -> None:
-        client = SigningClient("http://127.0.0.1:9", "token", session=session, on_attempt=attempts.append)
-        with pytest.raises(ConfigurationError, match="the session belongs to another event loop"):
-            await client.me()
-
-    session = asyncio.run(make())
-    asyncio.run(use(session))
-    assert len(attempts) == 1
-    session.detach()  # its loop is closed, and it has no connections

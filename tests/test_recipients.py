@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from signing_async import Assumptions, InvalidRequest, NewRecipient, SigningClient, Unauthorized
+from signing_async import Assumptions, InvalidRequest, NewRecipient, Recipient, Signing, SigningClient, Unauthorized
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
 from tests.servers import serving
@@ -24,42 +24,52 @@ async def test_add_takes_a_new_recipient(client: SigningClient) -> None:
     assert [recipient.id async for recipient in client.recipients.list(draft)] == [added.id]
 
 
-async def test_add_checks_a_new_recipient(sandbox: Sandbox, client: SigningClient) -> None:
-    with pytest.raises(InvalidRequest, match=r"^email: must be .*, got 'anna'; order: must be an integer"):
-        await client.recipients.add("s1", NewRecipient("anna", order=0))
-    assert sandbox.requests == []
-
-
-@pytest.mark.parametrize("fields", [{"email": "bo@example.com"}, {"order": 2}, {"extra": {"phone": "1"}}])
-async def test_add_refuses_a_new_recipient_with_fields_beside_it(
-    sandbox: Sandbox, client: SigningClient, fields: Any
+@pytest.mark.parametrize(
+    ("recipient", "fields", "said"),
+    [
+        (NewRecipient("anna", order=0), {}, r"email: must be .*, got 'anna'; order: must be an integer .*"),
+        (NewRecipient("anna@example.com"), {"order": 2}, r"recipient: pass a NewRecipient or its fields, not both"),
+        ("anna@example.com", {}, r"recipient: must be a NewRecipient, got str; pass an address as email="),
+    ],
+)
+async def test_invalid_new_recipient_is_refused_before_sending(
+    recipient: Any, fields: Any, said: str, sandbox: Sandbox, client: SigningClient
 ) -> None:
-    with pytest.raises(InvalidRequest, match=r"^recipient: pass a NewRecipient or its fields, not both$"):
-        await client.recipients.add("s1", NewRecipient("anna@example.com"), **fields)
+    with pytest.raises(InvalidRequest, match=f"^{said}$"):
+        await client.recipients.add("s1", recipient, **fields)
     assert sandbox.requests == []
 
 
-async def test_add_refuses_a_positional_address(sandbox: Sandbox, client: SigningClient) -> None:
-    add: Any = client.recipients.add
-    hint = "pass an address as email="
-    with pytest.raises(InvalidRequest, match=rf"^recipient: must be a NewRecipient, got str; {hint}$"):
-        await add("s1", "anna@example.com")
-    assert sandbox.requests == []
+async def sent_to(count: int, client: SigningClient) -> tuple[Signing, list[Recipient]]:
+    """Send a signing to so many recipients."""
+    signing = await client.signings.create(name="Lease", language="EN", signing_order="parallel")
+    await client.documents.upload(signing, make_pdf(), "lease.pdf")
+    people = [await client.recipients.add(signing, email=f"p{n}@example.com") for n in range(count)]
+    await client.signings.send(signing)
+    return signing, people
+
+
+async def test_remind_pending_continues_after_a_failure(sandbox: Sandbox, client: SigningClient) -> None:
+    signing, people = await sent_to(3, client)
+    await sandbox.sign(people[0].id)
+    sandbox.faults.add("recipients.remind", "drop-before-commit")
+    first, second = await client.recipients.remind_pending(signing)
+    assert (first.recipient.id, type(first.error).__name__) == (people[1].id, "OutcomeUnknown")
+    assert (second.recipient.id, second.error) == (people[2].id, None)
+    reminded = [one.recipient_id for one in sandbox.notifications if one.kind == "reminder"]
+    assert reminded == [people[2].id]
 
 
 async def test_recipients_after_a_fatal_error_are_not_reminded_and_their_errors_say_so(
     sandbox: Sandbox, client: SigningClient
 ) -> None:
     """The first reminder may have been sent: a 503 came before the rejected token."""
-    signing = await client.signings.create(name="Lease", language="EN")
-    await client.documents.upload(signing, make_pdf(), "lease.pdf")
-    for number in range(3):
-        await client.recipients.add(signing, email=f"r{number}@example.com")
-    await client.signings.send(signing)
+    signing, _ = await sent_to(3, client)
     sandbox.faults.add("recipients.remind", "503")
     sandbox.faults.add("recipients.remind", "expired-token")
     errors = [result.error for result in await client.recipients.remind_pending(signing)]
     assert [type(error) for error in errors] == [Unauthorized] * 3
+    assert len({id(error) for error in errors}) == 3
     assert [(error.effect, error.exit_code) for error in errors if error] == [("unknown", 3), ("none", 4), ("none", 4)]
     assert len(sandbox.requests_of("recipients.remind")) == 2
 
@@ -70,7 +80,6 @@ async def test_recipients_after_a_fatal_error_are_not_reminded_and_their_errors_
         ("completed_at", "2026-01-31T12:30:15Z", datetime(2026, 1, 31, 12, 30, 15, tzinfo=UTC)),
         ("signed_at", "2026-01-31T12:30:15Z", datetime(2026, 1, 31, 12, 30, 15, tzinfo=UTC)),
         ("done_on", 1769862615, datetime(2026, 1, 31, 12, 30, 15, tzinfo=UTC)),
-        ("completed_at", None, None),
         ("completed_at", True, None),
         ("other", "2026-01-31T12:30:15Z", None),
     ],
