@@ -39,7 +39,6 @@ async def _run(sandbox: Sandbox, *command: str, **environment: str) -> tuple[int
     "command",
     [
         "-X dev -W error -m tests.first_day plain",
-        "-OO -m tests.first_day plain",
         "-m tests.first_day uvloop",
         "-W ignore::DeprecationWarning -m tests.first_day fork",
     ],
@@ -58,9 +57,9 @@ async def test_first_day_works_in_a_process_that_gevent_patches(sandbox: Sandbox
     assert await _run(sandbox, "-c", patched) == (0, "sent\n")
 
 
-async def test_first_day_works_behind_a_proxy_with_a_password(sandbox: Sandbox) -> None:
+async def test_first_day_works_optimized_and_behind_a_proxy_with_a_password(sandbox: Sandbox) -> None:
     async with proxying() as proxy:
-        ran = await _run(sandbox, "-m", "tests.first_day", "plain", SIGNING_PROXY=proxy.url)
+        ran = await _run(sandbox, "-OO", "-m", "tests.first_day", "plain", SIGNING_PROXY=proxy.url)
     assert ran == (0, "sent\n")
     assert (len(proxy.accepted) > 10, proxy.refused) == (True, 0)
 
@@ -77,6 +76,7 @@ async def test_first_day_works_under_the_pytest_plugin_of_anyio(sandbox: Sandbox
         "async def test_first_day():\n"
         "    await first_day()\n"
     )
-    options = ("-q", "-W", "error", "-p", "no:asyncio", "-p", "no:cacheprovider", "-c", os.devnull)
-    code, output = await _run(sandbox, "-m", "pytest", *options, f"--rootdir={tmp_path}", str(tmp_path / "test_it.py"))
+    options = ("-q", "-W", "error", "-p", "anyio", "-p", "no:cacheprovider", "-c", os.devnull, f"--rootdir={tmp_path}")
+    only = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    code, output = await _run(sandbox, "-m", "pytest", *options, str(tmp_path / "test_it.py"), **only)
     assert (code, "1 passed" in output) == (0, True), output

@@ -37,7 +37,7 @@ ESCAPES = "\x1b[31m\r\n\u202e\x9b"
 @pytest.mark.parametrize("name", NAMES)
 def test_fuzz_target_holds_for_a_moment(name: str) -> None:
     """`python -m tests.fuzz` runs them for longer."""
-    assert by_mutation(load(name), seconds=0.7, seed=7) >= 100
+    assert by_mutation(load(name), seconds=0.2, seed=7) >= 100
 
 
 # Found by fuzzing
@@ -125,32 +125,31 @@ READERS: dict[str, tuple[Callable[[bytes], object], int, tuple[bytes, ...]]] = {
         _error,
         16_000,
         (
-            *(b"<", b"<title", b"<title>", b"&#", b"&#1;", b"&amp", b"a/", b"bearer+", b"bearer 1", b" ", b"\x1b"),
-            *(b'{"errors":[', b'["a",', b'{"a":', TOKEN.encode(), TOKEN[:-1].encode(), b"\xff", b"\n", b"<a>"),
+            *(b"<", b"<title>", b"&#1;", b"a/", b"bearer+", b'{"errors":[', b'{"a":', TOKEN[:-1].encode(), b"\xff"),
         ),
     ),
     "error in JSON": (
         lambda part: _error(b'{"errors": [' + part + b'0], "message": "x"}'),
         16_000,
-        (b'{"field": [[]]},', b"[[[[]]]],", b'{"loc": ["a", "b"]},', b'"cannot_be_sent ",', b"{},", b'"#/:",'),
+        (b'{"field": [[]]},', b"[[[[]]]],", b'{"loc": ["a", "b"]},', b'"#/:",'),
     ),
     "redaction": (
         lambda part: redact(part.decode(), [TOKEN, "a", "aa"]),
         50_000,
-        (b"a", b"bearer+", b"bearer ", b"bearer+a,", b"%2F", b"\\/"),
+        (b"a", b"bearer+", b"bearer+a,", b"%2F", b"\\/"),
     ),
     "record": (
         lambda part: _decode(b'{"id": "s", "x": [' + part + b"0]}"),
         100_000,
-        (b"[],", b"{},", b"[[[]]],", b"1,", b'"a",', b'{"a":{"a":1}},'),
+        (b"[[[]]],", b"1,", b'{"a":{"a":1}},'),
     ),
-    "timestamp": (_parse_time, 100_000, (b"1", b" ", b"2026-01-01", b"T", b"-", b".", b":", b"+1")),
+    "timestamp": (_parse_time, 100_000, (b"1", b" ", b"2026-01-01", b"T", b".")),
     "Retry-After": (
         lambda part: read_retry_after("Fri, 31 Dec 1999 23:59:59 GMT", date=part.decode(), now=lambda: 0.0),
         2_000,
-        (b"(", b")", b",", b" ", b"1", b":", b"Fri, ", b"31 Dec ", b"-", b"\\", b"+1"),
+        (b"(", b",", b" ", b"1", b"Fri, ", b"\\"),
     ),
-    "Link": (_parse_link, 50_000, (b"<", b">", b"<a>", b"<a>;", b"rel=next;", b"<a>; rel=", b";", b",", b" ", b'"')),
+    "Link": (_parse_link, 50_000, (b"<", b"<a>;", b"<a>; rel=", b";", b",", b" ", b'"')),
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.timeout(300)
 async def test_mixed_traffic_leaks_nothing() -> None:
     """Traffic of every kind, with faults: no growth of objects, tasks, files or threads, and no foreign error."""
-    arguments, pipe = ("-W", "error", "-m", "tests.soak", "--minutes", "0.1"), asyncio.subprocess.PIPE
+    arguments, pipe = ("-W", "error", "-m", "tests.soak", "--minutes", "0.05"), asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(sys.executable, *arguments, stdout=pipe, stderr=pipe)
     out, errors = (data.decode() for data in await child.communicate())
     assert child.returncode == 0, out + errors

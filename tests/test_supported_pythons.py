@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from pathlib import Path
@@ -23,40 +22,27 @@ def text_of(path: str) -> str:
 
 
 @pytest.fixture
-def project() -> dict[str, Any]:
-    return tomllib.loads(text_of("pyproject.toml"))["project"]  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def versions(project: dict[str, Any]) -> list[str]:
+def versions() -> list[str]:
     """The versions of the classifiers."""
+    project: dict[str, Any] = tomllib.loads(text_of("pyproject.toml"))["project"]
     prefix = "Programming Language :: Python :: 3."
-    return [one.rpartition(" ")[2] for one in project["classifiers"] if one.startswith(prefix)]
-
-
-def test_lowest_classifier_is_the_lowest_python_that_can_install_the_package(
-    project: dict[str, Any], versions: list[str]
-) -> None:
+    versions = [one.rpartition(" ")[2] for one in project["classifiers"] if one.startswith(prefix)]
     assert project["requires-python"] == f">={versions[0]}"
+    return versions
 
 
-def test_support_policy_names_the_pythons_of_the_classifiers(versions: list[str]) -> None:
-    found = re.search(r"- Python (3\.\d+) and later; tested on ([^.]*(?:\.\d+[^.]*)*)\. A Python", text_of("README.md"))
+@pytest.mark.parametrize(
+    ("path", "pattern", "first"),
+    [
+        ("README.md", r"- Python 3\.11 and later; tested on ([^.]*(?:\.\d+[^.]*)*)\. A Python", 0),
+        (".github/workflows/tests.yml", r"^ +python: \[(.*)\]$", 0),
+        (".ci/run", r"^for version in (3\..*); do$", 1),  # the tests themselves run on the lowest
+    ],
+)
+def test_pythons_are_those_of_the_classifiers(path: str, pattern: str, first: int, versions: list[str]) -> None:
+    found = re.search(pattern, text_of(path), re.MULTILINE)
     assert found
-    assert found[1] == versions[0]
-    assert re.findall(r"3\.\d+", found[2]) == versions
-
-
-def test_workflow_runs_on_the_pythons_of_the_classifiers(versions: list[str]) -> None:
-    found = re.search(r"^ +python: (\[.*\])$", text_of(".github/workflows/tests.yml"), re.MULTILINE)
-    assert found
-    assert json.loads(found[1]) == versions
-
-
-def test_ci_script_runs_on_the_pythons_above_the_lowest(versions: list[str]) -> None:
-    found = re.search(r"^for version in (3\..*); do$", text_of(".ci/run"), re.MULTILINE)
-    assert found
-    assert found[1].split() == versions[1:]
+    assert re.findall(r"3\.\d+", found[1]) == versions[first:]
 
 
 def test_selection_for_other_pythons_exists() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,9 @@ def in_threads(work: Callable[[int], Any]) -> list[Any]:
         return list(threads.map(run, range(THREADS)))
 
 
-def in_loops(work: Callable[[int], Awaitable[Any]]) -> list[Any]:
+def in_loops(work: Callable[[int], Coroutine[Any, Any, Any]]) -> list[Any]:
     """Run the coroutine function in all threads, each with an event loop."""
-
-    async def main(number: int) -> Any:
-        return await work(number)
-
-    return in_threads(lambda number: asyncio.run(main(number)))
+    return in_threads(lambda number: asyncio.run(work(number)))
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
@@ -62,19 +58,12 @@ def test_clients_of_several_threads_refresh_a_shared_token_once(service: Service
     store: TokenStore = MemoryTokenStore() if kind == "memory" else FileTokenStore(tmp_path / "token.json")
 
     def make_oauth() -> OAuth:
-        return OAuth(
-            service.sandbox.base_url,
-            client_id=app.client_id,
-            client_secret=app.client_secret or "",
-            redirect_uri=app.redirect_uri,
-            store=store,
-        )
+        known = {"client_id": app.client_id, "redirect_uri": app.redirect_uri, "client_secret": app.client_secret or ""}
+        return OAuth(service.sandbox.base_url, **known, store=store)
 
     async def login() -> None:
         async with make_oauth() as oauth:
-            state = oauth.authorization_request().state
-            code = service.do(service.sandbox.authorize, app)
-            await oauth.exchange(f"{app.redirect_uri}?code={code}&state={state}", state=state)
+            await oauth.exchange(service.do(service.sandbox.authorize, app))
 
     async def me(_: int) -> str | None:
         async with make_oauth() as oauth, SigningClient(service.sandbox.base_url, oauth) as client:
