@@ -1,6 +1,7 @@
 """A small signing service whose effects show late: a gateway gives up, and the backend carries the request out later.
 
 What happens to the requests of one call (one signing that is sent, one file name, one e-mail address) follows a script.
+`judge` compares what a caller was told with what took effect.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ import hashlib
 import json
 import re
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from inspect import isawaitable
 from typing import Any
 
 import attrs
 from aiohttp import web
+
+from signing_async import OutcomeUnknown, Reader, Response, RetryPolicy, Signing, SigningClient, SigningError
+from tests.pdfs import make_pdf
+
+SETTLE = 0.5
+POLICY = RetryPolicy(max_attempts=4, base_delay=0.02, settle=SETTLE)
+# Effects that show within the settle time end a call at once, so these tests take no longer for it.
+PATIENT = RetryPolicy(max_attempts=4, base_delay=0.02, settle=10.0)
 
 
 @attrs.frozen
@@ -25,7 +33,8 @@ class Fate:
 
     kind: str
     """ok, 408, 504, 502, html, 503 (the service's own), drop, silent-drop, 429, 401, 303, refuse (no connection), page
-    (a success with a page of HTML), garbled (a success that is no JSON), cannot-be-sent."""
+    (a success with a page of HTML), garbled (a success that is no JSON), endless (a 504 whose body never ends),
+    cannot-be-sent."""
     effect_after: float | None = None
 
 
@@ -43,6 +52,9 @@ class Held:
 
 class LateService:
     """The service's state, and what it does with requests."""
+
+    client: SigningClient
+    """A client of the service while it runs."""
 
     def __init__(self) -> None:
         self.origin = ""
@@ -62,6 +74,8 @@ class LateService:
         self.refresh_fails = False
         self.rejects_after_a_write = False
         """Whether readings are answered with 401 from the first write on."""
+        self.before_response: Callable[[Fate, dict[str, Any]], object] = lambda fate, record: None
+        """Called before each response to a write: what happens at this very moment."""
         self.pending: set[asyncio.Task[None]] = set()
         self._runner: web.AppRunner | None = None
         self._site: web.TCPSite | None = None
@@ -120,8 +134,12 @@ class LateService:
             script.pop(0)
             await self._stop_listening()
             self._later(0.15, None)
-        response = self._respond(request, fate, record)
-        return await response if isawaitable(response) else response
+        self.before_response(fate, record)
+        if fate.kind == "endless":
+            response = web.StreamResponse(status=504)
+            await response.prepare(request)
+            await asyncio.sleep(60)
+        return self._respond(request, fate, record)
 
     def _understand(self, path: str, signing: str, body: bytes) -> tuple[str, Any]:
         if path.endswith("/send"):
@@ -192,9 +210,8 @@ class LateService:
     async def _listen(self) -> None:
         assert self._runner is not None
         if self._site is None:
-            site = web.TCPSite(self._runner, "127.0.0.1", self._port)
-            await site.start()
-            self._site = site
+            self._site = web.TCPSite(self._runner, "127.0.0.1", self._port)
+            await self._site.start()
             self._port = self._runner.addresses[0][1]
 
     async def _stop_listening(self) -> None:
@@ -210,7 +227,7 @@ class LateService:
             await site.stop()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[LateService]:
+    async def running(self, retry: RetryPolicy = POLICY) -> AsyncIterator[LateService]:
         app = web.Application(client_max_size=2**20)
         app.router.add_route("*", "/{path:.*}", self.handle)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -218,7 +235,8 @@ class LateService:
         try:
             await self._listen()
             self.origin = f"http://127.0.0.1:{self._port}"
-            yield self
+            async with SigningClient(self.origin, "token", retry=retry) as self.client:
+                yield self
         finally:
             for task in tuple(self.pending):
                 task.cancel()
@@ -234,3 +252,81 @@ class LateService:
 def script(*fates: Fate | str) -> Sequence[Fate]:
     """Return fates; a plain kind has no effect, except for ok."""
     return [fate if isinstance(fate, Fate) else OK if fate == "ok" else Fate(fate) for fate in fates]
+
+
+# Calls
+
+WRITES = ["send", "upload", "add"]
+
+
+def make_call(client: SigningClient, write: str, number: int = 1, signing: str = "") -> tuple[str, Awaitable[Any]]:
+    """Return the key of a call's script, and the call: on a signing of its own, unless ``signing`` is given."""
+    signing, email = signing or f"s{number}", f"{number}@example.com"
+    if write == "send":
+        return f"s{number}", client.signings.send(f"s{number}")
+    if write == "upload":
+        return f"{number}.pdf", client.documents.upload(signing, make_pdf(), f"{number}.pdf")
+    if write == "request send":
+        return f"s{number}", request_send(client, f"s{number}")
+    if write == "request add":
+        return email, request_add(client, email, signing)
+    return email, client.recipients.add(signing, email=email, first_name="Anna")
+
+
+def request_send(client: SigningClient, signing: str) -> Awaitable[Response]:
+    """Send a signing by `client.request`."""
+
+    async def find(read: Reader) -> Response | None:
+        response = await read("/api/1.0/signings/{id}", path={"id": signing})
+        return None if response.decode(Signing).is_draft else response
+
+    return client.request("POST", "/api/1.0/signings/{id}/send", path={"id": signing}, reconcile=find)
+
+
+@attrs.frozen
+class Person:
+    """A class of the caller."""
+
+    id: str
+    email: str
+    extra: dict[str, Any] = attrs.field(factory=dict)
+
+
+RECIPIENTS = "/api/1.0/signings/{id}/recipients"
+
+
+def request_add(client: SigningClient, email: str, signing: str = "s1", *, into: Any = Person) -> Awaitable[Any]:
+    """Add a recipient by `client.request`."""
+
+    async def find(read: Reader) -> Person | None:
+        people = read.paginate(RECIPIENTS, into=Person, path={"id": signing})
+        return read.only([each async for each in people if each.email == email])
+
+    return client.request("POST", RECIPIENTS, path={"id": signing}, json={"email": email}, reconcile=find, into=into)
+
+
+async def outcome(call: Awaitable[Any]) -> tuple[SigningError | None, float]:
+    """Return the call's error, and when it ended by the loop's clock."""
+    try:
+        await call
+    except SigningError as error:
+        return error, asyncio.get_running_loop().time()
+    return None, asyncio.get_running_loop().time()
+
+
+def judge(held: Held, error: SigningError | None, ended_at: float, settle: float = SETTLE) -> None:
+    """Compare what the caller was told with the effects that showed during the call or within their settle time."""
+    seen = [fate for at, fate in held.effects if at < ended_at - 0.02 or _is_in_time(fate, settle)]
+    if error is None:
+        assert len(seen) <= 1, f"{len(seen)} silent effects"
+        assert held.effects, "a success without an effect"
+    elif error.effect == "none":
+        assert not seen, f"a definite {error!r} for what took effect"
+    else:
+        assert isinstance(error, OutcomeUnknown)
+
+
+def _is_in_time(fate: Fate, settle: float) -> bool:
+    """Whether the effect shows well within the settle time, of which some outcomes have a tenth."""
+    most = 0.0 if fate.kind in ("503", "drop") else 0.7 * settle
+    return fate.effect_after is not None and fate.effect_after <= most
