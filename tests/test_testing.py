@@ -8,15 +8,16 @@ import re
 import sys
 from pathlib import Path
 
+import pikepdf
 import pytest
 
-from signing_async import testing
+from signing_async import SigningClient, testing
 from signing_async.sandbox import Sandbox
 from signing_async.testing import sample_pdf
-from tests.needs import needs_module
 
 GUIDE = (Path(testing.__file__ or "").parent / "README.md").read_text("utf-8")
 INI = "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
+OPTIONS = ("-q", "--strict-markers", "-p", "no:cacheprovider", "-p", "no:randomly")
 
 
 def test_plugin_loads_without_pytest_asyncio(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,46 +59,36 @@ def test_fixtures_work_in_another_project(pytester: pytest.Pytester) -> None:
         """
     )
     pytester.makeini(INI)
-    result = pytester.runpytest_inprocess("-q", "--strict-markers", "-p", "no:cacheprovider", "-p", "no:randomly")
+    result = pytester.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(passed=5)
 
 
-@pytest.mark.parametrize("fixtures", ["session", "function"])
-def test_test_in_another_loop_than_its_sandbox_fails_at_once(pytester: pytest.Pytester, fixtures: str) -> None:
+def test_test_in_another_loop_than_its_sandbox_fails_at_once(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("async def test_me(signing_client):\n    assert (await signing_client.me()).email\n")
-    pytester.makeini(f"[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = {fixtures}\n")
-    ran = pytester.runpytest_subprocess("-q", "-p", "no:randomly")
-    if fixtures == "function":
-        ran.assert_outcomes(passed=1)
-        return
-    ran.assert_outcomes(errors=1)
-    ran.stdout.fnmatch_lines(['*set asyncio_default_fixture_loop_scope = "function" in pytest\'s configuration*'])
+    pytester.makeini(INI.replace("fixture_loop_scope = function", "fixture_loop_scope = session"))
+    result = pytester.runpytest_inprocess(*OPTIONS)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(['*set asyncio_default_fixture_loop_scope = "function" in pytest\'s configuration*'])
 
 
 def test_guide_runs_as_pasted(pytester: pytest.Pytester) -> None:
     """Its Python blocks are one test module; every test in it passes."""
     pytester.makepyfile("\n\n".join(re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)))
     pytester.makeini(INI)
-    outcomes = pytester.runpytest_subprocess("-q", "-p", "no:randomly").parseoutcomes()
+    outcomes = pytester.runpytest_inprocess(*OPTIONS).parseoutcomes()
     assert outcomes.keys() <= {"passed", "warnings"}
     assert outcomes["passed"] == 4
 
 
-@pytest.mark.parametrize("title", ["Lease", r"Lease (draft) \ 7", "Mietvertrag für Ångström", "契約\r\nsecond line"])
-async def test_sample_pdf_is_valid_and_can_be_sealed(title: str) -> None:
-    needs_module("pikepdf")
-    import pikepdf
-
-    from signing_async import SigningClient
-
-    async with Sandbox() as sandbox, SigningClient(sandbox.base_url, sandbox.access_token()) as client:
-        signing = await client.signings.create(name="Lease", language="EN")
-        document = await client.documents.upload(signing, sample_pdf(title), "lease.pdf")
-        await client.recipients.add(signing, email="anna@example.com")
-        await client.signings.send(signing)
-        await sandbox.complete(signing.id)
-        async with client.documents.stream_signed(signing.id, document) as chunks:
-            assert b"".join([chunk async for chunk in chunks]).startswith(sample_pdf(title))
-    with pikepdf.open(io.BytesIO(sample_pdf(title))) as pdf:
-        assert pdf.check_pdf_syntax() == []
-        assert len(pdf.pages) == 1
+async def test_sample_pdf_is_valid_and_can_be_sealed(signing_sandbox: Sandbox, signing_client: SigningClient) -> None:
+    samples = [sample_pdf(title) for title in (r"Lease (draft) \ 7", "Mietvertrag für Ångström", "契約\r\nsecond line")]
+    signing = await signing_client.signings.create(name="Lease", language="EN")
+    documents = [await signing_client.documents.upload(signing, sample, "lease.pdf") for sample in samples]
+    await signing_client.recipients.add(signing, email="anna@example.com")
+    await signing_client.signings.send(signing)
+    await signing_sandbox.complete(signing.id)
+    for sample, document in zip(samples, documents, strict=True):
+        assert (await signing_client.documents.read_signed(signing, document)).startswith(sample)
+        with pikepdf.open(io.BytesIO(sample)) as pdf:
+            assert pdf.check_pdf_syntax() == []
+            assert len(pdf.pages) == 1

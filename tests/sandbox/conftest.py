@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from signing_async.sandbox import Sandbox
 from tests import pdfs
@@ -66,13 +67,9 @@ async def receiver() -> AsyncIterator[Receiver]:
     receiver = Receiver()
     app = web.Application()
     app.router.add_post("/hook", receiver.take)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    receiver.url = f"http://127.0.0.1:{runner.addresses[0][1]}/hook"
-    yield receiver
-    await runner.cleanup()
+    async with TestServer(app) as server:
+        receiver.url = str(server.make_url("/hook"))
+        yield receiver
 
 
 @pytest.fixture

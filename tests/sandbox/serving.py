@@ -8,58 +8,36 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar
+from functools import partial
+from typing import Any
 
 import aiohttp
 
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
 
-Result = TypeVar("Result")
 Part = tuple[str | None, str | None, bytes | None]
 
 API = "/api/1.0"
 
 
-class InThread:
-    """A running sandbox in a thread; `do` runs a function there."""
-
-    def __init__(self, sandbox: Sandbox, loop: asyncio.AbstractEventLoop) -> None:
-        self.sandbox = sandbox
-        self._loop = loop
-
-    def do(self, work: Callable[[Sandbox], Result]) -> Result:
-        """Return the result of `work`, run in the sandbox's thread."""
-        done: Future[Result] = Future()
-
-        def run() -> None:
-            try:
-                done.set_result(work(self.sandbox))
-            except Exception as error:
-                done.set_exception(error)
-
-        self._loop.call_soon_threadsafe(run)
-        return done.result(10)
-
-
 @contextmanager
-def in_thread(**settings: Any) -> Iterator[InThread]:
-    """Run a sandbox in a thread."""
-    started: Future[InThread] = Future()
+def in_thread(**settings: Any) -> Iterator[tuple[str, str]]:
+    """Run a sandbox in a thread; return its URL and an access token."""
+    started: Future[tuple[str, str]] = Future()
+    stops: list[Callable[[], object]] = []
 
     async def serve() -> None:
         stop = asyncio.Event()
         async with Sandbox(**settings) as sandbox:
-            loop = asyncio.get_running_loop()
-            stops.append(lambda: loop.call_soon_threadsafe(stop.set))
-            started.set_result(InThread(sandbox, loop))
+            stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set))
+            started.set_result((sandbox.base_url, sandbox.access_token()))
             await stop.wait()
 
-    stops: list[Callable[[], object]] = []
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
     thread.start()
     try:
-        yield started.result(10)
+        yield started.result(30)
     finally:
         stops[0]()
         thread.join(10)

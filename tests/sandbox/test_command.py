@@ -82,7 +82,7 @@ def test_app_is_registered_once_and_nothing_printed_or_logged_later_holds_a_secr
     redirect_uri, secret = "http://127.0.0.1:8765/callback", "s3cret-of-a-client"
     options = ("--data", str(tmp_path), "--webhook-url", HOOK, "--app", f"My app={redirect_uri}")
     with running(*options, SIGNING_WEBHOOK_SECRET=secret) as (_, said):
-        assert "after `signing-async login`" in said
+        assert "then run `signing-async login`" in said
         assert "asks for no password" not in said
         assert f"{HOOK} (signed with SIGNING_WEBHOOK_SECRET)" in said
         assert secret not in said
@@ -139,8 +139,8 @@ def test_app_is_registered_once_and_nothing_printed_or_logged_later_holds_a_secr
 def test_invalid_option_is_an_error_that_names_it(
     options: list[str], code: int, words: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with in_thread(data=tmp_path) as other:
-        used = {"folder": str(tmp_path), "port": other.sandbox.base_url.rpartition(":")[2]}
+    with in_thread(data=tmp_path) as (url, _):
+        used = {"folder": str(tmp_path), "port": url.rpartition(":")[2]}
         assert cli.run(["sandbox", "--port", "0", *(option.format(**used) for option in options)]) == code
     said = capfd.readouterr().err
     assert "Error: " in said

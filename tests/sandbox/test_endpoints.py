@@ -9,7 +9,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp.http_parser import HttpRequestParserPy
 from yarl import URL
 
 from signing_async.sandbox import Profile, Refused, Sandbox
@@ -68,7 +67,7 @@ async def test_missing_wrong_or_expired_token_is_401_everywhere(signing_sandbox:
     signing, document, [recipient] = await call.sent()
     expired = signing_sandbox.access_token(lifetime=60)
     signing_sandbox.clock.advance(seconds=61)
-    wrong = (None, "", "Bearer", "Bearer ", "Basic YTpi", "Bearer wrong", "Bearer \udcff", f"Bearer {expired}")
+    wrong = (None, "", "Bearer ", "Basic YTpi", "Bearer \udcff", f"Bearer {expired}")
     for method, path in OPERATIONS:
         address = API + path.format(signing=signing, document=document, recipient=recipient)
         for header in wrong:
@@ -102,18 +101,13 @@ async def test_signing_document_or_recipient_of_others_does_not_exist(signing_sa
     assert signing_sandbox.recipients()[0].reminders == 0
 
 
-async def test_wrong_method_is_405_and_names_the_allowed_ones(call: Caller) -> None:
-    for method, path in OPERATIONS:
-        for wrong in ("PUT", "PATCH", "OPTIONS", "HEAD"):
-            status, _ = await call(wrong, API + path.format(signing="x", document="x", recipient="x"))
-            assert status == 405
-            assert method in call.headers["allow"].split(", ")
-
-
-async def test_unknown_path_is_404(call: Caller) -> None:
+async def test_unknown_path_is_404_and_a_wrong_method_405(call: Caller) -> None:
     for path in (API, f"{API}/nope", "/api/2.0/me", f"{API}/me/", "/%2e%2e/x"):
         status, body = await call("GET", path)
         assert (status, body["code"]) == (404, "not_found")
+    for method in ("PUT", "OPTIONS", "HEAD"):
+        assert (await call(method, f"{API}/signings"))[0] == 405
+        assert call.headers["allow"] == "GET, POST"
 
 
 async def test_request_id_is_the_same_in_body_header_and_log(call: Caller, signing_sandbox: Sandbox) -> None:
@@ -164,20 +158,6 @@ async def test_invalid_page_size_or_cursor_is_400_and_named(call: Caller, name: 
         assert (status, list(body["errors"])) == (400, [name]), value
 
 
-@pytest.mark.parametrize("address", [b"/signings/\xff\xfe", b"/signings?cursor=\xff"])
-async def test_url_that_is_not_utf_8_is_400(
-    signing_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, address: bytes
-) -> None:
-    monkeypatch.setattr("aiohttp.web_protocol.HttpRequestParser", HttpRequestParserPy)
-    reader, writer = await asyncio.open_connection("127.0.0.1", int(signing_sandbox.base_url.rpartition(":")[2]))
-    token = signing_sandbox.access_token().encode()
-    writer.write(b"GET /api/1.0" + address + b" HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer " + token + b"\r\n\r\n")
-    head = await reader.readuntil(b"\r\n\r\n")
-    writer.close()
-    assert head.startswith(b"HTTP/1.1 400")
-    assert b"application/json" in head
-
-
 async def test_internal_error_is_500_and_logged(
     call: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -193,14 +173,6 @@ async def test_internal_error_is_500_and_logged(
 # signings
 
 
-async def test_post_signings_creates_a_draft(call: Caller) -> None:
-    body = {"name": "Lease", "language": "SV", "signing_order": "sequential", "message": "Please sign"}
-    signing = await call.ok("POST", f"{API}/signings", json=body)
-    assert signing["is_draft"] is True
-    assert {name: signing[name] for name in body} == body
-    assert (await call.ok("GET", f"{API}/me"))["email"] == "user@sandbox.example"
-
-
 async def test_cursor_neither_repeats_nor_skips_while_signings_are_created(call: Caller) -> None:
     first = [await call.draft() for _ in range(4)]
     page = await call.ok("GET", f"{API}/signings", params={"limit": "2"})
@@ -213,10 +185,10 @@ async def test_cursor_neither_repeats_nor_skips_while_signings_are_created(call:
 @pytest.mark.parametrize(
     ("field", "allowed", "others"),
     [
-        ("name", ["A"], [None, "", "   ", 7, ["x"], {}, True]),
-        ("language", ["EN", "SV"], [None, "", "DE", "en", 1, []]),
-        ("signing_order", ["sequential", "parallel"], ["", "random", "PARALLEL", 1, [], {}]),
-        ("message", [None, "", "Hello", "ö" * 400, "🖋" * 400], ["x" * 401, "🖋" * 401, " " * 401, 5, ["x"]]),
+        ("name", ["A"], [None, "", "   ", 7, ["x"]]),
+        ("language", ["EN", "SV"], [None, "", "en", []]),
+        ("signing_order", ["sequential", "parallel"], ["", "random", 1, {}]),
+        ("message", [None, "", "ö" * 400, "🖋" * 400], ["🖋" * 401, " " * 401, 5]),
     ],
 )
 async def test_allowed_values_of_a_signing_are_returned_and_others_refused_by_name(
@@ -229,36 +201,22 @@ async def test_allowed_values_of_a_signing_are_returned_and_others_refused_by_na
         await refused(call, "/signings", {"name": "A", "language": "EN"} | {field: value}, field)
 
 
-async def test_400_names_every_invalid_field(call: Caller) -> None:
-    body = {"language": "DE", "signing_order": "up", "message": "x" * 401}
-    status, response = await call("POST", f"{API}/signings", json=body)
-    assert (status, set(response["errors"])) == (400, {"name", "language", "signing_order", "message"})
-
-
 # documents
 
 
-@pytest.fixture(scope="module")
-def refused_files() -> dict[str, tuple[str, bytes]]:
-    """Files that the service does not take, and the codes."""
-    report = pdfs.by_reportlab()
-    return {
-        **{f"encrypted with {m}": ("protected", pdfs.encrypted(report, m)) for m in ("AES-256", "RC4-128", "RC4-40")},
-        "password protected": ("protected", pdfs.encrypted(report, "AES-256", user="secret")),
-        "signed": ("already_signed", pdfs.signed_by_pyhanko(report)),
-        "too large": ("too_large", pdfs.make_pdf(10 * 2**20 + 1)),
-        "far too large": ("too_large", pdfs.make_pdf(30 * 2**20)),
-        **{f"no PDF: {name}": ("not_pdf", data) for name, data in pdfs.not_pdfs().items()},
-    }
-
-
 async def test_422_for_protected_large_signed_or_invalid_files_keeps_nothing(
-    call: Caller, signing_sandbox: Sandbox, refused_files: dict[str, Any]
+    call: Caller, signing_sandbox: Sandbox
 ) -> None:
+    """All kinds of files are in test_inspection.py."""
     signing_id = await call.draft()
-    for name, (code, data) in refused_files.items():
+    for code, data in (
+        ("protected", pdfs.encrypted(pdfs.by_reportlab())),
+        ("already_signed", pdfs.with_signature_field(b"/V 7 0 R")),
+        ("too_large", pdfs.make_pdf(30 * 2**20)),
+        ("not_pdf", b"hello"),
+    ):
         status, body = await call.upload(signing_id, data)
-        assert (status, body["code"]) == (422, code), name
+        assert (status, body["code"]) == (422, code)
         assert body["message"]
     assert signing_sandbox.documents(signing_id) == []
     assert list(signing_sandbox.service.incoming().path.parent.iterdir()) == []
@@ -266,50 +224,37 @@ async def test_422_for_protected_large_signed_or_invalid_files_keeps_nothing(
         signing_sandbox.document_bytes("nope")
 
 
-async def test_documents_keep_their_exact_bytes_and_the_order_of_upload(call: Caller, signing_sandbox: Sandbox) -> None:
-    signing_id, data = await call.draft(), make_pdf(200_000)
-    uploads = [(await call.upload(signing_id, data, filename=f"{name}.pdf"))[1] for name in "cab"]
-    shown = (await call.ok("GET", f"{API}/signings/{signing_id}"))["documents"]
-    assert [document["id"] for document in shown] == [document["id"] for document in uploads]
-    assert [document["name"] for document in shown] == ["c.pdf", "a.pdf", "b.pdf"]
-    assert signing_sandbox.document_bytes(uploads[0]["id"]) == data
-
-
 FORM = 'form-data; name="selected_file"; filename='
+NAMES = {
+    f'{FORM}"../../etc/passwd"': "passwd",
+    f'{FORM}"C:\\\\docs\\\\lease.pdf"': "lease.pdf",
+    f'{FORM}"   "': "document.pdf",
+    f'{FORM}""': "document.pdf",
+    f'{FORM}"avtal åäö 漢字.pdf"': "avtal åäö 漢字.pdf",
+    f'{FORM}"{"x" * 300}.pdf"': "x" * 255,
+    f'{FORM}"a \\"b\\".pdf"': 'a "b".pdf',
+    f'{FORM}"a%22b%0D%0A.pdf"': 'a"b.pdf',
+    f"{FORM}\"x\"; filename*=UTF-8''%c3%a5.pdf": "å.pdf",
+    "form-data; name=selected_file; filename=a.pdf": "a.pdf",
+    'FORM-DATA;FILENAME="a;b=c.pdf";NAME="selected_file"': "a;b=c.pdf",
+}
 
 
-@pytest.mark.parametrize(
-    ("header", "name"),
-    [
-        (f'{FORM}"a.pdf"', "a.pdf"),
-        (f'{FORM}"../../etc/passwd"', "passwd"),
-        (f'{FORM}"C:\\\\docs\\\\lease.pdf"', "lease.pdf"),
-        (f'{FORM}"   "', "document.pdf"),
-        (f'{FORM}""', "document.pdf"),
-        (f'{FORM}"avtal åäö 漢字.pdf"', "avtal åäö 漢字.pdf"),
-        (f'{FORM}"{"x" * 300}.pdf"', "x" * 255),
-        (f'{FORM}"a \\"b\\".pdf"', 'a "b".pdf'),
-        (f'{FORM}"a%22b%0D%0A.pdf"', 'a"b.pdf'),
-        (f"{FORM}\"x\"; filename*=UTF-8''%c3%a5.pdf", "å.pdf"),
-        ("form-data; name=selected_file; filename=a.pdf", "a.pdf"),
-        ('FORM-DATA;FILENAME="a;b=c.pdf";NAME="selected_file"', "a;b=c.pdf"),
-    ],
-)
-async def test_document_name_is_the_files_without_folders_however_it_is_written(
-    call: Caller, signing_sandbox: Sandbox, header: str, name: str
-) -> None:
+async def test_document_name_is_the_files_without_folders_however_it_is_written(call: Caller) -> None:
     path, data = f"{API}/signings/{await call.draft()}/documents", make_pdf()
     other = b'preamble\r\n--b\r\nContent-Disposition: form-data; name="other"\r\n\r\n1\r\n'
-    body = other + f"--b\r\nContent-Disposition: {header}\r\n\r\n".encode() + data + b"\r\n" + other[10:] + b"--b--\r\n"
-    kind = {"Content-Type": "multipart/form-data; boundary=b"}
-    document = await call.ok("POST", path, data=body, headers=kind)
-    assert document["name"] == name
-    assert signing_sandbox.document_bytes(document["id"]) == data
+    for header, name in NAMES.items():
+        part = f"--b\r\nContent-Disposition: {header}\r\n\r\n".encode() + data + b"\r\n"
+        kind = {"Content-Type": "multipart/form-data; boundary=b"}
+        body = other + part + other.removeprefix(b"preamble\r\n") + b"--b--\r\n"
+        document = await call.ok("POST", path, data=body, headers=kind)
+        assert document["name"] == name
+        assert call.sandbox.document_bytes(document["id"]) == data
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
+async def test_malformed_multipart_is_refused_with_400(call: Caller) -> None:
+    path, kind = f"{API}/signings/{await call.draft()}/documents", "multipart/form-data; boundary=b"
+    for body in (
         b"",
         b"hello",
         b'--b\r\nContent-Disposition: form-data; name="selected_file"; filename="a"\r\n\r\n%PDF',
@@ -318,33 +263,25 @@ async def test_document_name_is_the_files_without_folders_however_it_is_written(
         b"--b\r\nA: " + b"x" * 40_000,
         b"--b\r\n" + b"A: b\r\n" * 3000 + b"\r\nx\r\n--b--",
         b"--b\r\nContent-Type: multipart/mixed; boundary=c\r\n\r\n--c\r\n\r\nx\r\n--c--\r\n--b--",
-        b"--b\r\nContent-Type: multipart/mixed\r\n\r\nx\r\n--b--",
         b'--b\r\nContent-Disposition: form-data; name="_charset_"\r\n\r\n' + b"x" * 40 + b"\r\n--b--",
-    ],
-    ids=range(10),
-)
-async def test_malformed_multipart_is_refused_with_400(call: Caller, body: bytes) -> None:
-    path, kind = f"{API}/signings/{await call.draft()}/documents", "multipart/form-data; boundary=b"
-    status, response = await call("POST", path, data=body, headers={"Content-Type": kind})
-    assert (status, response["code"]) == (400, "malformed_multipart")
+    ):
+        status, response = await call("POST", path, data=body, headers={"Content-Type": kind})
+        assert (status, response["code"]) == (400, "malformed_multipart"), body[:60]
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
+async def test_upload_needs_exactly_one_file_named_selected_file(call: Caller) -> None:
+    path, file = f"{API}/signings/{await call.draft()}/documents", ("selected_file", "a.pdf", None)
+    cases: list[list[Part]] = [
         [],
         [("other", "a.pdf", None)],
         [("selected_file", None, None)],
         [(None, "a.pdf", None)],
-        [("selected_file", "a.pdf", None), ("selected_file", "b.pdf", None)],
-    ],
-    ids=["none", "another name", "no file", "no name", "two"],
-)
-async def test_upload_needs_exactly_one_file_named_selected_file(call: Caller, parts: list[Part]) -> None:
-    body, kind = body_of(parts)
-    path = f"{API}/signings/{await call.draft()}/documents"
-    status, response = await call("POST", path, data=body or b"--bOuNdArY--\r\n", headers={"Content-Type": kind})
-    assert (status, list(response["errors"])) == (400, ["selected_file"])
+        [file, file],
+    ]
+    for parts in cases:
+        body, kind = body_of(parts)
+        status, response = await call("POST", path, data=body or b"--bOuNdArY--\r\n", headers={"Content-Type": kind})
+        assert (status, list(response["errors"])) == (400, ["selected_file"]), parts
 
 
 async def test_client_that_disconnects_during_an_upload_leaves_nothing_behind(
@@ -382,8 +319,8 @@ ADDRESSES = (
         ("email", ADDRESSES, [None, "", " ", 5, *NO_ADDRESSES]),
         ("first_name", [None, "", "Åsa", "O'Neil", "<b>"], [5]),
         ("last_name", [None, "", "Åsa", "O'Neil", "<b>"], [5]),
-        ("signing_method", ["email", "approval"], ["", "fax", "EMAIL", ["email"], {}, 5]),
-        ("order", [None, 1, 1.0, 7, 7], [0, -1, 1.5, "1", True, 2**31, 1e300, [], {}]),
+        ("signing_method", ["email", "approval"], ["", "fax", "EMAIL", ["email"]]),
+        ("order", [None, 1, 1.0, 7, 7], [0, 1.5, "1", True, 2**31, 1e300, []]),
         ("phone", ["+46701"], [5]),
         ("personal_number", ["19121212-1212"], [5]),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import email.utils
-import logging
 import time
 from typing import Any
 
@@ -13,7 +12,6 @@ import aiohttp
 import pytest
 
 from signing_async.sandbox import Profile, Sandbox
-from tests.pdfs import make_pdf
 from tests.sandbox.serving import API, Caller
 
 DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
@@ -56,13 +54,11 @@ async def test_request_takes_effect_or_not_as_the_name_of_the_fault_says(
 ) -> None:
     details = {"seconds": 0.2} if kind == "slow" else {}
     fault = signing_sandbox.faults.add("signings.create", kind, **details)
-    started, seen, body, text = time.monotonic(), None, b"", b""
+    started, seen, body = time.monotonic(), None, b""
     with contextlib.suppress(*DROPPED, aiohttp.ClientPayloadError):
         async with call.session.post(f"{API}/signings", json={"name": "A", "language": "EN"}) as response:
             seen = response.status
-            async for chunk in response.content.iter_any():
-                text += chunk
-            body = text
+            body = await response.read()
     assert seen == status
     assert len(signing_sandbox.signings) == int(done)
     record = signing_sandbox.requests[-1]
@@ -71,38 +67,6 @@ async def test_request_takes_effect_or_not_as_the_name_of_the_fault_says(
     assert (body == b"") == (kind == "empty" or kind.startswith(("drop", "truncate")))
     assert (time.monotonic() - started >= 0.2) or kind != "slow"
     assert (await create(call))[0] == 201
-
-
-async def test_truncated_download_has_the_full_length_and_half_the_body(call: Caller, signing_sandbox: Sandbox) -> None:
-    signing_id, document_id, _ = await call.sent()
-    await signing_sandbox.complete(signing_id)
-    path = f"{API}/signings/{signing_id}/documents/{document_id}/download-signed"
-    signing_sandbox.faults.add("documents.download_signed", "truncate")
-    got = bytearray()
-    async with call.session.get(path) as response:
-        with contextlib.suppress(aiohttp.ClientPayloadError):
-            async for chunk in response.content.iter_any():
-                got += chunk
-    whole = int(response.headers["Content-Length"])
-    assert len(got) == whole // 2
-    assert len((await call("GET", path))[1]) == whole
-
-
-async def test_client_that_disconnects_before_a_fault_is_no_error(
-    signing_sandbox: Sandbox, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.WARNING, "signing_async.sandbox")
-    host, port = signing_sandbox.base_url.removeprefix("http://").split(":")
-    request = f"GET /api/1.0/me HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {signing_sandbox.access_token()}\r\n\r\n"
-    for kind in ("truncate", "drop-after-commit"):
-        fault = signing_sandbox.faults.add("me", kind, times=20)
-        for _ in range(20):
-            _, writer = await asyncio.open_connection(host, port)
-            writer.write(request.encode())
-            writer.transport.abort()
-            await asyncio.sleep(0.005)
-        fault.remove()
-    assert caplog.text == ""
 
 
 async def test_hang_never_responds_and_has_no_effect(call: Caller, signing_sandbox: Sandbox) -> None:
@@ -212,16 +176,6 @@ async def test_star_is_every_api_operation_but_not_oauth_which_can_have_its_own(
     assert (await call("GET", "/oauth/authorize"))[0] == 400
 
 
-async def test_upload_dropped_after_commit_is_stored(call: Caller, signing_sandbox: Sandbox) -> None:
-    signing_id = await call.draft()
-    signing_sandbox.faults.add("documents.upload", "drop-after-commit")
-    data = make_pdf(300_000)
-    with pytest.raises(DROPPED):
-        await call.upload(signing_id, data)
-    [document] = signing_sandbox.documents(signing_id)
-    assert signing_sandbox.document_bytes(document.id) == data
-
-
 @pytest.mark.signing_sandbox(profile=Profile(expired_token_status=403))
 async def test_expired_token_fault_has_the_profiles_status(call: Caller, signing_sandbox: Sandbox) -> None:
     signing_sandbox.faults.add("me", "expired-token")
@@ -234,19 +188,16 @@ async def test_expired_token_fault_has_the_profiles_status(call: Caller, signing
         ("signings.sned", "500", {}, ["signings.sned", "signings.send"]),
         ("me", "501", {}, ["501", "502-html"]),
         ("me", "500", {"retry_after": 1}, ["retry_after", "none"]),
-        ("me", "429", {"after": 1}, ["after", "retry_after"]),
         ("me", "429", {"retry_after": -1}, ["retry_after", "-1"]),
         ("me", "429", {"retry_after": [1]}, ["retry_after", "[1]"]),
         ("me", "429", {"http_date": 1}, ["http_date"]),
         ("me", "429", {"http_date": True, "retry_after": "soon"}, ["retry_after", "number"]),
         ("me", "slow", {"seconds": float("nan")}, ["seconds", "nan"]),
-        ("me", "slow", {"seconds": True}, ["seconds", "True"]),
         ("me", "500", {"times": 0}, ["times", "0"]),
         ("me", "500", {"probability": 1.1}, ["probability", "1.1"]),
         ("me", "500", {"skip": -1}, ["skip", "-1"]),
         ("oauth.token", "expired-token", {}, ["expired-token", "oauth.token"]),
         ("webhooks.deliver", "500", {}, ["500", "duplicate"]),
-        ("webhooks.deliver", "drop", {"seconds": 1}, ["seconds"]),
     ],
 )
 async def test_unknown_operation_kind_or_detail_is_a_value_error_that_names_it(
@@ -277,28 +228,8 @@ async def test_rate_limit_passes_a_burst_then_responds_429_with_retry_after(
     assert call.headers["retry-after"] == "0.25"
 
 
-async def test_restored_clock_does_not_extend_the_rate_limit(call: Caller, signing_sandbox: Sandbox) -> None:
-    signing_sandbox.rate_limit(rate=0.5, burst=2)
-    snapshot = signing_sandbox.snapshot()
-    signing_sandbox.clock.advance(days=14)
-    await call.ok("GET", f"{API}/me")
-    signing_sandbox.restore(snapshot)
-    assert await statuses(call, 2) == [200, 429]
-    assert call.headers["retry-after"] == "2"
-
-
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"rate": 0},
-        {"rate": "x"},
-        {"rate": True},
-        {"rate": 1e-320},
-        {"rate": 1, "burst": 0},
-        {"rate": 1, "burst": 1.5},
-        {"rate": 1, "retry_after": "soon"},
-        {"rate": 1, "retry_after": float("inf")},
-    ],
+    "options", [{"rate": "x"}, {"rate": 1e-320}, {"rate": 1, "burst": 1.5}, {"rate": 1, "retry_after": "soon"}]
 )
 async def test_invalid_rate_limit_is_a_value_error_that_names_the_argument(
     signing_sandbox: Sandbox, options: dict[str, Any]

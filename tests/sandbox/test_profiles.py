@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from typing import Any
-from urllib.parse import urlsplit
 
-import aiohttp
 import pytest
 
 from signing_async.sandbox import Profile, Sandbox
@@ -54,28 +52,22 @@ async def walk(call: Caller, path: str, limit: int) -> list[Any]:
             return ids
 
 
-STYLES = ("meta_cursor", "top_cursor", "next_url", "link_header", "has_more")
+PAGING = {"cursor_param": "after", "limit_param": "per_page", "items_field": "results", "recipients_list": "paged"}
 
 
-@each("pagination", *STYLES, cursor_param="after", limit_param="per_page", items_field="results")
-async def test_every_style_of_paging_leads_through_all_signings_once_and_refuses_a_wrong_cursor(
+@each("pagination", "meta_cursor", "top_cursor", "next_url", "link_header", "has_more", **PAGING)
+async def test_every_style_of_paging_leads_through_a_list_once_and_refuses_a_wrong_cursor(
     call: Caller, pagination: str
 ) -> None:
     created = [await call.draft() for _ in range(7)]
     for limit in (3, 7):
         assert await walk(call, f"{API}/signings", limit) == created[::-1]
-    status, body = await call("GET", f"{API}/signings", params={"after": "nope"})
-    assert (status, list(body["errors"])) == (400, ["after"])
-
-
-@each("pagination", *STYLES, recipients_list="paged")
-async def test_recipients_are_paged_like_signings_and_a_wrong_cursor_is_refused(call: Caller, pagination: str) -> None:
-    signing_id = await call.draft()
-    people = [await call.recipient(signing_id) for _ in range(5)]
-    path = f"{API}/signings/{signing_id}/recipients"
+    people = [await call.recipient(created[0]) for _ in range(5)]
+    path = f"{API}/signings/{created[0]}/recipients"
     assert await walk(call, path, 2) == people
-    status, body = await call("GET", path, params={"cursor": "nope"})
-    assert (status, list(body["errors"])) == (400, ["cursor"])
+    for address in (f"{API}/signings", path):
+        status, body = await call("GET", address, params={"after": "nope"})
+        assert (status, list(body["errors"])) == (400, ["after"])
 
 
 @run(pagination="bare", recipients_list="paged")
@@ -268,24 +260,20 @@ async def test_document_name_is_the_files_with_or_without_pdf(call: Caller, docu
 
 
 @pytest.mark.parametrize(
-    ("size", "accepted"),
-    [
-        pytest.param(size, accepted, marks=run(megabyte=megabyte, accept_exact_limit=exact))
-        for megabyte in (2**20, 10**6)
-        for exact in (True, False)
-        for size, accepted in ((10 * megabyte - 1, True), (10 * megabyte, exact), (10 * megabyte + 1, False))
-    ],
+    ("megabyte", "accept_exact_limit"),
+    [pytest.param(size, exact, marks=run(megabyte=size, accept_exact_limit=exact), id=f"{size} {exact}")
+     for size, exact in ((2**20, True), (10**6, False))],
 )  # fmt: skip
 async def test_ten_megabytes_follow_the_profile_and_exactly_that_is_accepted_or_not(
-    call: Caller, size: int, accepted: bool
+    call: Caller, megabyte: int, accept_exact_limit: bool
 ) -> None:
     signing_id = await call.draft()
-    data = make_pdf(size)
-    assert len(data) == size
-    status, body = await call.upload(signing_id, data)
-    assert status == (201 if accepted else 422)
-    assert accepted or body["code"] == "too_large"
-    assert len(call.sandbox.documents(signing_id)) == int(accepted)
+    for size, accepted in ((-1, True), (0, accept_exact_limit), (1, False)):
+        data = make_pdf(10 * megabyte + size)
+        assert len(data) == 10 * megabyte + size
+        status, body = await call.upload(signing_id, data)
+        assert (status, body.get("code")) == ((201, None) if accepted else (422, "too_large"))
+    assert len(call.sandbox.documents(signing_id)) == 1 + accept_exact_limit
 
 
 @run(max_documents=2, max_recipients=1)
@@ -303,15 +291,13 @@ async def test_documents_and_recipients_are_limited_by_the_profile(call: Caller)
 @pytest.mark.parametrize(
     ("setting", "value"),
     [
-        ("pagination", "offset"), ("error_shape", None), ("timestamps", []), ("expired_token_status", 404),
-        ("created_status", True), ("cursor_param", ""), ("limit_param", "a b"), ("items_field", 5), ("page_size", 0),
-        ("page_size", 101), ("page_size", True), ("max_page_size", 10**7), ("max_documents", 0), ("record_field", ""),
-        ("access_token_lifetime", 0), ("replay_grace", -1), ("code_lifetime", "600"), ("rotate_refresh_tokens", 1),
+        ("pagination", "offset"), ("timestamps", []), ("expired_token_status", 404), ("created_status", True),
+        ("cursor_param", ""), ("limit_param", "a b"), ("items_field", 5), ("cursor_param", "limit"), ("page_size", 101),
+        ("page_size", True), ("max_page_size", 10**7), ("max_documents", 0), ("record_field", ""), ("replay_grace", -1),
+        ("access_token_lifetime", float("inf")), ("code_lifetime", "600"), ("rotate_refresh_tokens", 1),
         ("required_signing_fields", "message"), ("required_signing_fields", ("name",)), ("signing_methods", ()),
-        ("phone_methods", ("fax",)), ("signing_methods", (1,)), ("signing_methods", "email"),
-        ("phone_field", "completed_at"), ("phone_field", "id"),
+        ("signing_methods", (1,)), ("phone_methods", ("fax",)), ("phone_field", "completed_at"),
         ("invitation_days", None), ("megabyte", 1024),
-        ("cursor_param", "limit"), ("refresh_token_lifetime", float("nan")), ("access_token_lifetime", float("inf")),
     ],
 )  # fmt: skip
 def test_invalid_setting_is_a_value_error_that_names_it_and_the_value(setting: str, value: object) -> None:
@@ -329,37 +315,6 @@ def test_presets_can_be_changed_and_unknown_ones_are_refused() -> None:
     assert Profile.numeric().replace(ids="uuid").ids == "uuid"
     with pytest.raises(ValueError, match=r"'nope'.*laravel"):
         Profile.preset("nope")
-
-
-def test_names_may_be_any_sequence_and_defaults_follow_a_shorter_list_of_signing_methods() -> None:
     profile = Profile(signing_methods=["email"])  # type: ignore[arg-type]  # lists will do
     assert profile == Profile(signing_methods=("email",))
     assert (profile.phone_methods, profile.identification_methods) == ((), ())
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-async def test_client_works_from_consent_to_the_sealed_file_in_every_preset(preset: str) -> None:
-    async with Sandbox(profile=Profile.preset(preset)) as sandbox:
-        profile = sandbox.profile
-        app = sandbox.register_app("http://127.0.0.1:1/")
-        async with aiohttp.ClientSession(sandbox.base_url) as session:
-            call = Caller(sandbox, session)
-            token = await call.ok("POST", TOKEN, data=exchange(sandbox, app))
-            session.headers["Authorization"] = f"Bearer {token['access_token']}"
-
-            def record(body: Any) -> Any:
-                return body[profile.record_field] if profile.record_field else body
-
-            signing = record(await call.ok("POST", f"{API}/signings", json={"name": "A", "language": "SV"}))
-            path = f"{API}/signings/{signing['id']}"
-            status, document = await call.upload(signing["id"])
-            assert status == profile.created_status
-            person = record(await call.ok("POST", f"{path}/recipients", json={"email": "a@b.example"}))
-            assert (await call("POST", f"{path}/send"))[0] == profile.send_status
-            assert (await call("POST", f"{path}/recipients/{person['id']}/remind"))[0] == profile.remind_status
-            await sandbox.sign(person["id"])
-            done = record(await call.ok("GET", path))
-            assert done["is_completed"]
-            status, sealed = await call("GET", urlsplit(done["documents"][0]["signed_file_path"]).path)
-            assert sealed.startswith(b"%PDF-")
-            assert done["documents"][0]["id"] == record(document)["id"]

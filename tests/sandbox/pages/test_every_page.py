@@ -9,19 +9,20 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import urlencode
 
-import pytest
-
 from signing_async.sandbox import Sandbox
 from tests.sandbox.browsing import Visitor
 from tests.sandbox.pages.checks import CALLBACK, check_document, check_headers, consent, crawl, full
 from tests.sandbox.serving import API, Caller
 
-HOSTILE = {
-    "markup": "<script>alert(1)</script></title></textarea><img src=x onerror=alert(1)>",
-    "quotes": """ "onmouseover="alert(1)' onfocus='alert(1) `&quot;&amp;&lt;""".strip(),
-    "bidi": "\u202eevil\u202c \u2066left\u2069 שלום",
-    "template": "{{7*7}} {sender} %s ${x} \\u003cscript\\u003e",
-}
+HOSTILE = " ".join(
+    (
+        "<script>alert(1)</script></title></textarea><img src=x onerror=alert(1)>",
+        """ "onmouseover="alert(1)' onfocus='alert(1) `&quot;&amp;&lt;""",
+        "\u202eevil\u202c \u2066left\u2069 שלום",
+        "{{7*7}} {sender} %s ${x} \\u003cscript\\u003e",
+    )
+)
+"""Markup, quotes, characters that change the direction of text, and templates."""
 
 
 def isolated(text: str) -> str:
@@ -43,7 +44,9 @@ async def test_every_page_of_a_new_sandbox_says_that_it_is_empty(visitor: Visito
         assert words in found[path].main.text
 
 
-async def test_no_link_is_dead_and_every_page_is_accessible(visitor: Visitor, call: Caller, receiver: str) -> None:
+async def test_no_link_is_dead_every_page_is_accessible_and_every_form_needs_its_token(
+    visitor: Visitor, call: Caller, receiver: str
+) -> None:
     await full(call, receiver)
     found = await crawl(visitor)
     assert len(found) > 40
@@ -63,19 +66,31 @@ async def test_no_link_is_dead_and_every_page_is_accessible(visitor: Visitor, ca
         if page.headers["content-type"].startswith("text/html"):
             check_document(page)
             check_headers(page)
+    forms = [form for page in found.values() for form in page.root.every("form")]
+    actions = {form.attributes["action"] for form in forms if form.attributes["method"] == "post"}
+    assert len({re.sub(r"[0-9a-f]{8}-[-0-9a-f]{27}", "ID", action).partition("?")[0] for action in actions}) == 13
+    before = _rows(call.sandbox), len(call.sandbox.faults.arranged)
+    for action in actions:
+        assert (await visitor.post(action, {"decision": "allow"})).status == 403, action
+    assert (_rows(call.sandbox), len(call.sandbox.faults.arranged)) == before
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-async def test_names_and_messages_are_shown_as_text_and_never_as_markup(
-    visitor: Visitor, call: Caller, kind: str
-) -> None:
-    text = HOSTILE[kind]
+def _rows(sandbox: Sandbox) -> dict[str, list[Any]]:
+    """Return everything the sandbox holds, except deliveries, which are retried meanwhile."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.deserialize(sandbox.snapshot().database)
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        kept = tables - {"deliveries", "attempts", "counters", "sqlite_sequence"}
+        return {name: database.execute(f'SELECT * FROM "{name}"').fetchall() for name in kept}
+
+
+async def test_names_and_messages_are_shown_as_text_and_never_as_markup(visitor: Visitor, call: Caller) -> None:
     before: set[str] = set()
-    for name in ("Plain", text):
+    for name in ("Plain", HOSTILE):
         call.sandbox.register_app(CALLBACK, name)
-        call.sandbox.add_user(name, f"{kind}@x.example")
+        call.sandbox.add_user(name, "other@x.example")
         signing_id = await call.draft(name=name, message=name)
-        await call.upload(signing_id, filename="plain.pdf" if name == "Plain" else f"{text}.pdf")
+        await call.upload(signing_id, filename=f"{name}.pdf")
         await call.recipient(signing_id, first_name=name, last_name=name, signing_method="sms", phone=name)
         await call.ok("POST", f"{API}/signings/{signing_id}/send")
         shown = await crawl(visitor)
@@ -86,25 +101,24 @@ async def test_names_and_messages_are_shown_as_text_and_never_as_markup(
         if page.root.children:
             check_document(page)
             for title in page.root.every("title"):
-                assert isolated(text) in title.raw or text not in title.raw, path
+                assert isolated(HOSTILE) in title.raw or HOSTILE not in title.raw, path
     for path in ("/sandbox", "/sandbox/inbox", "/developer/my-apps", f"/sandbox/signings/{signing_id}"):
         chosen = [e.raw for e in shown[path].root.every("bdi", "option")]
-        assert any(text in one for one in chosen), path
+        assert any(HOSTILE in one for one in chosen), path
         for one in shown[path].main.every():
             own = "".join(child for child in one.children if isinstance(child, str))
-            assert one.name == "bdi" or text not in own.replace(isolated(text), ""), path
+            assert one.name == "bdi" or HOSTILE not in own.replace(isolated(HOSTILE), ""), path
 
 
 async def test_refused_input_is_shown_as_text_and_never_as_markup(visitor: Visitor) -> None:
-    for text in HOSTILE.values():
-        page = await visitor.get("/developer/my-apps")
-        page = await visitor.send(page, "/developer/my-apps", name=text, redirect_uri=text)
-        check_document(page)
-        assert page.main.find("input", name="name").attributes["value"] == text
-        assert page.main.find("input", name="redirect_uri").attributes["value"] == text
-        page = await visitor.get(f"/sandbox/inbox?{urlencode({'to': text})}")
-        assert text in page.main.find("strong").raw
-        check_document(await visitor.get(consent(SimpleNamespace(client_id="app_x", redirect_uri=text), state=text)))
+    page = await visitor.get("/developer/my-apps")
+    page = await visitor.send(page, "/developer/my-apps", name=HOSTILE, redirect_uri=HOSTILE)
+    check_document(page)
+    assert page.main.find("input", name="name").attributes["value"] == HOSTILE
+    assert page.main.find("input", name="redirect_uri").attributes["value"] == HOSTILE
+    page = await visitor.get(f"/sandbox/inbox?{urlencode({'to': HOSTILE})}")
+    assert HOSTILE in page.main.find("strong").raw
+    check_document(await visitor.get(consent(SimpleNamespace(client_id="app_x", redirect_uri=HOSTILE), state=HOSTILE)))
 
 
 async def test_unknown_page_is_html_for_browsers_and_json_for_programs(visitor: Visitor, call: Caller) -> None:
@@ -150,53 +164,9 @@ async def test_requests_of_other_sites_are_refused(visitor: Visitor) -> None:
     assert visitor.sandbox.clock.offset.total_seconds() == 0
 
 
-async def test_every_form_is_refused_without_its_token(visitor: Visitor, call: Caller, receiver: str) -> None:
-    await full(call, receiver)
-    found = await crawl(visitor)
-    forms = [form for page in found.values() for form in page.root.every("form")]
-    actions = {form.attributes["action"] for form in forms if form.attributes["method"] == "post"}
-    assert len({re.sub(r"[0-9a-f]{8}-[-0-9a-f]{27}", "ID", action).partition("?")[0] for action in actions}) == 13
-    before = _rows(call.sandbox), len(call.sandbox.faults.arranged)
-    for action in actions:
-        assert (await visitor.post(action, {"decision": "allow"})).status == 403, action
-    assert (_rows(call.sandbox), len(call.sandbox.faults.arranged)) == before
-
-
-def _rows(sandbox: Sandbox) -> dict[str, list[Any]]:
-    """Return everything the sandbox holds, except deliveries, which are retried meanwhile."""
-    with closing(sqlite3.connect(":memory:")) as database:
-        database.deserialize(sandbox.snapshot().database)
-        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        kept = tables - {"deliveries", "attempts", "counters", "sqlite_sequence"}
-        return {name: database.execute(f'SELECT * FROM "{name}"').fetchall() for name in kept}
-
-
-async def test_style_is_cached_under_a_versioned_url_and_its_colours_have_the_contrast_of_wcag_aa(
-    visitor: Visitor,
-) -> None:
-    """Text has a contrast of 4.5 and edges of 3, in light and dark."""
+async def test_style_is_cached_under_a_versioned_url(visitor: Visitor) -> None:
     address = (await visitor.get("/sandbox")).root.find("link", rel="stylesheet").attributes["href"]
     assert re.fullmatch(r"/sandbox/style\.css\?v=[0-9a-f]{12}", address)
     style = await visitor.get(address)
     assert style.headers["content-type"] == "text/css; charset=utf-8"
     assert "immutable" in style.headers["cache-control"]
-    blocks = re.findall(r":root \{(.*?)\}", style.html, re.S)
-    schemes = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", block)) for block in blocks]
-    assert len(schemes) == 2
-    texts = [(ink, ground, 4.5) for ink in ("ink", "quiet", "accent-ink") for ground in ("ground", "paper", "raised")]
-    texts += [(tone, f"{tone}-soft", 4.5) for tone in ("good", "busy", "warn", "bad")]
-    texts += [("bad", "paper", 4.5), ("on-accent", "accent", 4.5), ("band-ink", "band", 4.5), ("edge", "paper", 3)]
-    texts += [("accent-ink", "accent-soft", 4.5), ("edge", "ground", 3), ("ink", "accent-soft", 4.5)]
-    for scheme in schemes:
-        for ink, ground, least in texts:
-            assert contrast(scheme[ink], scheme[ground]) >= least, (ink, ground)
-
-
-def contrast(one: str, other: str) -> float:
-    """WCAG's ratio of two colours."""
-    lights = []
-    for colour in (one, other):
-        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
-        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
-        lights.append(0.2126 * red + 0.7152 * green + 0.0722 * blue)
-    return (max(lights) + 0.05) / (min(lights) + 0.05)

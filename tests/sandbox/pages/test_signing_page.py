@@ -29,10 +29,8 @@ async def sent_to(call: Caller, **fields: str) -> tuple[str, str, str]:
 @pytest.mark.parametrize(
     ("language", "method", "label", "completed"),
     [
-        ("EN", "email", "Sign", "Everybody has signed"),
         ("EN", "approval", "Approve", "Everybody has signed"),
         ("EN", "sms", "Sign", "Everybody has signed"),
-        ("SV", "email", "Signera", "Alla har signerat"),
         ("SV", "bankid", "Fortsätt med simulerat BankID", "Alla har signerat"),
     ],
 )
@@ -64,16 +62,8 @@ async def test_recipient_reads_ticks_signs_and_finds_the_sealed_document(
     assert (await visitor.get(f"{signing_page(recipient)}/bankid")).path == signing_page(recipient)
 
 
-@pytest.mark.parametrize(
-    "profile",
-    [
-        pytest.param("names", marks=pytest.mark.signing_sandbox(profile=Profile())),
-        pytest.param("stems", marks=pytest.mark.signing_sandbox(profile=Profile(document_name="stem"))),
-    ],
-)
-async def test_documents_are_served_unchanged_and_only_within_these_pages(
-    visitor: Visitor, call: Caller, profile: str
-) -> None:
+@pytest.mark.signing_sandbox(profile=Profile(document_name="stem"))
+async def test_documents_are_served_unchanged_and_only_within_these_pages(visitor: Visitor, call: Caller) -> None:
     signing_id, data = await call.draft(), make_pdf(3000)
     form = aiohttp.FormData(quote_fields=False)
     form.add_field("selected_file", data, filename='Avtal "1".pdf', content_type="application/pdf")
@@ -112,9 +102,8 @@ async def test_page_works_for_other_methods_and_without_phone_and_identification
     assert visitor.sandbox.signing(signing_id).is_completed
 
 
-@pytest.mark.parametrize("method", ["email", "bankid"])
-async def test_signing_needs_the_ticked_box_and_a_decision(visitor: Visitor, call: Caller, method: str) -> None:
-    signing_id, _, recipient = await sent_to(call, signing_method=method, personal_number="1")
+async def test_signing_needs_the_ticked_box_and_a_decision(visitor: Visitor, call: Caller) -> None:
+    signing_id, _, recipient = await sent_to(call, signing_method="bankid", personal_number="1")
     page = await visitor.send(await visitor.get(signing_page(recipient)), signing_page(recipient))
     assert page.status == 400
     check_document(page)
