@@ -1,4 +1,4 @@
-"""Kill a receiver repeatedly under load: ``python -m tests.webhooks.crash 100000 [kills] [seed]``.
+"""Kill a receiver repeatedly under load: ``python -m tests.webhooks.crash 100000 --kills 25 --seed 1``.
 
 The sender repeats each delivery until it is acknowledged, and some beyond that. The handler appends the event id and
 the time to a file. At the end no event may be missing, and none may have been handled after its acknowledgement.
@@ -6,6 +6,7 @@ the time to a file. At the end no event may be missing, and none may have been h
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import random
@@ -14,9 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import aiohttp
 from aiohttp import web
@@ -26,12 +27,7 @@ from tests.webhooks.deliveries import SECRET, event_body, signed
 
 LEASE = 1.5
 SENDERS = 32
-
-
-class Deliveries(Protocol):
-    """Counts deliveries."""
-
-    deliveries: int
+OF_ONE_SIGNING = 20
 
 
 @dataclass
@@ -42,32 +38,44 @@ class Outcome:
     kills: int = 0
     deliveries: int = 0
     repeats: int = 0
-    seconds: float = 0.0
     acknowledged: dict[str, int] = field(default_factory=dict)
-    handled: dict[str, list[int]] = field(default_factory=dict)
+    """The events, and when each was acknowledged first."""
+    handled: list[tuple[str, int]] = field(default_factory=list)
+    """The ledger: the events in the order in which handlers ended, and what the handler noted."""
 
-    def lost(self) -> list[str]:
-        """Return the events that were acknowledged but never handled."""
-        return [name for name in self.acknowledged if name not in self.handled]
+    def __str__(self) -> str:
+        return (
+            f"{self.events} events in {self.deliveries} deliveries ({self.repeats} repeated on purpose),"
+            f" {self.kills} kills: {len(self.lost())} lost, {self.twice()} handled twice"
+        )
 
-    def repeated(self) -> list[str]:
-        """Return the events that were handled again after their acknowledgement."""
-        return [name for name, times in self.handled.items() if any(when > self.acknowledged[name] for when in times)]
+    def lost(self) -> set[str]:
+        """Return the events that were acknowledged and never handled."""
+        return set(self.acknowledged) - {name for name, _ in self.handled}
 
     def twice(self) -> int:
-        """Count the events handled more than once before their acknowledgement, which a crash makes unavoidable."""
-        return sum(len(times) > 1 for times in self.handled.values())
+        """Count the handlings beyond the first of each event."""
+        return len(self.handled) - len({name for name, _ in self.handled})
+
+    def late(self) -> list[str]:
+        """Return the events that were handled after their acknowledgement, if the handler noted the time."""
+        return [name for name, when in self.handled if when > self.acknowledged[name]]
 
 
-def serve(directory: Path, port: int) -> None:
-    """Run the receiver that is killed."""
+def open_ledger(directory: Path) -> Callable[[str, int], object]:
+    """Return a function that appends an event and a number to the ledger, as the last step of a handler."""
     ledger = os.open(directory / "ledger", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    return lambda name, number: os.write(ledger, f"{name} {number}\n".encode())
 
-    async def handler(event: Event) -> None:
-        os.write(ledger, f"{event.id} {time.monotonic_ns()}\n".encode())
 
-    seen = SQLiteSeenEvents(directory / "seen.db", lease=LEASE)
-    receiver = Receiver(WebhookVerifier(SECRET), handler, seen=seen, hand_off_timeout=LEASE / 2)
+def read_ledger(directory: Path) -> list[tuple[str, int]]:
+    """Return the lines of the ledger."""
+    lines = (line.split() for line in (directory / "ledger").read_text().splitlines())
+    return [(name, int(number)) for name, number in lines]
+
+
+def serve(receiver: Receiver, port: int) -> None:
+    """Run a receiver that is killed."""
     app = web.Application()
     app.router.add_post("/", aiohttp_handler(receiver))
     web.run_app(app, host="127.0.0.1", port=port, print=None, access_log=None, reuse_address=True)
@@ -102,75 +110,94 @@ class Victim:
         self._process.wait()
 
 
+class Sender:
+    """Delivers events, each until it is acknowledged, and some of them again."""
+
+    def __init__(self, outcome: Outcome, chance: random.Random) -> None:
+        self.may_send = asyncio.Event()
+        self.may_send.set()
+        self._outcome = outcome
+        self._chance = chance
+        self._waiting = iter(range(outcome.events))
+
+    async def deliver_all(self, port: int) -> None:
+        """Deliver all events, some at a time."""
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+            await asyncio.gather(*(self._deliver_next(session) for _ in range(SENDERS)))
+
+    async def reach(self, share: float) -> None:
+        """Wait until this share of the events is acknowledged."""
+        while len(self._outcome.acknowledged) < self._outcome.events * share:
+            await asyncio.sleep(0.005)
+
+    async def _deliver_next(self, session: aiohttp.ClientSession) -> None:
+        for number in self._waiting:
+            await self.may_send.wait()
+            name = f"evt_{number}"
+            body = event_body(name, signing={"id": f"sig_{number // OF_ONE_SIGNING}"})
+            await self._until_acknowledged(session, body)
+            self._outcome.acknowledged[name] = time.monotonic_ns()
+            if self._chance.random() < 0.1:
+                self._outcome.repeats += 1
+                await self._until_acknowledged(session, body)
+
+    async def _until_acknowledged(self, session: aiohttp.ClientSession, body: bytes) -> None:
+        while True:
+            self._outcome.deliveries += 1
+            try:
+                async with session.post("/", data=body, headers=signed(body)) as response:
+                    if response.status == 202:
+                        return
+                    assert response.status == 503, response.status
+            except (aiohttp.ClientError, OSError):
+                pass
+            await asyncio.sleep(0.1)
+
+
 async def run(events: int, kills: int, seed: int, directory: Path) -> Outcome:
     """Deliver the events while killing the receiver ``kills`` times."""
-    outcome = Outcome(events)
-    chance = random.Random(seed)
-    victim = Victim(directory)
+    outcome, victim = Outcome(events), Victim(directory)
+    sender = Sender(outcome, random.Random(seed))
     victim.start()
-    started = time.monotonic()
-    waiting = iter(range(events))
     try:
-        async with aiohttp.ClientSession(f"http://127.0.0.1:{victim.port}") as session:
-            sending = asyncio.gather(*(_send(session, waiting, outcome, chance) for _ in range(SENDERS)))
-            for number in range(1, kills + 1):
-                while len(outcome.acknowledged) < events * number / (kills + 1):
-                    await asyncio.sleep(0.001)
-                await asyncio.to_thread(victim.kill)
-                outcome.kills += 1
-                await asyncio.to_thread(victim.start)
-            await sending
+        sending = asyncio.create_task(sender.deliver_all(victim.port))
+        for number in range(1, kills + 1):
+            await sender.reach(number / (kills + 1))
+            await asyncio.to_thread(victim.kill)
+            outcome.kills += 1
+            await asyncio.to_thread(victim.start)
+        await sending
     finally:
         victim.kill()
-    outcome.seconds = time.monotonic() - started
-    for line in (directory / "ledger").read_text().splitlines():
-        name, when = line.split()
-        outcome.handled.setdefault(name, []).append(int(when))
+    outcome.handled = read_ledger(directory)
     return outcome
 
 
-async def _send(session: aiohttp.ClientSession, waiting: object, outcome: Outcome, chance: random.Random) -> None:
-    for number in waiting:  # type: ignore[attr-defined]  # an iterator shared by the senders
-        name = f"evt_{number}"
-        body = event_body(name)
-        headers = signed(body)
-        await until_acknowledged(session, body, headers, outcome)
-        outcome.acknowledged[name] = time.monotonic_ns()
-        if chance.random() < 0.1:
-            outcome.repeats += 1
-            await until_acknowledged(session, body, headers, outcome)
-
-
-async def until_acknowledged(
-    session: aiohttp.ClientSession, body: bytes, headers: dict[str, str], outcome: Deliveries
-) -> None:
-    """Deliver an event again and again until the response is 202."""
-    while True:
-        outcome.deliveries += 1
-        try:
-            async with session.post("/", data=body, headers=headers) as response:
-                if response.status == 202:
-                    return
-                assert response.status == 503, response.status
-        except (aiohttp.ClientError, OSError):
-            pass
-        await asyncio.sleep(0.1)
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """Return the arguments of a run."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("events", type=int, default=100_000, nargs="?")
+    parser.add_argument("--kills", type=int, default=25)
+    parser.add_argument("--seed", type=int, default=1)
+    return parser
 
 
 def main() -> None:
     """Run the command line."""
-    if sys.argv[1] == "serve":
-        serve(Path(sys.argv[2]), int(sys.argv[3]))
-        return
-    events, kills, seed = (int(value) for value in [*sys.argv[1:], *("20", "1")[len(sys.argv) - 2 :]])
+    if sys.argv[1:2] == ["serve"]:
+        note = open_ledger(Path(sys.argv[2]))
+
+        async def handle(event: Event) -> None:
+            note(event.id, time.monotonic_ns())
+
+        seen = SQLiteSeenEvents(Path(sys.argv[2]) / "seen.db", lease=LEASE)
+        receiver = Receiver(WebhookVerifier(SECRET), handle, seen=seen, hand_off_timeout=LEASE / 2)
+        return serve(receiver, int(sys.argv[3]))
+    given = arguments(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as directory:
-        outcome = asyncio.run(run(events, kills, seed, Path(directory)))
-    print(
-        f"{outcome.events} events in {outcome.deliveries} deliveries ({outcome.repeats} repeated on purpose),"
-        f" {outcome.kills} kills, {outcome.seconds:.0f} s: {len(outcome.lost())} lost,"
-        f" {len(outcome.repeated())} handled after their acknowledgement, {outcome.twice()} twice before it"
-    )
-    sys.exit(1 if outcome.lost() or outcome.repeated() else 0)
+        outcome = asyncio.run(run(given.events, given.kills, given.seed, Path(directory)))
+    print(f"{outcome}, {len(outcome.late())} after their acknowledgement")
+    sys.exit(bool(outcome.lost() or outcome.late()))
 
 
 if __name__ == "__main__":
