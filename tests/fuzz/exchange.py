@@ -122,15 +122,8 @@ def attacking() -> Iterator[Attack]:
 
 
 def _json(body: bytes, *, status: bytes = b"200 OK", head: bytes = b"") -> bytes:
-    return (
-        b"HTTP/1.1 %s\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n"
-        % (
-            status,
-            head,
-            len(body),
-        )
-        + body
-    )
+    top = b"HTTP/1.1 %s\r\nContent-Type: application/json\r\n%sContent-Length: %d\r\n\r\n"
+    return top % (status, head, len(body)) + body
 
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X\r\n\r\n"

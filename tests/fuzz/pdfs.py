@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-# Bytes from anywhere are searched without a client, many thousand times a second.
 from signing_async.documents.preflight import preflight  # a fuzz target needs thousands of calls a second
 from tests import pdfs
 from tests.fuzz.running import LONGEST, Target
