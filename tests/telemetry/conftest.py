@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from opentelemetry import metrics, trace
 
-from tests.telemetry.recorded import Recorded, recording
+from signing_async import telemetry
+from tests.telemetry.recorded import Recorded
 
 
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     """The spans and metrics of the test."""
-    with recording(monkeypatch) as found:
+    found = Recorded()
+    # The SDK of a process is set once: the test replaces it behind the API's back.
+    with monkeypatch.context() as patched:
+        patched.setattr(telemetry, "_loaded", None)
+        patched.setattr(trace, "_TRACER_PROVIDER", found.traces)
+        patched.setattr(metrics._internal, "_METER_PROVIDER", found.meters)
         yield found
+    found.traces.shutdown()
+    found.meters.shutdown()

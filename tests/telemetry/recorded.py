@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
-import pytest
-from opentelemetry import metrics, trace
+from opentelemetry import trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from signing_async import telemetry
 from signing_async.telemetry import names
-
-# The SDK of a process is set once; a test replaces it behind the API's back.
-_TRACES, _METRICS = "_TRACER_PROVIDER", "_METER_PROVIDER"
 
 
 class Recorded:
@@ -56,19 +49,14 @@ class Recorded:
         data = self._reader.get_metrics_data()
         if data is None:
             return []
-        found = (
-            each
-            for resource in data.resource_metrics
-            for scope in resource.scope_metrics
-            for each in scope.metrics
-            if each.name == metric.name
-        )
+        scopes = [scope for resource in data.resource_metrics for scope in resource.scope_metrics]
+        found = [each for scope in scopes for each in scope.metrics if each.name == metric.name]
         return [point for each in found for point in each.data.data_points]
 
     def total(self, metric: names.Metric, **attributes: object) -> float:
         """The sum of a counter, or the number of values of a histogram, over the points with these attributes.
 
-        ``_`` stands for a dot in the names.
+        ``__`` stands for a dot in the names.
         """
         return sum(
             getattr(point, "count", None) or getattr(point, "value", 0)
@@ -94,16 +82,3 @@ def events(span: ReadableSpan, name: str) -> list[dict[str, Any]]:
 
 def attributes(span: ReadableSpan) -> dict[str, Any]:
     return dict(span.attributes or {})
-
-
-@contextmanager
-def recording(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
-    """Record in memory until the block ends."""
-    recorded = Recorded()
-    with monkeypatch.context() as patched:
-        patched.setattr(telemetry, "_loaded", None)
-        patched.setattr(trace, _TRACES, recorded.traces)
-        patched.setattr(metrics._internal, _METRICS, recorded.meters)
-        yield recorded
-    recorded.traces.shutdown()
-    recorded.meters.shutdown()

@@ -22,30 +22,17 @@ async def sandbox() -> AsyncIterator[Sandbox]:
         yield running
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "archive of Anna"
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    return tmp_path / "the.journal"
-
-
-async def _sweep(archive: Archive) -> list[Exception | None]:
-    return [result.error async for result in archive.sweep()]
-
-
 async def test_sweep_has_a_span_and_each_document_one_under_it(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, recorded: Recorded
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, recorded: Recorded
 ) -> None:
+    folder = tmp_path / "archive of Anna"
     signings = [await completed(sandbox, client) for _ in range(2)]
     await sent(client)
     recorded.clear()
     tracer = recorded.traces.get_tracer("application")
-    async with Archive(client, folder, journal=journal) as archive:
+    async with Archive(client, folder, journal=tmp_path / "journal") as archive:
         with tracer.start_as_current_span("the job"):
-            assert await _sweep(archive) == [None] * 4
+            assert [result.error async for result in archive.sweep()] == [None] * 4
     sweep = recorded.one("archive.sweep")
     assert recorded.children(recorded.one("the job")) == [sweep]
     assert attributes(sweep) == {"signing_async.outcome": "success"}
@@ -64,26 +51,22 @@ async def test_sweep_has_a_span_and_each_document_one_under_it(
     assert recorded.total(names.SWEEP_DURATION, signing_async__outcome="success") == 1
 
 
-@pytest.mark.parametrize("is_on", [False, True])
-async def test_findings_are_counted_by_kind(
-    sandbox: Sandbox,
-    client: SigningClient,
-    folder: Path,
-    journal: Path,
-    recorded: Recorded,
-    monkeypatch: pytest.MonkeyPatch,
-    is_on: bool,
+async def test_findings_are_counted_by_kind_unless_telemetry_is_off(
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not is_on:
-        monkeypatch.setenv("SIGNING_TELEMETRY", "off")
+    folder = tmp_path / "archive of Anna"
     await completed(sandbox, client)
-    async with Archive(client, folder, journal=journal) as archive:
-        await _sweep(archive)
+    async with Archive(client, folder, journal=tmp_path / "journal") as archive:
+        assert [result.error async for result in archive.sweep()] == [None] * 2
     one, two = folder.rglob("*.pdf")
     one.unlink()
     two.write_bytes(b"%PDF-1.7 changed")
     (folder / "Anna Berg.pdf").write_bytes(b"extra")
-    assert len((await verify_archive(folder)).findings) == 3
-    counted = {point.attributes["signing_async.archive.finding"] for point in recorded.points(names.ARCHIVE_FINDINGS)}
-    assert counted == ({"missing_file", "changed_file", "extra_file"} if is_on else set())
+    expected: set[str] = set()
+    for switch in ("off", "on"):
+        monkeypatch.setenv("SIGNING_TELEMETRY", switch)
+        assert len((await verify_archive(folder)).findings) == 3
+        points = recorded.points(names.ARCHIVE_FINDINGS)
+        assert {point.attributes["signing_async.archive.finding"] for point in points} == expected
+        expected = {"missing_file", "changed_file", "extra_file"}
     assert "Anna" not in recorded.text()

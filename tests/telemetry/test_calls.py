@@ -9,14 +9,7 @@ import pytest
 from aiohttp import web
 from opentelemetry.trace import SpanKind, StatusCode
 
-from signing_async import (
-    LocalRateLimiter,
-    OutcomeUnknown,
-    RateLimited,
-    RetryPolicy,
-    Signing,
-    SigningClient,
-)
+from signing_async import LocalRateLimiter, OutcomeUnknown, RateLimited, RetryPolicy, Signing, SigningClient
 from signing_async.sandbox import Sandbox
 from signing_async.telemetry import names
 from tests.auth.oauth_servers import sandbox_oauth
@@ -168,10 +161,6 @@ async def test_refresh_shared_by_many_calls_is_one_refresh(sandbox: Sandbox, rec
     assert 1 <= len(waited) <= 5
     assert {event["signing_async.refresh.result"] for event in waited} == {"succeeded"}
     assert recorded.total(names.REFRESHES) == 1
-    rejected = [span for call in calls for span in recorded.attempts(call) if attributes(span).get("error.type")]
-    assert rejected
-    assert {attributes(span)["error.type"] for span in rejected} == {"401"}
-    assert all(span.end_time <= refresh.end_time for span in rejected)  # type: ignore[operator]
 
 
 # How calls end

@@ -5,29 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
-from signing_async import InboxError
 from signing_async.telemetry import names
-from signing_async.webhooks import (
-    Drop,
-    Event,
-    HandlerRetryPolicy,
-    Inbox,
-    Receiver,
-    RetryLater,
-    WebhookVerifier,
-)
+from signing_async.webhooks import Drop, Event, HandlerRetryPolicy, Inbox, Receiver, RetryLater, WebhookVerifier
 from signing_async.webhooks import inbox as inbox_worker
 from tests.telemetry.recorded import Recorded, attributes
 from tests.webhooks.deliveries import SECRET, event_body, signed
-from tests.webhooks.inboxes import AT_ONCE, add, settled
-
-VERIFIER = WebhookVerifier(SECRET)
+from tests.webhooks.inboxes import AT_ONCE, add, fail, settled, until
 
 
 @pytest.fixture
@@ -41,37 +28,19 @@ async def inbox(path: Path) -> AsyncIterator[Inbox]:
         yield opened
 
 
-async def _deliver(inbox: Inbox, name: str = "evt_1") -> None:
-    body = event_body(name, signing={"id": "sig_1"})
-    assert (await Receiver(VERIFIER, inbox).receive(signed(body), body)).status == 202
-
-
-def _links(span: ReadableSpan) -> list[int]:
-    return [link.context.span_id for link in span.links]
-
-
-def _id(span: ReadableSpan) -> int:
-    assert span.context is not None
-    return span.context.span_id
-
-
-async def _until(found: Any) -> None:
-    async with asyncio.timeout(30):
-        while not found():
-            await asyncio.sleep(0.005)
-
-
 async def test_handler_is_a_consumer_span_that_links_to_its_delivery(inbox: Inbox, recorded: Recorded) -> None:
     seen: list[Event] = []
     inbox.on("signing.*")(seen.append)
-    await _deliver(inbox)
+    body = event_body("evt_1", signing={"id": "sig_1"})
+    assert (await Receiver(WebhookVerifier(SECRET), inbox).receive(signed(body), body)).status == 202
     async with inbox.running():
         await settled(inbox)
     span, delivery = recorded.one("inbox.handler"), recorded.one("webhook.delivery")
     assert span.kind is SpanKind.CONSUMER
     assert span.parent is None
-    assert _links(span) == [_id(delivery)]
-    assert span.links[0].context.is_remote
+    (link,) = span.links
+    assert delivery.context is not None
+    assert (link.context.span_id, link.context.is_remote) == (delivery.context.span_id, True)
     assert attributes(span) == {
         "signing.event_id": "evt_1",
         "signing.id": "sig_1",
@@ -129,7 +98,7 @@ def _gauges(recorded: Recorded) -> list[list[float]]:
     return [[point.value for point in recorded.points(metric)] for metric in metrics]
 
 
-async def test_worker_reports_the_events_that_wait(
+async def test_worker_reports_the_events_that_wait_unless_its_store_fails(
     path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inbox_worker, "_REPORT_EVERY", 0.01)
@@ -145,26 +114,13 @@ async def test_worker_reports_the_events_that_wait(
         for name in ("dead", "one", "two"):
             await add(inbox, name)
         async with inbox.running():
-            await _until(lambda: _gauges(recorded)[:2] == [[2], [1]])
+            await until(lambda: _gauges(recorded)[:2] == [[2], [1]])
             (age,) = _gauges(recorded)[2]
             assert 0 < age < 60
             go_on.set()
-            await _until(lambda: _gauges(recorded) == [[0], [1], [0]])
-        await _until(lambda: _gauges(recorded) == [[], [], []])
-
-
-@pytest.mark.parametrize("error", [InboxError("the disk is full"), ZeroDivisionError("a mistake in the store")])
-async def test_nothing_is_reported_while_the_store_fails(
-    error: Exception, path: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(inbox_worker, "_REPORT_EVERY", 0.01)
-    async with Inbox(path) as inbox, inbox.running():
-        await _until(lambda: _gauges(recorded)[0] == [0])
-
-        async def fail() -> None:
-            raise error
-
-        with monkeypatch.context() as patched:
-            patched.setattr(inbox.store, "stats", fail)
-            await _until(lambda: _gauges(recorded) == [[], [], []])
-        await _until(lambda: _gauges(recorded)[0] == [0])
+            await until(lambda: _gauges(recorded) == [[0], [1], [0]])
+            with monkeypatch.context() as patched:
+                patched.setattr(inbox.store, "stats", fail)
+                await until(lambda: _gauges(recorded) == [[], [], []])
+            await until(lambda: _gauges(recorded)[0] == [0])
+        await until(lambda: _gauges(recorded) == [[], [], []])
