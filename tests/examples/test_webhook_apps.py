@@ -11,7 +11,6 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from tests.redis.server import free_port
 from tests.webhooks.deliveries import SECRET, event_body, signed
 
 FOLDER, ROOT = Path(__file__).parent, Path(__file__).parents[2]
@@ -25,15 +24,15 @@ SERVED = {
 
 
 @pytest.mark.parametrize("name", SERVED)
-async def test_example_stores_an_event_once_and_handles_it(name: str, tmp_path: Path) -> None:
+async def test_example_stores_an_event_once_and_handles_it(name: str, tmp_path: Path, unused_tcp_port: int) -> None:
     arguments, worker = SERVED[name]
-    port, body = free_port(), event_body("evt_1", signing={"id": "sig_1"})
+    body = event_body("evt_1", signing={"id": "sig_1"})
     environment = {
         **os.environ,
         "PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}",
         "STATE_FOLDER": str(tmp_path),
         "SIGNING_WEBHOOK_SECRET": SECRET,
-        "PORT": str(port),
+        "PORT": str(unused_tcp_port),
     }
 
     async def start(*command: str) -> asyncio.subprocess.Process:
@@ -41,14 +40,14 @@ async def test_example_stores_an_event_once_and_handles_it(name: str, tmp_path: 
             sys.executable, *command, cwd=FOLDER, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
         )
 
-    server = await start(*(each.format(port=port) for each in arguments))
+    server = await start(*(each.format(port=unused_tcp_port) for each in arguments))
     handling = server if worker is None else await start(worker)
     try:
         async with aiohttp.ClientSession() as session, asyncio.timeout(60):
+            url = f"http://127.0.0.1:{unused_tcp_port}/webhooks"
             for expected in ("accepted", "duplicate"):
-                answer = await _post(session, f"http://127.0.0.1:{port}/webhooks", body, signed(body))
-                assert answer == (202, {"message": expected})
-            assert (await _post(session, f"http://127.0.0.1:{port}/webhooks", body, {}))[0] == 401
+                assert await _post(session, url, body, signed(body)) == (202, {"message": expected})
+            assert (await _post(session, url, body, {}))[0] == 401
             assert handling.stdout is not None
             while await handling.stdout.readline() != b"sig_1 is completed\n":
                 assert not handling.stdout.at_eof(), "the event was not handled"

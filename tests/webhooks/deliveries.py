@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
+import http.client
 import json
 from itertools import count
 from typing import Any
@@ -38,3 +40,13 @@ def event_body(event_id: str | None = None, **members: Any) -> bytes:
 def signed(body: bytes, secret: str | bytes = SECRET) -> dict[str, str]:
     """Return the headers of a genuine delivery."""
     return {"X-Signature": hex_of(body, secret), "Content-Type": "application/json"}
+
+
+def request(
+    port: int, path: str, body: bytes, headers: dict[str, str], method: str = "POST"
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    """Send one request on a new connection; return the status, the headers and the body of the response."""
+    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=30)) as connection:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.headers, response.read()

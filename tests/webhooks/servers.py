@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator
 from types import ModuleType
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -20,9 +20,6 @@ from django.conf import settings
 from django.core.wsgi import get_wsgi_application
 from django.urls import clear_url_caches, path
 from fastapi import FastAPI
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.routing import Route
 from werkzeug.serving import WSGIRequestHandler as WerkzeugHandler
 from werkzeug.serving import make_server as make_werkzeug
@@ -30,13 +27,13 @@ from werkzeug.serving import make_server as make_werkzeug
 from signing_async.webhooks import Receiver, aiohttp_handler, asgi_app, django_view, wsgi_app
 
 PATH = "/hooks/"
-ASYNC = ("aiohttp", "asgi", "starlette", "fastapi")
+ASYNC = ("aiohttp", "fastapi")
 THREADED = ("wsgi", "flask", "django")
 Before = Callable[[Any], Any]
 
 
-@contextmanager
-def serve(kind: str, receiver: Receiver, before: Before | None = None) -> Iterator[int]:
+@contextlib.contextmanager
+def serve(kind: str, receiver: Receiver, before: Before = id) -> Iterator[int]:
     """Serve the receiver at PATH in a thread, and yield the port.
 
     ``before`` is the application's own middleware or hook: it gets the framework's request first.
@@ -51,46 +48,46 @@ async def _call(before: Before, request: Any) -> None:
         await result
 
 
-@contextmanager
-def _aiohttp(receiver: Receiver, before: Before | None) -> Iterator[int]:
-    started: list[int] = []
-    ready = threading.Event()
-
+@contextlib.contextmanager
+def _aiohttp(receiver: Receiver, before: Before) -> Iterator[int]:
     @web.middleware
     async def middleware(request: web.Request, handler: Any) -> Any:
-        await _call(before or id, request)
+        await _call(before, request)
         return await handler(request)
 
-    async def main() -> None:
-        app = web.Application(middlewares=[middleware])
-        app.router.add_route("*", PATH, aiohttp_handler(receiver))
-        runner = web.AppRunner(app, shutdown_timeout=1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        started.append(runner.addresses[0][1])
-        stopping = asyncio.Event()
-        stoppers.append(lambda: loop.call_soon_threadsafe(stopping.set))
-        loop = asyncio.get_running_loop()
-        ready.set()
-        await stopping.wait()
-        await runner.cleanup()
-
-    stoppers: list[Callable[[], object]] = []
-    thread = threading.Thread(target=lambda: asyncio.run(main()))
+    app = web.Application(middlewares=[middleware])
+    app.router.add_route("*", PATH, aiohttp_handler(receiver))
+    runner = web.AppRunner(app, shutdown_timeout=1)
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
     thread.start()
-    assert ready.wait(30)
+
+    def run(work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, loop).result(30)
+
     try:
-        yield started[0]
+        run(runner.setup())
+        run(web.TCPSite(runner, "127.0.0.1", 0).start())
+        yield runner.addresses[0][1]
     finally:
-        stoppers[0]()
+        run(runner.cleanup())
+        loop.call_soon_threadsafe(loop.stop)
         thread.join(30)
+        loop.close()
 
 
-@contextmanager
-def _uvicorn(app: Any, lifespan: str = "off") -> Iterator[int]:
+@contextlib.contextmanager
+def _fastapi(receiver: Receiver, before: Before) -> Iterator[int]:
+    app = FastAPI(routes=[Route(PATH, asgi_app(receiver))])
+
+    async def middleware(request: Any, call_next: Any) -> Any:
+        await _call(before, request)
+        return await call_next(request)
+
+    if before is not id:
+        app.middleware("http")(middleware)
     listener = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="critical", ws="none", lifespan=lifespan, timeout_graceful_shutdown=1)  # type: ignore[arg-type]  # a str where uvicorn declares a Literal
+    config = uvicorn.Config(app, log_level="critical", ws="none", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
@@ -100,31 +97,6 @@ def _uvicorn(app: Any, lifespan: str = "off") -> Iterator[int]:
         server.should_exit = True
         thread.join(30)
         listener.close()
-
-
-def _asgi(receiver: Receiver, before: Before | None) -> Any:
-    return _uvicorn(asgi_app(receiver), lifespan="on")
-
-
-def _middleware(before: Before) -> Callable[[Any, Any], Any]:
-    async def middleware(request: Any, call_next: Any) -> Any:
-        await _call(before, request)
-        return await call_next(request)
-
-    return middleware
-
-
-def _starlette(receiver: Receiver, before: Before | None) -> Any:
-    middleware = [Middleware(BaseHTTPMiddleware, dispatch=_middleware(before))] if before else []
-    return _uvicorn(Starlette(routes=[Route(PATH, asgi_app(receiver))], middleware=middleware))
-
-
-def _fastapi(receiver: Receiver, before: Before | None) -> Any:
-    app = FastAPI()
-    if before:
-        app.middleware("http")(_middleware(before))
-    app.mount(PATH, asgi_app(receiver))
-    return _uvicorn(app)
 
 
 class _Quiet(WSGIRequestHandler):
@@ -143,7 +115,7 @@ class _Threading(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
 
-@contextmanager
+@contextlib.contextmanager
 def _running(server: Any) -> Iterator[int]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -155,20 +127,20 @@ def _running(server: Any) -> Iterator[int]:
         server.server_close()
 
 
+def _wsgi(receiver: Receiver, before: Before) -> Any:
+    return _threads(wsgi_app(receiver))
+
+
 def _threads(app: Any) -> Any:
     return _running(make_server("127.0.0.1", 0, app, _Threading, _Quiet))
 
 
-def _wsgi(receiver: Receiver, before: Before | None) -> Any:
-    return _threads(wsgi_app(receiver))
-
-
-def _flask(receiver: Receiver, before: Before | None) -> Any:
+def _flask(receiver: Receiver, before: Before) -> Any:
     app = flask.Flask("receiver")
 
     @app.before_request
     def call_before() -> None:
-        (before or id)(flask.request)
+        before(flask.request)
 
     app.add_url_rule(PATH, view_func=lambda: wsgi_app(receiver), endpoint="hooks", methods=["POST"])
     return _running(make_werkzeug("127.0.0.1", 0, app, threaded=True, request_handler=_QuietWerkzeug))
@@ -184,7 +156,7 @@ def django_middleware(respond: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return middleware
 
 
-def _django(receiver: Receiver, before: Before | None) -> Any:
+def _django(receiver: Receiver, before: Before) -> Any:
     if not settings.configured:
         settings.configure(
             SECRET_KEY="tests",
@@ -201,15 +173,13 @@ def _django(receiver: Receiver, before: Before | None) -> Any:
     urls = ModuleType("urls")
     urls.urlpatterns = [path(PATH.removeprefix("/"), django_view(receiver))]  # type: ignore[attr-defined]  # the name that Django looks for
     settings.ROOT_URLCONF = urls
-    settings.BEFORE = before or id
+    settings.BEFORE = before
     clear_url_caches()
     return _threads(get_wsgi_application())
 
 
-_STARTERS: dict[str, Callable[[Receiver, Before | None], Any]] = {
+_STARTERS: dict[str, Callable[[Receiver, Before], Any]] = {
     "aiohttp": _aiohttp,
-    "asgi": _asgi,
-    "starlette": _starlette,
     "fastapi": _fastapi,
     "wsgi": _wsgi,
     "flask": _flask,

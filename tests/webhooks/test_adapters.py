@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import flask
 import pytest
 
 from signing_async.webhooks import Event, Receiver, WebhookVerifier, asgi_app, wsgi_app
@@ -48,22 +49,6 @@ async def asgi(scope: dict[str, Any], *messages: dict[str, Any], app: Any = None
     return sent
 
 
-async def test_asgi_response_and_a_body_in_parts() -> None:
-    sent = await asgi(
-        SCOPE,
-        {"type": "http.request", "more_body": True},
-        {"type": "http.request", "body": BODY[:9], "more_body": True},
-        {"type": "http.request", "body": BODY[9:]},
-    )
-    assert [message.get("status", message.get("body")) for message in sent] == [202, b'{"message": "accepted"}']
-    assert dict(sent[0]["headers"])[b"content-length"] == str(len(sent[1]["body"])).encode()
-    refused = await asgi({**SCOPE, "method": "PUT"})
-    assert refused[0]["status"] == 405
-    headers = dict(refused[0]["headers"])
-    assert (headers[b"allow"], headers[b"connection"]) == (b"POST", b"close")
-    assert all(name == name.lower() for name in headers)
-
-
 async def test_asgi_disconnect_is_a_400() -> None:
     sent = await asgi(SCOPE, {"type": "http.request", "body": b"{", "more_body": True}, {"type": "http.disconnect"})
     assert sent[0]["status"] == 400
@@ -100,16 +85,13 @@ def test_wsgi_response_has_a_length_and_no_connection_header() -> None:
 @pytest.mark.parametrize(
     ("extra", "status"),
     [
-        ({"HTTP_CONTENT_ENCODING": "gzip"}, "415"),
-        ({"CONTENT_LENGTH": str(2**21)}, "413"),
-        ({"CONTENT_LENGTH": "x"}, "400"),
         ({"CONTENT_LENGTH": str(len(BODY) + 1)}, "400"),  # a lost connection, not a wrong signature
         ({"CONTENT_LENGTH": str(len(BODY) + 1), "wsgi.input_terminated": True}, "400"),
         ({"CONTENT_LENGTH": ""}, "401"),
         ({"HTTP_X_SIGNATURE": "", "X_SIGNATURE": hex_of(BODY)}, "401"),  # an environment variable is not a header
     ],
 )
-def test_wsgi_length_and_encoding_are_read_from_the_environ(extra: dict[str, Any], status: str) -> None:
+def test_wsgi_length_and_headers_are_read_from_the_environ(extra: dict[str, Any], status: str) -> None:
     assert respond(BODY, **extra)[0].startswith(status)
 
 
@@ -125,24 +107,42 @@ def test_body_that_the_server_cannot_read_gets_400(framing: dict[str, Any]) -> N
     assert (status, text) == ("400 Bad Request", b'{"error": "the body is incomplete"}')
 
 
-@pytest.mark.parametrize("key", ["gunicorn.socket", "werkzeug.socket", "wsgi.input"])
-def test_stalled_body_is_cut_off_where_the_server_exposes_its_socket(key: str) -> None:
+def test_stalled_body_is_cut_off_where_the_server_exposes_its_socket() -> None:
+    """gunicorn does; its input does not."""
     ours, theirs = socket.socketpair()
     with ours, theirs, ours.makefile("rb") as stream:
 
         class Hidden:
             """An input that reads from a socket without exposing it."""
 
-            read1 = stream.read1
-            read = stream.read
+            read = read1 = stream.read1
 
-        environ = {"wsgi.input": stream} if key == "wsgi.input" else {"wsgi.input": Hidden(), key: ours}
         before = len(list(Path("/proc/self/fd").iterdir()))
         theirs.sendall(BODY[:5])
         began = time.monotonic()
-        assert respond(BODY, wsgi_app(receiver(body_timeout=0.1)), **environ)[0] == "408 Request Timeout"
+        app = wsgi_app(receiver(body_timeout=0.1))
+        assert respond(BODY, app, **{"wsgi.input": Hidden(), "gunicorn.socket": ours})[0] == "408 Request Timeout"
         assert time.monotonic() - began >= 0.1
         assert len(list(Path("/proc/self/fd").iterdir())) <= before
         # The socket is still open for writing the response.
         ours.sendall(b"HTTP/1.1 408")
         assert theirs.recv(100) == b"HTTP/1.1 408"
+
+
+def test_chunked_body_is_bounded_although_a_hook_of_flask_has_looked_for_a_form() -> None:
+    class Endless(io.RawIOBase):
+        taken = 0
+
+        def read(self, size: int = -1) -> bytes:
+            assert size > 0, "it is read without a bound"
+            self.taken += size
+            return b"x" * size
+
+    app, stream = flask.Flask("receiver"), Endless()
+    app.before_request(lambda: bool(flask.request.form) or None)
+    app.post("/")(lambda: wsgi_app(Receiver(WebhookVerifier(SECRET, max_body=20_000), print)))
+    chunked = {"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}
+    place = {"PATH_INFO": "/", "SERVER_NAME": "x", "SERVER_PORT": "80", "wsgi.url_scheme": "http"}
+    status, _, _ = respond(b"{}", app, **{"wsgi.input": stream, "wsgi.errors": io.StringIO()}, **chunked, **place)
+    assert status.startswith("413")
+    assert stream.taken < 100_000

@@ -24,25 +24,23 @@ NAMED = 'id_header="x-webhook-id"'
 
 
 @pytest.mark.parametrize(
-    ("secret", "signature", "words"),
+    ("secret", "signature", "encoding"),
     [
         (SECRET, hex_of(BODY), "hex"),
         (SECRET.encode(), "sha256=" + base64_of(BODY), "base64"),
         (b"\xe5\xff", hex_of(BODY, b"\xe5\xff"), "hex"),
     ],
 )
-def test_valid_delivery_is_reported_with_its_encoding(secret: Any, signature: str, words: str) -> None:
+def test_valid_delivery_is_reported_with_its_encoding(secret: Any, signature: str, encoding: str) -> None:
     found = diagnose(secret, BODY, signature)
-    assert (found.accepted, found.explained, str(found)) == (True, True, f"valid: {words} of the raw body")
+    assert (found.accepted, found.explained, str(found)) == (True, True, f"valid: {encoding} of the raw body")
 
 
 @pytest.mark.parametrize(
     ("secret", "signature", "words"),
     [
         (SECRET + "\n", hex_of(BODY), "the secret has a trailing newline"),
-        (SECRET.encode() + b"\r\n", hex_of(BODY), "the secret has a trailing newline"),
         (b"\xe5\xff\n", hex_of(BODY, b"\xe5\xff"), "the secret has a trailing newline"),
-        (" " + SECRET, hex_of(BODY), "the secret has whitespace or quotes around it"),
         (f" '{SECRET}'\n", hex_of(BODY), "the secret has whitespace or quotes around it"),
         (SECRET, hex_of(BODY, SECRET + "\n"), "the sender's secret has a trailing newline that yours lacks"),
         ("whsec_" + SECRET, hex_of(BODY), "the secret's prefix is not part of the key"),

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from signing_async.webhooks import Event, InvalidSignature, MalformedEvent, Scheme, WebhookVerifier
@@ -110,6 +110,7 @@ JSON_VALUES = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(), JSON_VALUES, max_size=5), st.booleans())
 def test_payload_is_what_the_json_module_wrote(payload: dict[str, Any], ascii_only: bool) -> None:
     payload = {**payload, "event": {"id": "evt_1", "type": "t"}}

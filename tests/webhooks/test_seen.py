@@ -35,20 +35,6 @@ def test_memory_forgets_the_oldest_confirmed_events_and_never_pending_ones() -> 
     assert store.claim("g") is Claim.NEW
 
 
-def test_sqlite_remembers_confirmed_and_pending_events_after_a_restart(tmp_path: Path) -> None:
-    first = SQLiteSeenEvents(tmp_path / "seen.db")
-    first.claim("done")
-    first.confirm("done")
-    first.claim("open")
-    first.close()
-    first.close()
-    second = SQLiteSeenEvents(str(tmp_path / "seen.db"))
-    assert (second.claim("done"), second.claim("open")) == (Claim.CONFIRMED, Claim.PENDING)
-    assert (first.claim("new"), second.claim("new")) == (Claim.NEW, Claim.PENDING)
-    first.close()
-    second.close()
-
-
 def test_sqlite_deletes_expired_rows_from_the_file(tmp_path: Path) -> None:
     clock = Clock()
     store = SQLiteSeenEvents(tmp_path / "seen.db", ttl=100, lease=1, clock=clock)

@@ -10,8 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
 from signing_async import ConfigurationError
 from signing_async.webhooks import STANDARD_WEBHOOKS, STRIPE, InvalidSignature, Scheme, WebhookVerifier
@@ -117,38 +115,6 @@ def test_no_traceback_frame_holds_the_expected_signature(secrets: Any, scheme: S
     assert len(frames) > 2
     for expected in (HEX, base64_of(BODY)[:-1], repr(mac(BODY)), SECRET):
         assert not any(expected in text for text in shown)
-
-
-@given(
-    body=st.binary(max_size=400),
-    header=st.one_of(
-        st.none(),
-        st.binary(),
-        st.text(alphabet="0123456789abcdefABCDEF=,v1sha256 +/-_", max_size=140),
-        st.text(alphabet=st.characters(codec=None), max_size=80),
-    ),
-)
-@example(body=BODY, header="sha256=" * 20)
-def test_any_made_up_header_raises_invalid_signature_and_nothing_else(body: bytes, header: Any) -> None:
-    for scheme in (Scheme(), STRIPE, STANDARD_WEBHOOKS):
-        verifier = WebhookVerifier(b"property", scheme)
-        for headers in ({}, {"webhook-id": header or "", "webhook-timestamp": header or ""}):
-            with pytest.raises(InvalidSignature):
-                verifier.verify(body, header, headers=headers)
-
-
-@given(body=st.binary(max_size=2000), key=st.binary(min_size=1, max_size=200))
-@example(body=b"x", key=b"k" * 64)
-@example(body=b"x", key=b"k" * 65)
-@example(body=b"x", key=b"\0")
-def test_verifier_agrees_with_the_hmac_module_for_any_key_and_body(body: bytes, key: bytes) -> None:
-    if not key.strip(b" \t\r\n"):
-        return
-    verifier = WebhookVerifier(key)
-    verifier.verify(body, hex_of(body, key))
-    verifier.verify(bytearray(body), base64_of(body, key))
-    with pytest.raises(InvalidSignature):
-        verifier.verify(body + b"\n", hex_of(body, key))
 
 
 @pytest.mark.parametrize(

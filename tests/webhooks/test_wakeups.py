@@ -48,16 +48,3 @@ async def test_wait_without_a_subscription_ends_with_the_next_event_and_when_can
     assert await waiting
     assert not await wakeups.wait(0.01)
     await asyncio.wait([cancelled])
-
-
-def test_subscription_of_a_closed_loop_does_not_break_publish() -> None:
-    wakeups = Wakeups()
-
-    async def subscribe() -> Any:
-        subscription = wakeups.subscribe()
-        subscription.__enter__()
-        return subscription
-
-    left_behind = asyncio.run(subscribe())
-    wakeups.publish(event())
-    left_behind.__exit__(None, None, None)
