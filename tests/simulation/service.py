@@ -22,7 +22,7 @@ import attrs
 
 from signing_async import errors
 from signing_async.models import Signing
-from signing_async.transport import attempt, retry, wire
+from signing_async.transport import attempt, retry, wire  # attempts are modelled, instead of connections
 from signing_async.transport.attempt import Context, Outcome
 from signing_async.transport.operation import Shared
 from signing_async.transport.retry import Kind, RetryPolicy
