@@ -12,17 +12,10 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from signing_async import (
-    MemoryTokenStore,
-    OAuth,
-    RetryPolicy,
-    SigningClient,
-    SigningError,
-    Token,
-)
+from signing_async import MemoryTokenStore, OAuth, RetryPolicy, SigningClient, SigningError, Token
 from tests.fuzz.promises import TOKEN, check_error
 from tests.pdfs import make_pdf
-from tests.servers import talking
+from tests.servers import Web, talking
 
 QUICK = RetryPolicy(max_attempts=3, base_delay=0.001, settle=0.1)
 PDF = make_pdf(2_000)
@@ -53,7 +46,6 @@ class Conversation:
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
-        self.server.sent += len(data)
         await self.writer.drain()
 
     async def endless(self, part: bytes, pause: float = 0.0) -> None:
@@ -78,7 +70,6 @@ class Hostile:
     def __init__(self, behave: Behave) -> None:
         self.behave = behave
         self.heads: list[bytes] = []
-        self.sent = 0
         self.open = 0
         self.origin = ""
 
@@ -103,6 +94,7 @@ async def hostile(behave: Behave) -> AsyncIterator[Hostile]:
     server = Hostile(behave)
     async with talking(server.serve) as server.origin:
         yield server
+        await _wait_until(lambda: not server.open)
 
 
 def saying(raw: bytes) -> Behave:
@@ -119,8 +111,8 @@ _OAUTHS: WeakKeyDictionary[SigningClient, OAuth] = WeakKeyDictionary()
 
 
 @asynccontextmanager
-async def connected(server: Hostile, **options: Any) -> AsyncIterator[SigningClient]:
-    """A client of the server, which is looked at afterwards: nothing of it may be left."""
+async def connected(server: Hostile | Web, **options: Any) -> AsyncIterator[SigningClient]:
+    """A client of the server, with a session of its own or the given one: afterwards nothing of it may be left."""
     store = MemoryTokenStore(Token(TOKEN, TOKEN + "-refresh"))
     settings: dict[str, Any] = {"retry": QUICK, "timeout": 5.0} | options
     oauth = OAuth(
@@ -129,11 +121,12 @@ async def connected(server: Hostile, **options: Any) -> AsyncIterator[SigningCli
         client_secret=TOKEN + "-secret",
         redirect_uri="https://app.example.com/",
         store=store,
+        session=settings.get("session"),
         retry=settings["retry"],
         timeout=settings["timeout"],
     )
     await oauth.access_token()
-    files = open_files()
+    files = _open_files()
     async with SigningClient(server.origin, oauth, **settings) as client:
         _OAUTHS[client] = oauth
         yield client
@@ -143,20 +136,19 @@ async def connected(server: Hostile, **options: Any) -> AsyncIterator[SigningCli
     await oauth.aclose()
     names = [task.get_name() for task in asyncio.all_tasks()]
     assert not [name for name in names if name.startswith("signing_async")]
+    await _wait_until(lambda: _open_files() <= files)
+
+
+async def _wait_until(is_done: Callable[[], bool]) -> None:
     for _ in range(200):
-        if not server.open and open_files() <= files:
-            break
+        if is_done():
+            return
         await asyncio.sleep(0.01)
-    assert not server.open
-    assert open_files() <= files
+    raise AssertionError("a connection or a file stays open")
 
 
-def open_files() -> int:
+def _open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def oauth_of(client: SigningClient) -> OAuth:
-    return _OAUTHS[client]
 
 
 async def _stream(client: SigningClient, folder: Path) -> object:
@@ -182,8 +174,8 @@ WRITES: dict[str, Operate] = {
     "remind": lambda client, folder: client.recipients.remind("s1", "r1"),
 }
 TOKENS: dict[str, Operate] = {
-    "exchange": lambda client, folder: oauth_of(client).exchange("a-code"),
-    "refresh": lambda client, folder: oauth_of(client).refresh(),
+    "exchange": lambda client, folder: _OAUTHS[client].exchange("a-code"),
+    "refresh": lambda client, folder: _OAUTHS[client].refresh(),
 }
 OPERATIONS = READS | WRITES | TOKENS
 ONLY_ONCE = ("POST /api/1.0/signings/s1/send", "POST /api/1.0/signings/s1/documents", "POST /api/1.0/signings/s1/rec")

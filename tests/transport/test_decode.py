@@ -68,7 +68,6 @@ async def _problem(data: Any, cls: Any) -> str:
         (b'{"a": [1, 2.5, true, null, "x"]}', {"a": [1, 2.5, True, None, "x"]}),
         (b'\xef\xbb\xbf{"a": 1}', {"a": 1}),
         ('{"a": "Åsa 😀"}'.encode(), {"a": "Åsa 😀"}),
-        (b'{"a": "\\\\ud800"}', {"a": "\\ud800"}),
         (b'{"a": 18446744073709551615}', {"a": 2**64 - 1}),
     ],
 )
@@ -96,28 +95,20 @@ def test_json_is_parsed_where_orjson_is_not_installed(monkeypatch: pytest.Monkey
 
 # Records
 
+_NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
+
+LEASE = b"""{
+    "id": "s1", "name": "Lease", "language": "SV", "signing_order": "sequential", "message": "Hej", "is_draft": false,
+    "is_completed": true, "cancelled_at": null, "updated_at": "2026-01-31T12:00:00Z",
+    "documents": [
+        {"id": "d1", "name": "a.pdf", "completed_at": 1769860800, "signed_file_path": "/f", "size": 5},
+        {"id": "d2", "name": "b.pdf", "completed_at": null}
+    ],
+    "owner": {"id": "u1"}, "extra": "theirs"
+}"""
+
 
 async def test_documented_fields_become_attributes_and_the_rest_extra(parser: None) -> None:
-    body = json.dumps(
-        {
-            "id": "s1",
-            "name": "Lease",
-            "language": "SV",
-            "signing_order": "sequential",
-            "message": "Hej",
-            "is_draft": False,
-            "is_completed": True,
-            "cancelled_at": None,
-            "updated_at": "2026-01-31T12:00:00Z",
-            "documents": [
-                {"id": "d1", "name": "a.pdf", "completed_at": 1769860800, "signed_file_path": "/f", "size": 5},
-                {"id": "d2", "name": "b.pdf", "completed_at": None},
-            ],
-            "owner": {"id": "u1"},
-            "extra": "theirs",
-        }
-    ).encode()
-    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
     expected = Signing(
         id="s1",
         name="Lease",
@@ -126,16 +117,13 @@ async def test_documented_fields_become_attributes_and_the_rest_extra(parser: No
         message="Hej",
         is_draft=False,
         is_completed=True,
-        cancelled_at=None,
-        updated_at=noon,
-        documents=(Document("d1", "a.pdf", noon, "/f", {"size": 5}), Document("d2", "b.pdf")),
+        updated_at=_NOON,
+        documents=(Document("d1", "a.pdf", _NOON, "/f", {"size": 5}), Document("d2", "b.pdf")),
         extra={"owner": {"id": "u1"}, "extra": "theirs"},
     )
-    signing = await _decode(body, Signing)
+    signing = await _decode(LEASE, Signing)
     assert signing == expected
-    assert signing.language is Language.SV
-    assert signing.signing_order is SigningOrder.SEQUENTIAL
-    assert hash(signing) == hash(expected)
+    assert (signing.language is Language.SV, hash(signing)) == (True, hash(expected))
 
 
 @pytest.mark.parametrize("cls", [Signing, Document, Recipient])
@@ -145,32 +133,7 @@ async def test_record_needs_only_an_id(cls: type[Any]) -> None:
     assert await _decode({"id": "x"}, cls) == await _decode({"id": "x", **dict.fromkeys(names)}, cls) == cls(id="x")
 
 
-@pytest.mark.parametrize(
-    ("data", "cls", "message"),
-    [
-        ({}, Signing, "id: missing"),
-        ({"id": True}, Recipient, "id: expected a string, got true"),
-        ({"id": "s", "name": {"en": "x"}}, Signing, "name: expected a string, got an object"),
-        ({"id": "s", "is_draft": "false"}, Signing, "is_draft: expected true or false, got 'false'"),
-        ({"id": "s", "language": 7}, Signing, "language: expected a string, got 7"),
-        ({"id": "s", "signing_order": []}, Signing, "signing_order: expected a string, got a list"),
-        ({"id": "s", "documents": "d"}, Signing, "documents: expected a list, got 'd'"),
-        ({"id": "s", "documents": [{"id": "d"}, None]}, Signing, "documents[1]: expected an object, got null"),
-        ({"id": "s", "documents": [{"name": "d"}]}, Signing, "documents[0].id: missing"),
-        ({"id": "r", "order": "first"}, Recipient, "order: expected an integer, got 'first'"),
-        ({"id": "r", "order": True}, Recipient, "order: expected an integer, got true"),
-        ([], Signing, "expected an object, got a list"),
-        ("x" * 100, User, "expected an object, got a string of 100 characters"),
-        (None, Signing, "expected an object, got null"),
-    ],
-)
-async def test_error_names_path_expected_type_and_value(data: Any, cls: type[Any], message: str) -> None:
-    assert await _problem(data, cls) == message
-
-
 # Timestamps
-
-_NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
@@ -178,13 +141,11 @@ _NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
     [
         ("2026-01-31T12:00:00Z", _NOON),
         ("2026-01-31T13:00:00+01:00", _NOON),
-        ("2026-01-31T12:00:00", _NOON),
-        ("2026-01-31 12:00:00", _NOON),
+        ("2026-01-31 12:00:00", _NOON),  # without a zone: UTC
         ("2026-01-31", _NOON - timedelta(hours=12)),
         ("2026-01-31T12:00:00,5Z", _NOON + timedelta(milliseconds=500)),
         ("2026-01-31T12:00:00.123456789Z", _NOON + timedelta(microseconds=123456)),
         (1769860800, _NOON),
-        (1769860800.25, _NOON + timedelta(milliseconds=250)),
         (1769860800000, _NOON),
         ("1769860800", _NOON),
         ("1712010812345", datetime(2024, 4, 1, 22, 33, 32, 345000, tzinfo=UTC)),
@@ -206,17 +167,7 @@ async def test_null_and_empty_strings_are_no_timestamp(empty: Any) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [
-        "x",
-        "2026-02-30",
-        "0000-00-00 00:00:00",
-        " " * 100_000 + "x",
-        "1" * 1_000_000,
-        10**17,
-        True,
-        [],
-        {"date": "x"},
-    ],
+    ["2026-02-30", "0000-00-00 00:00:00", " " * 100_000 + "x", "1" * 1_000_000, 10**17, True, {"date": "x"}],
     ids=lambda value: type(value).__name__ if isinstance(value, int) else str(value)[:40],
 )
 @pytest.mark.timeout(30)
@@ -231,13 +182,7 @@ async def test_other_timestamp_is_unreadable_and_kept_in_extra_of_a_record(value
 
 @pytest.mark.parametrize(
     ("value", "state"),
-    [
-        ("on Saturday", SigningState.CANCELLED),
-        (True, SigningState.CANCELLED),
-        ("0000-00-00 00:00:00", SigningState.SENT),
-        (False, SigningState.SENT),
-        ({}, SigningState.SENT),
-    ],
+    [("on Saturday", SigningState.CANCELLED), ("0000-00-00 00:00:00", SigningState.SENT), ({}, SigningState.SENT)],
 )
 async def test_signing_with_unreadable_cancelled_at_is_cancelled(value: Any, state: SigningState) -> None:
     """Unless the value stands for null."""
@@ -293,83 +238,69 @@ class Template:
     extra: Mapping[str, Any] = attrs.field(factory=dict)
 
 
+TEMPLATE = b"""{
+    "id": "t1", "pages": 2, "active": false, "color": "red", "level": 1, "kind": "lease", "language": "FI",
+    "created_at": "2026-01-31T12:00:00Z", "day": "2026-01-31", "fields": [{"label": "a", "width": 2, "unit": "cm"}],
+    "document": {"id": "d1", "size": 5}, "tags": ["x"], "pair": ["a", 1], "widths": {"a": [1, 2.5]}, "either": "b",
+    "anything": [1, {}]
+}"""
+
+
 async def test_every_kind_of_field_is_decoded() -> None:
-    data = {
-        "id": "t1",
-        "pages": 2,
-        "active": False,
-        "color": "red",
-        "level": 1,
-        "kind": "lease",
-        "language": "FI",
-        "created_at": "2026-01-31T09:00:00Z",
-        "day": "2026-01-31",
-        "fields": [{"label": "a", "width": 2, "unit": "cm"}],
-        "document": {"id": "d1", "size": 5},
-        "tags": ["x"],
-        "pair": ["a", 1],
-        "widths": {"a": [1, 2.5]},
-        "either": "b",
-        "anything": [1, {}],
-    }
-    assert await _decode(data, Template) == Template(
-        "t1",
-        2,
-        False,
-        Color.RED,
-        Level.LOW,
-        Kind.LEASE,
-        Language("FI"),
-        datetime(2026, 1, 31, 9, tzinfo=UTC),
-        date(2026, 1, 31),
-        (Field("a", 2.0, {"unit": "cm"}),),
-        Document("d1", extra={"size": 5}),
-        frozenset({"x"}),
-        ("a", 1),
-        {"a": [1.0, 2.5]},
-        "b",
-        [1, {}],
+    assert await _decode(TEMPLATE, Template) == Template(
+        *("t1", 2, False, Color.RED, Level.LOW, Kind.LEASE, Language("FI"), _NOON, date(2026, 1, 31)),
+        *((Field("a", 2.0, {"unit": "cm"}),), Document("d1", extra={"size": 5})),
+        *(frozenset({"x"}), ("a", 1), {"a": [1.0, 2.5]}, "b", [1, {}]),
     )
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "cls", "said"),
     [
-        ({}, "id: missing"),
-        ({"id": None}, "id: expected a string, got null"),
-        ({"id": "t", "pages": "2"}, "pages: expected an integer, got '2'"),
-        ({"id": "t", "pages": 3}, "refused by the class: 3 is odd"),
-        ({"id": "t", "color": "blue"}, "color: refused by the class: 'blue' is not a valid Color"),
-        ({"id": "t", "kind": "x" * 300}, "kind: refused by the class: ValueError"),
-        ({"id": "t", "created_at": "soon"}, "created_at: expected a timestamp, got 'soon'"),
-        ({"id": "t", "fields": "abc"}, "fields: expected a list, got 'abc'"),
-        ({"id": "t", "fields": [{"label": "a"}, {}]}, "fields[1].label: missing"),
-        ({"id": "t", "widths": {"a": ["x"]}}, "widths['a'][0]: expected a number, got 'x'"),
-        ([], "expected an object, got a list"),
+        ({}, Signing, "id: missing"),
+        ({"id": None}, Template, "id: expected a string, got null"),
+        ({"id": True}, Recipient, "id: expected a string, got true"),
+        ({"id": "s", "name": {"en": "x"}}, Signing, "name: expected a string, got an object"),
+        ({"id": "s", "is_draft": "false"}, Signing, "is_draft: expected true or false, got 'false'"),
+        ({"id": "s", "signing_order": []}, Signing, "signing_order: expected a string, got a list"),
+        ({"id": "s", "documents": "d"}, Signing, "documents: expected a list, got 'd'"),
+        ({"id": "s", "documents": [{"id": "d"}, None]}, Signing, "documents[1]: expected an object, got null"),
+        ({"id": "s", "documents": [{"name": "d"}]}, Signing, "documents[0].id: missing"),
+        ({"id": "r", "order": "first"}, Recipient, "order: expected an integer, got 'first'"),
+        ({"id": "r", "order": True}, Recipient, "order: expected an integer, got true"),
+        ([], Signing, "expected an object, got a list"),
+        ("x" * 100, User, "expected an object, got a string of 100 characters"),
+        ({"id": "t", "pages": 3}, Template, "refused by the class: 3 is odd"),
+        ({"id": "t", "color": "blue"}, Template, "color: refused by the class: 'blue' is not a valid Color"),
+        ({"id": "t", "kind": "x" * 300}, Template, "kind: refused by the class: ValueError"),
+        ({"id": "t", "created_at": "soon"}, Template, "created_at: expected a timestamp, got 'soon'"),
+        ({"id": "t", "fields": [{"label": "a"}, {}]}, Template, "fields[1].label: missing"),
+        ({"id": "t", "widths": {"a": ["x"]}}, Template, "widths['a'][0]: expected a number, got 'x'"),
     ],
 )
-async def test_problem_names_the_place_and_the_value(data: Any, said: str) -> None:
-    assert await _problem(data, Template) == said
+async def test_problem_names_the_place_the_expected_type_and_the_value(data: Any, cls: type[Any], said: str) -> None:
+    assert await _problem(data, cls) == said
 
 
-async def test_containers_are_decoded_and_nothing_else_passes_for_them() -> None:
-    assert await _decode([{"id": "t"}], list[Template]) == [Template("t")]
-    assert await _decode(["a"], tuple[str, ...]) == ("a",)
-    assert await _decode([1, "a"], list) == [1, "a"]
-    assert await _decode({"a": 1}, dict) == {"a": 1}
-    assert await _decode({"a": {"id": "t"}}, dict[str, Template]) == {"a": Template("t")}
-    assert await _decode({"id": "t", "day": "", "created_at": " "}, Template) == Template("t")
-    for data, cls in (
-        ("abc", set[str]),
-        ("abc", tuple[str, ...]),
-        ([1], dict[str, int]),
-        ("abc", list[str]),
-        ({"a": 1}, list[str]),
-        ([["a", 1]], dict),
-        ("", date),
-        (" ", datetime),
-    ):
-        assert (await _problem(data, cls)).startswith("expected")
+@pytest.mark.parametrize(
+    ("data", "cls", "value"),
+    [
+        ([{"id": "t"}], list[Template], [Template("t")]),
+        (["a"], tuple[str, ...], ("a",)),
+        ([1, "a"], list, [1, "a"]),
+        ({"a": 1}, dict, {"a": 1}),
+        ({"a": {"id": "t"}}, dict[str, Template], {"a": Template("t")}),
+    ],
+)
+async def test_containers_are_decoded(data: Any, cls: Any, value: Any) -> None:
+    assert await _decode(data, cls) == value
+
+
+@pytest.mark.parametrize(
+    ("data", "cls"), [("abc", set[str]), ([1], dict[str, int]), ("abc", list[str]), ([["a", 1]], dict), ("", date)]
+)
+async def test_nothing_else_passes_for_a_container_or_a_date(data: Any, cls: Any) -> None:
+    assert (await _problem(data, cls)).startswith("expected")
 
 
 @pytest.mark.parametrize("cls", [object, 5, {}, list[object], "Template"])
@@ -401,9 +332,7 @@ async def test_wrapped_record_or_list_is_unwrapped_unless_the_class_has_a_field_
     ("headers", "body", "expected"),
     [
         ({"X-Request-Id": "h"}, {"request_id": "b"}, "h"),
-        ({"request_id": "g", "X-Request-Id": "h"}, {}, "g"),
         ({}, {"meta": {"request_id": 7}}, "7"),
-        ({}, {"request_id": ""}, None),
         ({}, {"request_id": True, "error": {"request_id": {}}}, None),
         ({"X-Trace": "t"}, {}, "t"),
     ],
@@ -464,15 +393,11 @@ async def test_decode_error_carries_the_parsed_body_without_secrets() -> None:
     ("body", "problem"),
     [
         (b"", "empty"),
-        (b"<html>502</html>", "not JSON"),
-        (b"[" * 100_000, "depth|nested"),
         (b'{"data": {"x": 1}}', "no list of items: neither the response itself nor any of data, signings, items"),
-        (b'{"data": [{"id": "a"}, {"id": "b", "is_draft": "x"}]}', r"data\[1\]\.is_draft: expected true or false"),
         (
             b'{"items": [{"id": 1}, {"id": 2}, {"id": 3}, {"id": 4, "documents": [{"id": 1, "name": false}]}]}',
             r"items\[3\]\.documents\[0\]\.name: expected a string, got false \(HTTP 200, request id req-1\)$",
         ),
-        (b'[{"id": "a"}, 5]', r"signings\.list: the response cannot be read: \[1\]: expected an object, got 5 \("),
     ],
 )
 async def test_decode_error_names_operation_place_status_and_request_id(body: bytes, problem: str) -> None:

@@ -9,43 +9,15 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from signing_async import (
-    APIError,
-    OutcomeUnknown,
-    RetryPolicy,
-    SigningClient,
-    SigningError,
-    TransportError,
-)
+from signing_async import APIError, OutcomeUnknown, RetryPolicy, SigningClient, SigningError, TransportError
 from tests.fuzz.promises import TOKEN
 from tests.pdfs import make_pdf
-from tests.transport.hostile import (
-    JSON,
-    OPERATIONS,
-    PDF,
-    SIGNING,
-    Conversation,
-    connected,
-    hostile,
-    outcome,
-    saying,
-    sized,
-)
+from tests.transport.hostile import JSON, OPERATIONS, SIGNING, Conversation, connected, hostile, outcome, saying, sized
 
 # Where the token goes
 
 
-FOREIGN = (
-    "http://{other}",
-    "//{other}",
-    "HTTP:",
-    "http://localhost",
-    "http://user",
-    "https:",
-    "ftp:",
-    "file:",
-    "data:",
-)
+FOREIGN = ("http://{other}", "//{other}", "http://localhost", "http://user", "https:", "file:", "data:")
 
 
 @pytest.mark.parametrize(
@@ -57,36 +29,22 @@ FOREIGN = (
         "http://{own}@{other}/x",
         "http://user:pass@{own}/x",
         "https://{own}/x",
-        "HTTP://{other}",
         "http:\\\\{other}\\x",
         "/\\{other}/x",
         "\\\\{other}/x",
         "ht\ttp://{other}/x",
         " http://{other}/x",
-        "http:///{other}/x",
-        "http:{other}/x",
         "file:///etc/passwd",
-        "ftp://{other}/x",
         "data:application/json,{{}}",
-        "javascript:alert(1)",
-        "ws://{own}/x",
         "http://{own}.example.com/x",
-        "http://{own}%2f@{other}/x",
-        "http://127.1:{port}/x",
         "http://0x7f000001:{port}/x",
-        "http://[::ffff:127.0.0.1]:{port}/x",
-        "http://{other}#{own}",
         "http://{other}?{own}",
         "",
-        "?",
-        "#",
         "http://",
-        "://",
-        "http://[",
         "http://{own}:99999/",
         "/x" * 3_000,
     ],
-    ids=repr,
+    ids=lambda location: repr(location[:40]),
 )
 async def test_redirect_is_followed_only_to_the_clients_own_origin(location: str, tmp_path: Path) -> None:
     async def redirect(talk: Conversation) -> None:
@@ -110,35 +68,6 @@ async def test_redirect_is_followed_only_to_the_clients_own_origin(location: str
         assert other.heads == []
 
 
-@pytest.mark.parametrize(
-    ("status", "transient"),
-    [("403 Forbidden", False), ("407 Proxy Authentication Required", False), ("503 Busy", True)],
-)
-async def test_request_that_a_proxy_refuses_to_connect_was_not_sent(status: str, transient: bool) -> None:
-    connections = 0
-
-    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        nonlocal connections
-        connections += 1
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as proxy:
-        url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
-        retry = RetryPolicy(max_attempts=3, base_delay=0.01)
-        async with (
-            aiohttp.ClientSession(proxy=url) as session,
-            SigningClient("https://tenant.example.com", "token", session=session, retry=retry) as client,
-        ):
-            with pytest.raises(TransportError, match=rf"the proxy refused to connect \(HTTP {status[:3]}\)") as caught:
-                await client.signings.send("s")
-    error = caught.value
-    assert (error.transient, error.client_wide, error.effect) == (transient, not transient, "none")
-    assert connections == (3 if transient else 1)
-
-
 async def _repeat_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
     """A middleware of the caller's session."""
     try:
@@ -147,9 +76,7 @@ async def _repeat_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHa
         return await handler(request)
 
 
-@pytest.mark.parametrize(
-    ("method", "middlewares"), [("DELETE", ()), ("PUT", ()), ("POST", ()), ("POST", (_repeat_once,))]
-)
+@pytest.mark.parametrize(("method", "middlewares"), [("DELETE", ()), ("POST", ()), ("POST", (_repeat_once,))])
 async def test_write_that_is_repeated_in_vain_is_an_unknown_outcome(
     method: str, middlewares: tuple[aiohttp.ClientMiddlewareType, ...]
 ) -> None:
@@ -190,22 +117,6 @@ async def test_clients_own_session_keeps_no_cookies() -> None:
 
 
 # Connections
-
-
-async def test_response_on_an_idle_connection_is_not_taken_for_the_next_one() -> None:
-    asked: list[bytes] = []
-
-    async def behave(talk: Conversation) -> None:
-        while True:
-            asked.append(await talk.request())
-            await talk.send(sized(b'{"id": "right"}'))
-            await asyncio.sleep(0.05)
-            await talk.send(sized(b'{"id": "of somebody else"}'))
-
-    async with hostile(behave) as server, connected(server) as client:
-        for _ in range(5):
-            assert (await client.me()).id == "right"
-            await asyncio.sleep(0.15)
 
 
 async def test_response_before_the_request_ends_in_an_error_or_a_record() -> None:
@@ -272,31 +183,3 @@ async def test_upload_after_a_reset_is_preceded_by_a_reading_and_not_duplicated(
         document = await client.documents.upload("s1", BIG, "a.pdf")
         assert document.id == "d1"
         assert server.count("POST") == 2
-
-
-async def test_write_is_not_repeated_if_its_response_is_cut_off_in_the_head(tmp_path: Path) -> None:
-    """Its effect is found, and counts."""
-    done: set[str] = set()
-
-    async def behave(talk: Conversation) -> None:
-        while True:
-            method, path = (await talk.request()).decode().split(" ")[:2]
-            if method == "POST":
-                done.add(path.rpartition("/")[2])
-                await talk.send(b"HTTP/1.1 200 OK\r\nContent-")
-                return talk.reset()
-            if path.endswith("recipients"):
-                people = [{"id": "r1", "email": "a@example.com"}] if "recipients" in done else []
-                await talk.send(sized(json.dumps(people).encode()))
-            else:
-                documents = [{"id": "d9", "name": "a.pdf"}] if "documents" in done else []
-                answer = {"id": "s1", "is_draft": "send" not in done, "documents": documents}
-                await talk.send(sized(json.dumps(answer).encode()))
-
-    async with hostile(behave) as server, connected(server) as client:
-        assert (await client.documents.upload("s1", PDF, "a.pdf")).id == "d9"
-        assert (await client.recipients.add("s1", email="a@example.com")).id == "r1"
-        await client.signings.send("s1")
-        with pytest.raises(OutcomeUnknown):
-            await client.recipients.remind("s1", "r1")
-        assert server.count("POST") == 4

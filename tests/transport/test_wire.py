@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -13,29 +13,29 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from signing_async import (
-    ClientClosed,
-    OutcomeUnknown,
-    RetryPolicy,
-    SigningClient,
-    TransportError,
-)
+from signing_async import ClientClosed, OutcomeUnknown, RetryPolicy, SigningClient, SigningError, TransportError
 from signing_async.sandbox import Sandbox
 from signing_async.transport import wire  # its check of the pool is replaced, as if aiohttp had changed
 from tests.pdfs import make_pdf
-from tests.servers import serving, talking
+from tests.servers import Web, serving, talking
 
 
-def _failing_session(signal: str) -> aiohttp.ClientSession:
+async def _raise(session: aiohttp.ClientSession) -> None:
+    raise ValueError("bug")
+
+
+def _failing_session(
+    signal: str, fail: Callable[[aiohttp.ClientSession], Awaitable[None]] = _raise
+) -> aiohttp.ClientSession:
     """Return a session whose trace hook fails for a request that changes a sent or ready signing."""
 
-    async def fail(session: object, context: object, params: Any) -> None:
+    async def trace(session: aiohttp.ClientSession, context: object, params: Any) -> None:
         if params.url.path.endswith(("/send", "/remind")):
-            raise ValueError("bug")
+            await fail(session)
 
-    trace = aiohttp.TraceConfig()
-    getattr(trace, signal).append(fail)
-    return aiohttp.ClientSession(trace_configs=[trace])
+    config = aiohttp.TraceConfig()
+    getattr(config, signal).append(trace)
+    return aiohttp.ClientSession(trace_configs=[config])
 
 
 async def test_session_that_fails_after_a_request_was_sent_leaves_a_lost_response(
@@ -53,51 +53,47 @@ async def test_session_that_fails_after_a_request_was_sent_leaves_a_lost_respons
     assert len(sandbox.requests_of("recipients.remind")) == 1
 
 
-async def test_session_that_fails_before_a_request_is_sent_is_a_transport_error_of_this_call(
-    sandbox: Sandbox,
+@pytest.mark.parametrize(
+    ("fail", "error", "said"),
+    [
+        (_raise, TransportError, r"the session failed \(ValueError\)"),
+        (aiohttp.ClientSession.close, ClientClosed, "the session was closed"),
+    ],
+)
+async def test_session_that_fails_before_a_request_is_sent_leaves_no_unknown_outcome(
+    sandbox: Sandbox, fail: Callable[[aiohttp.ClientSession], Awaitable[None]], error: type[SigningError], said: str
 ) -> None:
-    async with _failing_session("on_request_start") as session:
+    async with _failing_session("on_request_start", fail) as session:
         failing = SigningClient(sandbox.base_url, sandbox.access_token(), session=session, retry=RetryPolicy.none())
-        with pytest.raises(TransportError, match=r"the session failed \(ValueError\)") as caught:
+        with pytest.raises(error, match=said) as caught:
             await failing.signings.send("s1")
-    assert (caught.value.effect, caught.value.client_wide) == ("none", False)
-    assert caught.value.__context__ is None
-    assert sandbox.requests == []
-
-
-async def test_session_that_is_closed_under_a_request_is_client_closed(sandbox: Sandbox) -> None:
-    async def close(session: aiohttp.ClientSession, context: object, params: object) -> None:
-        await session.close()
-
-    trace = aiohttp.TraceConfig()
-    trace.on_request_start.append(close)
-    async with aiohttp.ClientSession(trace_configs=[trace]) as session:
-        with pytest.raises(ClientClosed, match="the session was closed"):
-            await SigningClient(sandbox.base_url, sandbox.access_token(), session=session).signings.send("s1")
+    assert (caught.value.effect, caught.value.__context__) == ("none", None)
     assert sandbox.requests == []
 
 
 # aiohttp's pool
 
 
+async def _answer(request: web.Request) -> web.Response:
+    return web.json_response({"id": "u1"})
+
+
+def _connections(server: Web) -> tuple[int, set[str | None]]:
+    """Return the number of connections that were used, and the Connection headers that were sent."""
+    headers = {request.headers.get("Connection") for request in server.requests}
+    return len({id(request.protocol) for request in server.requests}), headers
+
+
 async def test_the_pool_of_this_aiohttp_can_be_checked(caplog: pytest.LogCaptureFixture) -> None:
     """A canary: it fails if a release of aiohttp keeps its connections differently."""
-    used: list[Any] = []
-    headers: list[str | None] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        used.append(request.transport)
-        headers.append(request.headers.get("Connection"))
-        return web.json_response({"id": "u1"})
-
-    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+    async with serving(_answer) as server, SigningClient(server.origin, "token") as client:
         for _ in range(3):
             await client.me()
         sessions = client._shared.sessions
         [waiting] = sessions.get().connector._conns.values()  # type: ignore[union-attr]  # what is tested
         [(protocol, _)] = waiting
         assert protocol.should_close is False
-    assert (len(set(used)), headers) == (1, [None] * 3)
+    assert _connections(server) == (1, {None})
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -106,13 +102,6 @@ async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
     pool: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """With an unknown aiohttp, calls succeed without reusing connections, and one warning is logged."""
-    used: list[Any] = []
-    headers: list[str | None] = []
-
-    async def answer(request: web.Request) -> web.Response:
-        used.append(request.transport)
-        headers.append(request.headers.get("Connection"))
-        return web.json_response({"id": "u1"})
 
     def hidden(self: wire.Sessions, session: aiohttp.ClientSession) -> None:
         connector: Any = SimpleNamespace() if pool is None else SimpleNamespace(_conns=pool)
@@ -120,10 +109,10 @@ async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
 
     drop = wire.Sessions.drop_desynchronized
     monkeypatch.setattr(wire.Sessions, "drop_desynchronized", hidden)
-    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+    async with serving(_answer) as server, SigningClient(server.origin, "token") as client:
         for _ in range(3):
             assert (await client.me()).id == "u1"
-    assert (len(set(used)), headers) == (3, ["close"] * 3)
+    assert _connections(server) == (3, {"close"})
     [warned] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert f"aiohttp {aiohttp.__version__} (" in warned
 
@@ -157,22 +146,12 @@ async def _desynchronized(session: aiohttp.ClientSession) -> None:
     raise AssertionError("no foreign bytes arrived")
 
 
-OTHER_SETTINGS: dict[str, dict[str, Any]] = {
-    "nothing": {},
-    "no check of certificates": {"ssl": False},
-    "another name in the certificate": {"server_hostname": "other.example.com"},
-    "a proxy": {"proxy": "{origin}"},
-}
-
-
-@pytest.mark.parametrize("odd", OTHER_SETTINGS)
-async def test_desynchronized_connection_is_not_reused_whatever_else_uses_the_session(odd: str) -> None:
+@pytest.mark.parametrize("settings", [{}, {"ssl": False}, {"proxy": "{origin}"}], ids=str)
+async def test_desynchronized_connection_is_not_reused_whatever_else_uses_the_session(settings: dict[str, Any]) -> None:
     """The caller's own requests to the service, with other settings, do not hide the client's connections."""
     async with _talkative() as origin, aiohttp.ClientSession() as session:
         client = SigningClient(origin, "token", session=session)
-        settings: dict[str, Any] = {
-            key: origin if value == "{origin}" else value for key, value in OTHER_SETTINGS[odd].items()
-        }
+        settings = {key: origin if value == "{origin}" else value for key, value in settings.items()}
         async with session.get(origin, **settings) as response:
             await response.read()
         await _desynchronized(session)
