@@ -106,15 +106,15 @@ class Accounts:
 
     # the consent page
 
-    def authorization_request(self, query: Mapping[str, str]) -> tuple[App, str | None]:
-        """Return the requesting application and its `state`; refuse an unknown client_id or redirect_uri."""
+    def requesting_app(self, query: Mapping[str, str]) -> App:
+        """Return the application that asks for consent; refuse an unknown client_id or redirect_uri."""
         app = self.app(query.get("client_id", ""))
         if app is None:
             raise Refused(400, "invalid_client", "No application has this client_id.")
         if query.get("redirect_uri") != app.redirect_uri:
             message = "The redirect_uri is not the one registered for this application."
             raise Refused(400, "invalid_redirect_uri", message)
-        return app, query.get("state")
+        return app
 
     def code_challenge(self, query: Mapping[str, str]) -> str | None:
         """Return the PKCE challenge, or None; refuse any method but S256."""

@@ -34,7 +34,6 @@ class Api:
         self._injector = FaultInjector(encoder, state.closing)
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
         signing, documents = f"{API}/signings/{{signing_id}}", f"{API}/signings/{{signing_id}}/documents"
         table: list[tuple[str, str, str, Callable[[web.Request], Awaitable[web.Response]]]] = [
             ("GET", f"{API}/me", "me", self._me),
@@ -84,7 +83,9 @@ class Api:
     # the operations
 
     async def _me(self, request: web.Request) -> web.Response:
-        return self._encoder.record(request, 200, self._encoder.user(request[USER]))
+        user = request[USER]
+        shown = {"id": user.id, "name": user.name, "email": user.email, "tenant": user.tenant}
+        return self._encoder.record(request, 200, shown)
 
     async def _create(self, request: web.Request) -> web.Response:
         signing = self._service.create_signing(request[USER], await read_json(request))

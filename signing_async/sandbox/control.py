@@ -55,7 +55,6 @@ class Control:
         self._state = state
 
     def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
         faults, webhooks = self._state.faults, self._state.webhooks
         table: list[tuple[str, str, int, Handler]] = [
             ("POST", "/reset", 200, lambda *_: self._state.reset()),

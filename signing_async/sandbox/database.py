@@ -11,6 +11,8 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from .refused import not_found
+
 Record = TypeVar("Record")
 
 VERSION = 3
@@ -101,7 +103,6 @@ class Database:
             self._connection.executescript(f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA user_version={VERSION}; COMMIT;")
 
     def close(self) -> None:
-        """Close the file."""
         self._connection.close()
 
     @contextmanager
@@ -115,7 +116,6 @@ class Database:
             yield
 
     def run(self, sql: str, *values: Any) -> sqlite3.Cursor:
-        """Execute one statement."""
         return self._connection.execute(sql, values)
 
     def value(self, sql: str, *values: Any) -> Any:
@@ -124,7 +124,6 @@ class Database:
         return row and row[0]
 
     def insert(self, table: str, **values: Any) -> None:
-        """Insert a row."""
         names = ", ".join(f'"{name}"' for name in values)
         self.run(f"INSERT INTO {table} ({names}) VALUES ({', '.join('?' * len(values))})", *values.values())
 
@@ -137,6 +136,13 @@ class Database:
         """Return the first record that matches, or None."""
         found = self.select(record, table, f"{where} LIMIT 1", *values)
         return found[0] if found else None
+
+    def find(self, record: type[Record], table: str, where: str, *values: Any) -> Record:
+        """Return the first record that matches; refuse with 404 if none does."""
+        found = self.get(record, table, where, *values)
+        if found is None:
+            raise not_found(record.__name__.lower())
+        return found
 
     def select(self, record: type[Record], table: str, where: str, *values: Any) -> list[Record]:
         """Return the records that match; `where` may end in ORDER BY and LIMIT."""
@@ -155,12 +161,10 @@ class Database:
         return found, count
 
     def count(self, table: str, where: str, *values: Any) -> int:
-        """Return how many rows match."""
         count: int = self.value(f"SELECT count(*) FROM {table} WHERE {where}", *values)
         return count
 
     def dump(self) -> bytes:
-        """Return the whole database."""
         return self._connection.serialize()
 
     def load(self, dump: bytes) -> None:

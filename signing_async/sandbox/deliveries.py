@@ -160,10 +160,7 @@ class Deliveries:
 
     def event(self, event_id: str) -> Event:
         """Return the event with this id."""
-        found = self._database.get(Event, "events", "id = ?", event_id)
-        if found is None:
-            raise not_found("event")
-        return found
+        return self._database.find(Event, "events", "id = ?", event_id)
 
     # deliveries
 
@@ -178,10 +175,7 @@ class Deliveries:
 
     def delivery(self, delivery_id: str) -> Delivery:
         """Return the delivery with this id."""
-        found = self._database.get(Delivery, "deliveries", "id = ?", delivery_id)
-        if found is None:
-            raise not_found("delivery")
-        return found
+        return self._database.find(Delivery, "deliveries", "id = ?", delivery_id)
 
     def attempts(self, last: int | None = None) -> list[Attempt]:
         """Return the newest `last` attempts of all deliveries (None: all), oldest first."""

@@ -27,7 +27,6 @@ class Files:
         folder.mkdir(parents=True, exist_ok=True)
 
     def path(self, name: str) -> Path:
-        """Return the path of a file."""
         return self.folder / name
 
     def new_name(self, kind: str = "pdf") -> str:

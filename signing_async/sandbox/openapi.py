@@ -17,7 +17,6 @@ _CURSOR = {"$ref": "#/components/parameters/cursor"}
 
 
 async def serve(profile: Profile, _: web.Request) -> web.Response:
-    """Respond with the OpenAPI document."""
     return web.json_response(document(profile))
 
 

@@ -44,7 +44,6 @@ async def _read(request: web.Request) -> bytes:
 
 
 async def read_json(request: web.Request) -> dict[str, Any]:
-    """Return the JSON object in the body."""
     kind = request.content_type
     if kind != "application/json" and not kind.endswith("+json"):
         raise Refused(415, "unsupported_media_type", "The body must be application/json.")
@@ -64,7 +63,6 @@ def _refuse_constant(name: str) -> None:
 
 
 async def read_form(request: web.Request) -> dict[str, str]:
-    """Return the fields of a form."""
     if request.content_type != FORM:
         raise Refused(415, "unsupported_media_type", f"The body must be {FORM}.")
     body = await _read(request)

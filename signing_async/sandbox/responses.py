@@ -15,13 +15,12 @@ from aiohttp import web
 
 from .clock import to_datetime
 from .profile import Profile
-from .records import Document, Recipient, Signing, User
+from .records import Document, Recipient, Signing
 from .refused import Refused, invalid, not_found
 from .request_log import CONTROL_API, RECORD, RequestLog, logger
 
 API = "/api/1.0"
 JSON = "application/json; charset=utf-8"
-STATUS_ONLY = 204
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -74,15 +73,11 @@ class Encoder:
             shown[self._profile.identification_field] = recipient.identification
         return shown
 
-    def user(self, user: User) -> dict[str, Any]:
-        """Return a user."""
-        return {"id": user.id, "name": user.name, "email": user.email, "tenant": user.tenant}
-
     # responses
 
     def record(self, request: web.Request, status: int, record: Mapping[str, Any]) -> web.Response:
         """Return a response with one record, or without a body if the status is 204."""
-        if status == STATUS_ONLY:
+        if status == 204:
             return self.respond(request, status, b"")
         wrapper = self._profile.record_field
         return self.json(request, status, {wrapper: record} if wrapper else record)
@@ -101,7 +96,6 @@ class Encoder:
         return web.Response(body=body, status=status, headers=headers)
 
     def error(self, request: web.Request, refused: Refused) -> web.Response:
-        """Return an error response."""
         value: dict[str, Any] = {"code": refused.code, "message": refused.message}
         details = [(name, text) for name, texts in refused.errors.items() for text in texts]
         headers = {"Content-Type": JSON, **refused.headers}
@@ -206,8 +200,6 @@ class Middleware:
 
     async def _respond(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
-            for text in (request.path, request.query_string):
-                text.encode()
             return await handler(request)
         except Refused as refused:
             problem = refused
@@ -217,8 +209,6 @@ class Middleware:
             problem = not_found("path")
         except web.HTTPException:
             raise
-        except UnicodeEncodeError:
-            problem = Refused(400, "malformed_address", "The URL is not in UTF-8.")
         except Exception:
             logger.exception("internal error of the sandbox at %s %s", request.method, request.rel_url.raw_path)
             problem = Refused(500, "server_error", "Internal error of the sandbox; its log has the traceback.")

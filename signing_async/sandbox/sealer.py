@@ -30,7 +30,6 @@ class Sealer:
         self._opening = asyncio.Lock()
 
     async def certificate_pem(self) -> bytes:
-        """Return the authority's certificate."""
         return (await self._open()).certificate_pem
 
     async def seal(

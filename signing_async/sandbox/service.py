@@ -15,7 +15,7 @@ from .files import Files, Incoming
 from .ids import Ids
 from .profile import Profile
 from .records import Document, Recipient, Signing, User
-from .refused import Refused, invalid, not_found
+from .refused import Refused, invalid
 
 Emit = Callable[[str, Signing, Mapping[str, Any]], None]
 
@@ -67,10 +67,8 @@ class Service:
 
     def signing(self, signing_id: str, user: User | None = None) -> Signing:
         """Return a signing. To a user of another tenant it does not exist."""
-        found = self._database.get(Signing, "signings", "id = ?", signing_id)
-        if found is None or (user is not None and found.tenant != user.tenant):
-            raise not_found("signing")
-        return found
+        tenant = None if user is None else user.tenant
+        return self._database.find(Signing, "signings", "id = ? AND tenant = coalesce(?, tenant)", signing_id, tenant)
 
     def list_signings(self, user: User, after: int | None, limit: int) -> tuple[list[Signing], int | None]:
         """Return up to `limit` of the tenant's signings after sequence number `after`, in the profile's order.
@@ -178,10 +176,7 @@ class Service:
 
     def document(self, signing_id: str, document_id: str) -> Document:
         """Return a document of the signing."""
-        found = self._database.get(Document, "documents", "id = ? AND signing_id = ?", document_id, signing_id)
-        if found is None:
-            raise not_found("document")
-        return found
+        return self._database.find(Document, "documents", "id = ? AND signing_id = ?", document_id, signing_id)
 
     def documents(self, signing_id: str | None = None) -> list[Document]:
         """Return the documents of one signing, or of all signings, oldest first."""
@@ -189,10 +184,7 @@ class Service:
 
     def document_path(self, document_id: str) -> Path:
         """Return the path of an uploaded document."""
-        found = self._database.get(Document, "documents", "id = ?", document_id)
-        if found is None:
-            raise not_found("document")
-        return self._files.path(found.file)
+        return self._files.path(self._database.find(Document, "documents", "id = ?", document_id).file)
 
     def signed_path(self, signing_id: str, document_id: str) -> Path:
         """Return the path of a sealed document; refuse with 404 until it is sealed."""
@@ -239,10 +231,8 @@ class Service:
 
     def recipient(self, recipient_id: str, signing_id: str | None = None) -> Recipient:
         """Return a recipient; with `signing_id`, only one of that signing."""
-        found = self._database.get(Recipient, "recipients", "id = ?", recipient_id)
-        if found is None or signing_id not in {None, found.signing_id}:
-            raise not_found("recipient")
-        return found
+        where = "id = ? AND signing_id = coalesce(?, signing_id)"
+        return self._database.find(Recipient, "recipients", where, recipient_id, signing_id)
 
     def recipients(self, signing_id: str | None = None) -> list[Recipient]:
         """Return the recipients of one signing, or of all signings, oldest first."""

@@ -79,7 +79,6 @@ class State:
         return Snapshot(self.database.dump(), self._saved_offset())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """Restore a snapshot."""
         self.database.load(snapshot.database)
         self.clock.set_offset(snapshot.offset)
 

@@ -31,7 +31,6 @@ async def register(request: web.Request) -> web.Response:
 
 
 async def consent(request: web.Request, filled: Filled = EMPTY) -> web.StreamResponse:
-    """Ask the user for consent."""
     query = request.query
     try:
         app, _ = _read_query(request)
@@ -75,7 +74,7 @@ def _chosen_user(request: web.Request, fields: dict[str, str]) -> User:
 def _read_query(request: web.Request) -> tuple[App, str | None]:
     """Return the application and the code challenge. Redirect an invalid request back to the application."""
     accounts = request.app[STATE].accounts
-    app, _ = accounts.authorization_request(request.query)
+    app = accounts.requesting_app(request.query)
     if request.query.get("response_type") != "code":
         raise _callback(request, app, error="unsupported_response_type")
     try:

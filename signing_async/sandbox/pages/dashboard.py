@@ -18,7 +18,6 @@ UNITS = ("seconds", "minutes", "hours", "days")
 
 
 async def dashboard(request: web.Request, filled: Filled = EMPTY) -> web.Response:
-    """Show the dashboard."""
     sandbox, query = request.app[STATE], request.query
     text, state = query.get("search", "").strip(), query.get("state", "")
     state = state if state in STATES else ""
@@ -39,7 +38,6 @@ async def dashboard(request: web.Request, filled: Filled = EMPTY) -> web.Respons
 
 
 async def advance(request: web.Request) -> web.Response:
-    """Advance the clock."""
     fields = await form(request)
     amount, unit = fields.get("amount", "").strip(), fields.get("unit", "")
     errors = {}
@@ -58,7 +56,6 @@ async def advance(request: web.Request) -> web.Response:
 
 
 async def signing(request: web.Request, filled: Filled = EMPTY) -> web.Response:
-    """Show a signing."""
     found = request.app[STATE].service.signing(request.match_info["signing_id"])
     requests = _newest(request, about=found.id)[:PAGE]
     return page(request, "signing.html", filled, signing=found, requests=requests)
@@ -103,7 +100,6 @@ async def requests(request: web.Request) -> web.Response:
 
 
 async def one_request(request: web.Request) -> web.Response:
-    """Show one request and its response."""
     record = request.app[STATE].requests.find(request.match_info["request_id"])
     if record is None:
         raise not_found("request: only the newest are kept")

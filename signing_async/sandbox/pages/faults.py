@@ -20,7 +20,6 @@ async def faults(request: web.Request, filled: Filled = EMPTY) -> web.Response:
 
 
 async def add(request: web.Request) -> web.Response:
-    """Arrange a fault."""
     fields = await form(request)
     kind, details = fields.get("kind", ""), dict[str, Any]()
     try:
@@ -43,14 +42,12 @@ async def remove(request: web.Request) -> web.Response:
 
 
 async def clear(request: web.Request) -> web.Response:
-    """Remove all faults."""
     await form(request)
     request.app[STATE].faults.clear()
     raise redirect(FAULTS, "faults-cleared")
 
 
 async def limit(request: web.Request) -> web.Response:
-    """Set or remove the rate limit."""
     fields = await form(request)
     try:
         rate = _number("rate", fields)

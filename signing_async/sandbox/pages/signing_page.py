@@ -32,7 +32,6 @@ def _find(request: web.Request) -> tuple[Recipient, Signing, dict[str, Any], str
 
 
 async def sign(request: web.Request, filled: Filled = EMPTY) -> web.Response:
-    """Show the signing page."""
     recipient, signing, texts, now = _find(request)
     everybody = request.app[STATE].service.recipients(signing.id)
     if signing.signing_order == "sequential":

@@ -30,14 +30,12 @@ async def register(request: web.Request) -> web.Response:
 
 
 async def remove(request: web.Request) -> web.Response:
-    """Remove an endpoint."""
     await form(request)
     request.app[STATE].webhooks.remove(request.match_info["endpoint_id"])
     raise redirect(WEBHOOKS, "endpoint-removed")
 
 
 async def delivery(request: web.Request, filled: Filled = EMPTY) -> web.Response:
-    """Show a delivery."""
     deliveries = request.app[STATE].webhooks
     found = deliveries.delivery(request.match_info["delivery_id"])
     event, attempts = deliveries.event(found.event_id), deliveries.attempts_of(found.id)
@@ -45,7 +43,6 @@ async def delivery(request: web.Request, filled: Filled = EMPTY) -> web.Response
 
 
 async def resend(request: web.Request) -> web.Response:
-    """Deliver an event again."""
     await form(request)
     deliveries = request.app[STATE].webhooks
     found = deliveries.delivery(request.match_info["delivery_id"])
