@@ -66,7 +66,7 @@ async def receiver() -> AsyncIterator[Receiver]:
     """A receiver on a free port."""
     receiver = Receiver()
     app = web.Application()
-    app.router.add_post("/hook", receiver.take)
+    app.router.add_post("/{name}", receiver.take)
     async with TestServer(app) as server:
         receiver.url = str(server.make_url("/hook"))
         yield receiver

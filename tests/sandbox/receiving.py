@@ -13,7 +13,7 @@ SECRET = "a shared secret"
 
 @dataclass
 class Receiver:
-    """An endpoint that records deliveries and responds as told."""
+    """An endpoint that records deliveries and responds as told: to /bad with 500, to /verbose with a body."""
 
     url: str = ""
     bodies: list[bytes] = field(default_factory=list)
@@ -33,7 +33,9 @@ class Receiver:
         self.bodies.append(body)
         self.signatures.append(request.headers["X-Signature"])
         await asyncio.sleep(self.delay)
-        status = self.responses.pop(0) if self.responses else 202
+        if request.path == "/verbose":
+            return web.Response(text="<taken>", headers={"X-Reply": "yes", "Set-Cookie": "session=1"})
+        status = 500 if request.path == "/bad" else self.responses.pop(0) if self.responses else 202
         return web.Response(status=status, headers={"Location": self.location} if self.location else None)
 
     @property
