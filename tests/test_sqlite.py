@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
-from signing_async.storage.sqlite import SharedDatabase, is_transient  # SQLite reports these locks and errors at random
+from signing_async import JournalError, SqliteJournal
+from signing_async.webhooks import Claim, SQLiteSeenEvents
 
 TOGETHER = """
 import asyncio, multiprocessing, sys
@@ -56,68 +60,71 @@ def test_processes_open_a_new_file_together(kind: str, rounds: int, tmp_path: Pa
     assert (done.stdout, done.returncode) == ("", 0), done.stdout + done.stderr
 
 
-def make_table(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("CREATE TABLE IF NOT EXISTS numbers (number)")
+class Failing(sqlite3.Connection):
+    """A connection that fails to set up a file with these error codes, one after the other."""
+
+    codes: ClassVar[list[int]] = []
+
+    def execute(self, sql: str, *parameters: Any) -> sqlite3.Cursor:
+        if "journal_mode" in sql and self.codes:
+            error = sqlite3.OperationalError("it failed")
+            error.sqlite_errorcode = self.codes.pop()
+            raise error
+        return super().execute(sql, *parameters)
 
 
 @pytest.fixture
-def database(tmp_path: Path) -> SharedDatabase:
-    return SharedDatabase(tmp_path / "numbers.db", make_table, timeout=10)
+def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The codes with which connections fail: SQLite reports some errors at random, and some locks at once."""
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Failing))
+    monkeypatch.setattr(Failing, "codes", [])
+    return Failing.codes
 
 
-def numbers(database: SharedDatabase) -> list[int]:
-    with database.connected() as connection:
-        return [number for (number,) in connection.execute("SELECT number FROM numbers")]
-
-
-@pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY])
-def test_preparing_is_repeated_while_the_file_is_locked(code: int, tmp_path: Path) -> None:
-    """SQLite reports some locks at once, whatever its timeout."""
-    attempts: list[int] = []
-
-    def prepare(connection: sqlite3.Connection) -> None:
-        attempts.append(1)
-        if len(attempts) < 3:
-            error = sqlite3.OperationalError("database is locked")
-            error.sqlite_errorcode = code
-            raise error
-        make_table(connection)
-
-    assert numbers(SharedDatabase(tmp_path / "numbers.db", prepare, timeout=10)) == []
-    assert len(attempts) == 3
+def test_opening_is_repeated_while_the_file_is_locked(codes: list[int], tmp_path: Path) -> None:
+    codes += [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY]
+    with contextlib.closing(SQLiteSeenEvents(tmp_path / "seen.db")) as seen:
+        assert seen.claim("a") is Claim.NEW
+    assert not codes
 
 
 @pytest.mark.parametrize(
     ("name", "transient"),
-    [("BUSY", True), ("IOERR", True), ("FULL", True), ("CANTOPEN", True), ("CORRUPT", False), ("READONLY", False)],
+    [("NOMEM", True), ("IOERR", True), ("FULL", True), ("CANTOPEN", True), ("CORRUPT", False), ("READONLY", False)],
 )
-def test_error_says_whether_the_operation_may_succeed_later(name: str, transient: bool) -> None:
-    error = sqlite3.OperationalError("it failed")
-    error.sqlite_errorcode = getattr(sqlite3, f"SQLITE_{name}")
-    assert is_transient(error) is transient
-
-
-# Forks
+async def test_error_says_whether_the_operation_may_succeed_later(
+    name: str, transient: bool, codes: list[int], tmp_path: Path
+) -> None:
+    codes.append(getattr(sqlite3, f"SQLITE_{name}"))
+    async with SqliteJournal(tmp_path / "journal") as journal:
+        with pytest.raises(JournalError, match="it failed") as caught:
+            await journal.claim("lease")
+        assert caught.value.transient is transient
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
-def test_fork_waits_for_the_transaction_of_another_thread(database: SharedDatabase) -> None:
+def test_fork_waits_for_the_transaction_of_another_thread(tmp_path: Path) -> None:
     """The connection is not closed under the thread that uses it, and after the fork the next use opens a new one."""
-    at_rest = threading.Event()
+    forked = threading.Event()
 
     def fork() -> None:
         child = os.fork()
         if child == 0:
             os._exit(0)
-        at_rest.set()
+        forked.set()
         os.waitpid(child, 0)
 
-    forking = threading.Thread(target=fork)
-    with database.connected() as connection:
-        forking.start()
-        assert not at_rest.wait(0.1)
-        connection.execute("INSERT INTO numbers VALUES (1)")
-    forking.join(30)
-    assert database.connection is None
-    assert numbers(database) == [1]
+    path = tmp_path / "seen.db"
+    with contextlib.closing(SQLiteSeenEvents(path)) as seen:
+        assert seen.claim("a") is Claim.NEW
+        threads = [threading.Thread(target=seen.confirm, args=("a",)), threading.Thread(target=fork)]
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            for each in threads:
+                each.start()
+                assert not forked.wait(0.1)
+            other.execute("ROLLBACK")
+        for each in threads:
+            each.join(30)
+        assert forked.is_set()
+        assert seen.claim("a") is Claim.CONFIRMED

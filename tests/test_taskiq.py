@@ -183,8 +183,10 @@ async def working(broker: Any) -> AsyncIterator[None]:
         under_way = [task for task in asyncio.all_tasks() if "Receiver.callback" in repr(task)]
         if under_way:
             await asyncio.wait(under_way, timeout=20)
-        receiving.cancel()
-        await asyncio.wait([receiving])
+        # redis-py can lose a cancellation.
+        while not receiving.done():
+            receiving.cancel()
+            await asyncio.wait([receiving], timeout=1)
         await broker.shutdown()
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import multiprocessing
+import os
 import signal
 import threading
 import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator
+from multiprocessing.connection import Connection
 from typing import Any
 
 import pytest
@@ -18,11 +21,13 @@ import pytest
 from signing_async import InboxError
 from signing_async.postgres import PostgresInbox
 from signing_async.webhooks import Event, EventStatus, Receiver, WebhookVerifier
+from tests.postgres.processes import forked
 from tests.postgres.server import PostgresServer
-from tests.postgres.workers import next_line, worker, write_line
 from tests.storage.event_stores import delivery
 from tests.webhooks.deliveries import SECRET, event_body, signed
 from tests.webhooks.servers import PATH, serve
+
+forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 
 
 @contextlib.asynccontextmanager
@@ -52,6 +57,21 @@ async def until(inbox: PostgresInbox, number: int, wanted: EventStatus = EventSt
 # Processes
 
 
+async def handle_events(dsn: str, pipe: Connection) -> None:
+    """Handle events one at a time, each until the test allows it to end; send warnings."""
+    logging.getLogger("signing_async.webhooks").warning = lambda text, *values: pipe.send(text % values)  # type: ignore[method-assign]
+    async with opened(dsn) as inbox:
+
+        @inbox.on("*")
+        async def handle(event: Event) -> None:
+            pipe.send("started")
+            await asyncio.to_thread(pipe.recv)
+            pipe.send("ended")
+
+        await inbox.run(concurrency=1)
+
+
+@forks
 async def test_paused_process_cannot_record_that_an_event_was_handled_after_a_takeover(dsn: str) -> None:
     async with opened(dsn) as inbox:
         taken, finish = asyncio.Event(), asyncio.Event()
@@ -61,16 +81,16 @@ async def test_paused_process_cannot_record_that_an_event_was_handled_after_a_ta
             taken.set()
             await finish.wait()
 
-        with worker("handle", dsn) as process:
+        with forked(handle_events, dsn) as process:
             await inbox.add(*delivery("a", "s"))
-            await next_line(process, "started a")
-            process.send_signal(signal.SIGSTOP)
+            await process.says("started")
+            os.kill(process.pid, signal.SIGSTOP)
             async with inbox.running(), asyncio.timeout(60):
                 await taken.wait()
-                process.send_signal(signal.SIGCONT)
-                write_line(process)
-                await next_line(process, "ended a")
-                await next_line(process, "the claim on event a was lost")
+                os.kill(process.pid, signal.SIGCONT)
+                process.proceed()
+                await process.says("ended")
+                await process.says("the claim on event a was lost")
                 assert await status(inbox, "a") == (EventStatus.PENDING, 2)
                 finish.set()
                 await until(inbox, 1)
@@ -151,7 +171,7 @@ def use_in_child(inbox: PostgresInbox) -> None:
     asyncio.run(use())
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+@forks
 def test_inbox_that_was_used_before_a_fork_works_in_the_child(postgres: PostgresServer) -> None:
     inbox, loop = PostgresInbox(asyncio.run(postgres.new_schema()), timeout=10), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)

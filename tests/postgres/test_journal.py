@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
 from collections.abc import AsyncIterator
 from datetime import datetime, timedelta
+from multiprocessing.connection import Connection
 
 import pytest
 
+from signing_async import ClaimLost
 from signing_async.postgres import PostgresJournal
+from tests.postgres.processes import forked
 from tests.postgres.server import PASSWORD, PostgresServer
-from tests.postgres.workers import next_line, worker, write_line
 from tests.storage.journals import claimed, soon_claimed
 
 
@@ -47,24 +50,36 @@ async def test_lease_is_renewed_until_the_claim_is_released(postgres: PostgresSe
             await claimed(two, key)
 
 
+async def claim_and_write(dsn: str, pipe: Connection) -> None:
+    """Claim a package, and write its state twice."""
+    async with PostgresJournal(dsn, lease=1.5, timeout=0.5) as journal:
+        claim = await claimed(journal, "package")
+        await journal.write(claim, '{"status": "draft"}')
+        pipe.send("written")
+        await asyncio.to_thread(pipe.recv)
+        try:
+            await journal.write(claim, "late")
+        except ClaimLost:
+            pipe.send("lost")
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 async def test_paused_run_is_taken_over_when_its_lease_expires_and_cannot_write_afterwards(
     postgres: PostgresServer, dsn: str
 ) -> None:
     """Its last journal entry is kept."""
     async with journals(dsn) as (one, _):
-        with worker("claim", dsn) as process:
-            await next_line(process, "claimed 1")
-            write_line(process, '{"status": "draft"}')
-            await next_line(process, "written")
-            process.send_signal(signal.SIGSTOP)
+        with forked(claim_and_write, dsn) as run:
+            await run.says("written")
+            os.kill(run.pid, signal.SIGSTOP)
             lease_ends = await leased_until(postgres, dsn, "package")
             claim = await soon_claimed(one, "package")
             assert await leased_until(postgres, dsn, "package") >= lease_ends + timedelta(seconds=1.5)
             assert (claim.state, claim.fence) == ('{"status": "draft"}', 2)
             await one.write(claim, "by another")
-            process.send_signal(signal.SIGCONT)
-            write_line(process, "late")
-            await next_line(process, "ClaimLost")
+            os.kill(run.pid, signal.SIGCONT)
+            run.proceed()
+            await run.says("lost")
         await one.release(claim)
         assert (await claimed(one, "package")).state == "by another"
 

@@ -390,24 +390,6 @@ async def test_stats_count_the_events_and_name_the_oldest_pending_one(open_store
     assert stats.counts == {**dict.fromkeys(EventStatus, 0), EventStatus.PENDING: 2, EventStatus.HANDLED: 2}
 
 
-async def test_uncounted_attempt_leaves_its_place_to_other_events(open_store: OpenStore) -> None:
-    """Even without a delay: events that became due earlier are claimed first."""
-    store = open_store()
-    for name, signing in (("a1", "a"), ("a2", "a"), ("b1", "b")):
-        await add(store, name, signing)
-    handled = []
-    for _ in range(3):
-        (claim,) = await store.claim(1)
-        handled.append((claim.stored.id, claim.stored.attempts))
-        if claim.stored.id == "a1":
-            assert await store.postpone(claim, 0, "no key", counts=False)
-        else:
-            assert await store.settle(claim, EventStatus.HANDLED)
-    assert handled == [("a1", 1), ("b1", 1), ("a1", 1)]
-    waiting = (await everything(store))[0]
-    assert (waiting.status, waiting.attempts, waiting.error) == (EventStatus.PENDING, 0, "no key")
-
-
 async def test_one_of_many_concurrent_adds_of_an_event_succeeds(open_store: OpenStore) -> None:
     stores = [open_store() for _ in range(4)]
     added = await asyncio.gather(*(add(store, f"e{number}") for number in range(10) for store in stores * 2))

@@ -187,7 +187,7 @@ class TokenServer(Scripted):
         return await grants(f"{len(self.used)}")(request, received)
 
 
-async def fail(engine: Engine, fault: str, seconds: float, way: SlowWay) -> None:
+async def hurt(engine: Engine, fault: str, seconds: float, way: SlowWay) -> None:
     """Let the engine fail for so long."""
     if fault in ("down", "frozen"):
         with engine.server.outage(fault):
@@ -247,7 +247,7 @@ async def test_workers_use_no_refresh_token_twice_in_an_outage(
                 tasks.create_task(each)
             await server.posted.wait()
             await asyncio.sleep(begins)
-            await fail(engine, fault, seconds, ways[server.holder])
+            await hurt(engine, fault, seconds, ways[server.holder])
         assert server.reuses == 0, errors
 
 

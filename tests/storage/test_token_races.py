@@ -11,6 +11,8 @@ import pytest
 
 from tests.storage.token_races import Race, race
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+
 
 @pytest.fixture
 async def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
@@ -44,8 +46,8 @@ async def test_processes_refresh_once_per_expiry_despite_a_kill_and_a_pause(
         run.send(4, signal.SIGCONT)
 
     run = await race(where, workers=5, calls=44, wrong_clocks=wrong_clocks, meanwhile=kill_and_stop)
-    assert sorted(run.done) == [11] * len(wrong_clocks) + [44] * (4 - len(wrong_clocks))
     assert (run.refused, run.doubled, run.errors) == (0, 0, [])
+    assert sorted(run.done) == [11] * len(wrong_clocks) + [44] * (4 - len(wrong_clocks))
     assert len(run.requests) >= 3
 
 
@@ -63,10 +65,10 @@ async def test_processes_use_no_refresh_token_twice_through_outages_of_the_serve
             await asyncio.sleep(0.5)
         await run.quiet()
         with server.frozen():
-            await asyncio.sleep(1.5 if is_redis else 0.5)
+            await asyncio.sleep(0.5)
 
     run = await race(where, workers=4, calls=50, meanwhile=fail)
     assert (run.refused, run.doubled, len(run.done)) == (0, 0, 4)
-    # The stores in PostgreSQL wait for longer than the outages.
+    # Only a Redis that is down is an error: the stores wait for longer than the other outages.
     assert all(is_redis and "is unavailable" in error for error in run.errors), run.errors
     assert min(run.done) >= 15, run.errors

@@ -1,4 +1,4 @@
-"""Races of real processes for one token: ``python -m tests.storage.token_races`` is their parent.
+"""Races of real processes for one token.
 
 Tokens live for one second. The sandbox is the authorization server, which revokes all tokens of a user when a refresh
 token is reused.
@@ -9,16 +9,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import logging
+import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from datetime import datetime
-from pathlib import Path
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import attrs
@@ -28,7 +26,7 @@ from signing_async.postgres import PostgresTokenStore
 from signing_async.redis import RedisTokenStore
 from signing_async.sandbox import Profile, Sandbox
 
-ROOT = Path(__file__).parents[2]
+FORK = multiprocessing.get_context("fork")
 REDIRECT = "https://app.example.com/callback"
 QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 LIFETIME = 1.0
@@ -39,7 +37,7 @@ APART = 0.3
 def open_store(where: str) -> contextlib.AbstractAsyncContextManager[TokenStore]:
     """Open the store: a URL of Redis, a DSN or a path."""
     if where.startswith("redis:"):
-        return RedisTokenStore(where, "race", lease=1.0)
+        return RedisTokenStore(where, "race", lease=1.0, timeout=5)
     if where.startswith("postgresql:"):
         # A server that restarts on a busy machine is away for a while.
         return PostgresTokenStore(where, "race", timeout=20)
@@ -69,8 +67,7 @@ class Race:
 
     sandbox: Sandbox
     where: str
-    workers: list[int]
-    """The process ids."""
+    workers: list[BaseProcess]
     requests: list[Any] = attrs.field(factory=list)
     """The refreshes that the server has received."""
     done: list[int] = attrs.field(factory=list)
@@ -104,7 +101,7 @@ class Race:
 
     def send(self, worker: int, number: signal.Signals) -> None:
         """Send a signal to one of the processes."""
-        os.kill(self.workers[worker], number)
+        os.kill(self.workers[worker].pid or 0, number)
 
     async def kill_outside_a_refresh(self, worker: int) -> None:
         """Kill a process that is not refreshing, so that it takes no new token with it."""
@@ -135,33 +132,25 @@ async def race(
         task = Task(where, sandbox.base_url, app.client_id, app.client_secret, calls, 0.08)
         # Processes with fewer calls find tokens that others have refreshed, and must tell whether these are valid.
         wrong = [attrs.evolve(task, clock_wrong_by=by, calls=calls // 4, every=0.32) for by in wrong_clocks]
-        tasks = [attrs.asdict(each) for each in (wrong + [task] * workers)[:workers]]
-        parent = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.storage.token_races"),
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert parent.stdin is not None
-        assert parent.stdout is not None
-        assert await parent.stdout.readline() == b"ready\n"
+        tasks = (wrong + [task] * workers)[:workers]
         async with open_store(where) as store, task.oauth(store) as oauth:
             await oauth.exchange(sandbox.authorize(app))
-        parent.stdin.write(json.dumps(tasks).encode() + b"\n")
-        run = Race(sandbox, where, json.loads(await parent.stdout.readline()))
+        results = FORK.SimpleQueue()
+        run = Race(sandbox, where, [FORK.Process(target=work, args=(each, results)) for each in tasks])
         try:
+            for worker in run.workers:
+                worker.start()
             await meanwhile(run)
-            async with asyncio.timeout(100):
-                output = await parent.stdout.read()
-                await parent.wait()
+            for worker in run.workers:
+                await asyncio.to_thread(worker.join, 100)
         finally:
             for worker in run.workers:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker, signal.SIGKILL)
-        for line in output.splitlines():
-            said = json.loads(line)
-            run.done.append(said["done"])
-            run.errors += said["errors"]
+                worker.kill()
+                worker.join()
+        while not results.empty():
+            done, errors = results.get()
+            run.done.append(done)
+            run.errors += errors
         run.read()
         return run
 
@@ -169,8 +158,17 @@ async def race(
 # In the worker processes
 
 
-async def work(task: Task) -> None:
+def work(task: Task, results: Any) -> None:
     """Make the calls, and report their results."""
+    logging.disable()
+    if task.clock_wrong_by:
+        right = time.time
+        time.time = lambda: right() + task.clock_wrong_by
+    results.put(asyncio.run(make_calls(task)))
+
+
+async def make_calls(task: Task) -> tuple[int, list[str]]:
+    """Return the number of successful calls, and the errors."""
     done, errors = 0, []
     async with (
         open_store(task.where) as store,
@@ -180,46 +178,18 @@ async def work(task: Task) -> None:
         for _ in range(task.calls):
             try:
                 # On a busy machine a token may expire on its way, twice in a row. A revoked one cannot be refreshed.
-                while not await _is_accepted(client):
+                while not await is_accepted(client):
                     pass
                 done += 1
             except SigningError as error:
                 errors.append(f"{type(error).__name__}: {error}")
             await asyncio.sleep(task.every)
-    # One write: the lines of several processes must not mix.
-    os.write(1, json.dumps({"done": done, "errors": errors}).encode() + b"\n")
+    return done, errors
 
 
-async def _is_accepted(client: SigningClient) -> bool:
+async def is_accepted(client: SigningClient) -> bool:
+    """Return whether the service accepts the token."""
     with contextlib.suppress(Unauthorized):
         await client.me()
         return True
     return False
-
-
-def main() -> None:
-    """Import once, then fork a process per task, and wait for all of them."""
-    logging.disable()
-    print("ready", flush=True)
-    tasks = [Task(**fields) for fields in json.loads(sys.stdin.readline())]
-    workers = [_fork(task) for task in tasks]
-    os.write(1, json.dumps(workers).encode() + b"\n")
-    for worker in workers:
-        os.waitpid(worker, 0)
-
-
-def _fork(task: Task) -> int:
-    worker = os.fork()
-    if worker == 0:
-        if task.clock_wrong_by:
-            right = time.time
-            time.time = lambda: right() + task.clock_wrong_by
-        try:
-            asyncio.run(work(task))
-        finally:
-            os._exit(0)
-    return worker
-
-
-if __name__ == "__main__":
-    main()
