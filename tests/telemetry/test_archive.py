@@ -2,51 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from signing_async import SigningClient
 from signing_async.archive import Archive, verify_archive
-from signing_async.sandbox import Profile, Sandbox
+from signing_async.sandbox import Sandbox
 from signing_async.telemetry import names
 from tests.archive.tenants import completed, sent
 from tests.telemetry.recorded import Recorded, attributes
-
-
-@pytest.fixture
-async def sandbox() -> AsyncIterator[Sandbox]:
-    """A sandbox with pages of two signings."""
-    async with Sandbox(seed=7, profile=Profile(page_size=2)) as running:
-        yield running
 
 
 async def test_sweep_has_a_span_and_each_document_one_under_it(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, recorded: Recorded
 ) -> None:
     folder = tmp_path / "archive of Anna"
-    signings = [await completed(sandbox, client) for _ in range(2)]
+    signing = await completed(sandbox, client)
     await sent(client)
     recorded.clear()
     tracer = recorded.traces.get_tracer("application")
     async with Archive(client, folder, journal=tmp_path / "journal") as archive:
         with tracer.start_as_current_span("the job"):
-            assert [result.error async for result in archive.sweep()] == [None] * 4
+            assert [result.error async for result in archive.sweep()] == [None] * 2
     sweep = recorded.one("archive.sweep")
     assert recorded.children(recorded.one("the job")) == [sweep]
     assert attributes(sweep) == {"signing_async.outcome": "success"}
     assert not sweep.links
     documents = recorded.named("archive.document")
     assert all(span.parent == sweep.context for span in documents)
-    assert {attributes(span)["signing.id"] for span in documents} == {signing.id for signing in signings}
-    assert len({attributes(span)["signing.document_id"] for span in documents}) == 4
+    assert {attributes(span)["signing.id"] for span in documents} == {signing.id}
+    assert len({attributes(span)["signing.document_id"] for span in documents}) == 2
     for span in documents:
         assert [child.name for child in recorded.children(span)] == ["documents.download_signed"]
     assert {span.name for span in recorded.children(sweep)} >= {"signings.list", "archive.document"}
     size = sum(path.stat().st_size for path in folder.rglob("*.pdf"))
-    assert recorded.total(names.ARCHIVE_SIGNINGS) == 3
-    assert recorded.total(names.ARCHIVE_DOCUMENTS, signing_async__outcome="success") == 4
+    assert recorded.total(names.ARCHIVE_SIGNINGS) == 2
+    assert recorded.total(names.ARCHIVE_DOCUMENTS, signing_async__outcome="success") == 2
     assert recorded.total(names.ARCHIVE_SIZE) == size
     assert recorded.total(names.SWEEP_DURATION, signing_async__outcome="success") == 1
 

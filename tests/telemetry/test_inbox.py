@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from signing_async.telemetry import names
 from signing_async.webhooks import Drop, Event, HandlerRetryPolicy, Inbox, Receiver, RetryLater, WebhookVerifier
-from signing_async.webhooks import inbox as inbox_worker
+from signing_async.webhooks import inbox as inbox_worker  # private: how often the worker reports
 from tests.telemetry.recorded import Recorded, attributes
 from tests.webhooks.deliveries import SECRET, event_body, signed
 from tests.webhooks.inboxes import AT_ONCE, add, fail, settled, until

@@ -51,36 +51,26 @@ async def test_client_without_telemetry_records_nothing(sandbox: Sandbox, record
     assert not any(recorded.points(metric) for metric in names.METRICS)
 
 
-@pytest.mark.parametrize(
-    ("variable", "line", "is_on"),
-    [
+async def test_environment_and_settings_file_switch_a_client_off(
+    sandbox: Sandbox, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.toml"
+    path.touch(0o600)
+    monkeypatch.setenv("SIGNING_CONFIG", str(path))
+    for variable, line, is_on in (
         ("off", "", False),
         ("", "telemetry = false", False),
         ("ON", "telemetry = false", True),
         ("", 'telemetry = "on"', True),
         ("", "", True),
-    ],
-)
-async def test_environment_and_settings_file_switch_a_client_off(
-    variable: str,
-    line: str,
-    is_on: bool,
-    sandbox: Sandbox,
-    recorded: Recorded,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "config.toml"
-    path.write_text(f'base_url = "{sandbox.base_url}"\naccess_token = "{sandbox.access_token()}"\n{line}\n')
-    path.chmod(0o600)
-    monkeypatch.setenv("SIGNING_CONFIG", str(path))
-    monkeypatch.setenv("SIGNING_TELEMETRY", variable)
-    async with SigningClient.from_env() as client:
-        await client.me()
-    assert len(recorded.named("me")) == is_on
-    async with SigningClient.from_env(telemetry=True) as client:
-        await client.me()
-    assert len(recorded.named("me")) == is_on + 1
+    ):
+        path.write_text(f'base_url = "{sandbox.base_url}"\naccess_token = "{sandbox.access_token()}"\n{line}\n')
+        monkeypatch.setenv("SIGNING_TELEMETRY", variable)
+        for given, expected in ({}, is_on), ({"telemetry": True}, True):
+            recorded.clear()
+            async with SigningClient.from_env(**given) as client:
+                await client.me()
+            assert len(recorded.named("me")) == expected, (variable, line, given)
 
 
 def test_invalid_switch_is_refused_with_its_source(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

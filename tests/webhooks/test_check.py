@@ -32,7 +32,7 @@ from tests.webhooks.deliveries import SECRET
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ELSEWHERE = "is plain http to another machine; use https, or allow plain http"
 FORGERY = {"wrong signature", "no signature", "re-encoded body"}
-FAST: dict[str, Any] = {"slow_limit": 0.6, "over_long": 300_000}
+FAST: dict[str, Any] = {"slow_limit": 1.0, "over_long": 300_000}
 
 
 async def check(handler: Handler, **settings: Any) -> dict[str, CheckResult]:

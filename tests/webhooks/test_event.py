@@ -8,8 +8,6 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from signing_async.webhooks import Event, InvalidSignature, MalformedEvent, Scheme, WebhookVerifier
 from tests.webhooks.deliveries import SECRET, event_body, hex_of
@@ -103,16 +101,9 @@ def test_event_is_a_value_whose_repr_hides_the_payload() -> None:
     assert "person@example.com" not in repr(event)
 
 
-JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=30)
-@given(st.dictionaries(st.text(), JSON_VALUES, max_size=5), st.booleans())
-def test_payload_is_what_the_json_module_wrote(payload: dict[str, Any], ascii_only: bool) -> None:
-    payload = {**payload, "event": {"id": "evt_1", "type": "t"}}
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_payload_is_what_the_json_module_wrote(ascii_only: bool) -> None:
+    values = [None, True, -0.0, 1e300, 2**70, "\0 é €", [[]], {"": {}}]
+    payload = {"event": {"id": "evt_1", "type": "t"}, "values": values}
     body = json.dumps(payload, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
     assert parse(body).payload == payload

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from signing_async.postgres import PostgresInbox
 from signing_async.webhooks import (
     Event,
     EventFilter,
@@ -64,14 +63,8 @@ def test_delivery_is_acknowledged_once_it_is_stored_and_a_failing_store_is_a_503
 # Tenants that share a store, each with a namespace
 
 
-@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-async def test_equal_ids_of_two_tenants_are_two_events_of_two_signings(
-    kind: str, tmp_path: Path, request: pytest.FixtureRequest
-) -> None:
-    if kind == "sqlite":
-        inbox = Inbox(tmp_path / "inbox.db", key=b"k" * 32)
-    else:
-        inbox = PostgresInbox(await request.getfixturevalue("postgres").new_schema(), key=b"k" * 32)
+async def test_equal_ids_of_two_tenants_are_two_events_of_two_signings(tmp_path: Path) -> None:
+    inbox = Inbox(tmp_path / "inbox.db", key=b"k" * 32)
     handled: set[tuple[str | None, str, str | None]] = set()
     both = asyncio.Barrier(2)
 
@@ -81,8 +74,6 @@ async def test_equal_ids_of_two_tenants_are_two_events_of_two_signings(
         await both.wait()  # neither waits for the other's signing
 
     async with inbox:
-        if isinstance(inbox, PostgresInbox):
-            await inbox.create_table()
         for tenant in ("acme", "globex"):
             receiver = Receiver(VERIFIER, inbox, namespace=tenant)
             messages = [(await receiver.receive(signed(BODY), BODY)).message for _ in range(2)]

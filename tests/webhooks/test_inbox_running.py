@@ -83,13 +83,10 @@ async def test_drain_waits_for_a_plain_handler_however_long_it_takes(inbox: Inbo
     assert (await stored(inbox, "e1")).status is EventStatus.HANDLED
 
 
-async def test_store_that_cannot_be_opened_is_an_inbox_error_of_run_and_running(tmp_path: Path) -> None:
+async def test_store_that_cannot_be_opened_is_an_inbox_error(tmp_path: Path) -> None:
     async with Inbox(tmp_path / "nowhere" / "inbox.db") as inbox:
         with pytest.raises(InboxError, match=r"the inbox .*nowhere/inbox\.db: No such file or directory"):
             await inbox.run()
-        with pytest.raises(InboxError, match="No such file"):
-            async with inbox.running():
-                pytest.fail("it runs")
 
 
 async def test_store_that_fails_for_a_while_ends_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

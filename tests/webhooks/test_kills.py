@@ -28,9 +28,9 @@ async def test_sigkill_of_receivers_and_workers_of_an_inbox_loses_no_event_and_s
     """Every repeated handling is explained by a kill, and the events of a signing are handled in order of arrival."""
     if store == "postgres":
         (tmp_path / "dsn").write_text(await request.getfixturevalue("postgres").new_schema())
-    outcome = await inbox_kill.run(events=200, kills=3, seed=5, directory=tmp_path)
-    assert (outcome.kills, len(outcome.acknowledged)) == (3, 200)
-    assert outcome.deliveries > 200 + outcome.repeats > 200
+    outcome = await inbox_kill.run(events=300, kills=3, seed=5, directory=tmp_path)
+    assert (outcome.kills, len(outcome.acknowledged)) == (3, 300)
+    assert outcome.deliveries > 300 + outcome.repeats > 300
     assert {stored.status for stored in outcome.stored} == {EventStatus.HANDLED}
     assert outcome.lost() == outcome.skipped() == set()
     assert outcome.unexplained() == outcome.out_of_order() == []

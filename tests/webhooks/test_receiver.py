@@ -52,14 +52,11 @@ def deliver(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize(
     ("headers", "body", "status"),
     [
-        (signed(BODY), BODY, 202),
         ([(b"x-signature", hex_of(BODY).encode())], BODY, 202),
         ({**signed(BODY), "Content-Encoding": "identity"}, BODY, 202),
         ({**signed(BODY), "Content-Encoding": "gzip"}, BODY, 415),
         ({**signed(BODY), "content-length": "10000"}, BODY, 202),
         ({**signed(BODY), "content-length": "9" * 5000}, BODY, 413),
-        ({**signed(BODY), "content-length": "nonsense"}, BODY, 400),
-        (signed(event_body("b")), BODY, 401),
         ({}, BODY, 401),
         (signed(b"{}"), b"{}", 400),
         (signed(b" " * 10_000), b" " * 10_000, 400),
