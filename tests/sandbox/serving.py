@@ -100,6 +100,22 @@ async def caller(sandbox: Sandbox) -> AsyncIterator[Caller]:
         yield Caller(sandbox, session)
 
 
+async def begin_upload(
+    sandbox: Sandbox, signing_id: str, sent: bytes = b"--b\r\n", size: int = 9000
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Send the head and the first bytes of an upload over a connection of its own; wait until it is being received."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", int(sandbox.base_url.rpartition(":")[2]))
+    head = f"POST {API}/signings/{signing_id}/documents HTTP/1.1\r\nHost: x\r\nContent-Length: {size}\r\n"
+    head += f"Authorization: Bearer {sandbox.access_token()}\r\n"
+    head += "Content-Type: multipart/form-data; boundary=b\r\n\r\n"
+    before = len(sandbox.requests)
+    writer.write(head.encode() + sent)
+    async with asyncio.timeout(10):
+        while len(sandbox.requests) == before:
+            await asyncio.sleep(0.01)
+    return reader, writer
+
+
 def body_of(parts: Sequence[Part], boundary: str = "bOuNdArY") -> tuple[bytes, str]:
     """Return a multipart body and its content type. Parts are name, filename and content (None: a small PDF)."""
     out = b""

@@ -139,12 +139,10 @@ async def test_rate_limit_is_set_and_lifted(call: Caller) -> None:
     assert (await call("GET", f"{API}/me"))[0] == 200
 
 
-async def test_requests_notifications_and_deliveries_are_listed_newest_first(
-    call: Caller, signing_sandbox: Sandbox
-) -> None:
+async def test_requests_notifications_and_deliveries_are_listed_newest_first(call: Caller) -> None:
     _, _, [person] = await call.sent()
-    signing_sandbox.webhooks.register("http://127.0.0.1:1/")
-    await signing_sandbox.sign(person)
+    call.sandbox.webhooks.register("http://127.0.0.1:1/")
+    await call.sandbox.sign(person)
     requests = (await call.ok("GET", f"{CONTROL}/requests?limit=4"))["items"]
     assert [row["operation"] for row in requests][1:3] == ["signings.send", "recipients.add"]
     assert "Bearer" not in str(requests)
@@ -183,20 +181,18 @@ async def test_webhooks_are_registered_and_removed_and_deliveries_resent(
     assert signing_sandbox.webhooks.endpoints() == []
 
 
-async def test_reset_deletes_signings_faults_and_the_log_and_keeps_users_and_endpoints(
-    call: Caller, signing_sandbox: Sandbox
-) -> None:
-    signing_sandbox.webhooks.register("http://127.0.0.1:1/")
+async def test_reset_deletes_signings_faults_and_the_log_and_keeps_users_and_endpoints(call: Caller) -> None:
+    call.sandbox.webhooks.register("http://127.0.0.1:1/")
     await call.sent()
-    signing_sandbox.clock.advance(days=1)
-    signing_sandbox.faults.add("me", "500")
-    signing_sandbox.rate_limit(1)
+    call.sandbox.clock.advance(days=1)
+    call.sandbox.faults.add("me", "500")
+    call.sandbox.rate_limit(1)
     await call.ok("POST", f"{CONTROL}/reset")
-    assert (signing_sandbox.signings, signing_sandbox.documents(), signing_sandbox.recipients()) == ([], [], [])
-    assert (signing_sandbox.notifications, signing_sandbox.webhooks.deliveries()) == ([], [])
-    assert (signing_sandbox.faults.arranged, signing_sandbox.current_rate_limit) == ([], None)
-    assert (signing_sandbox.clock.offset.total_seconds(), signing_sandbox.requests) == (0, [])
-    assert len(signing_sandbox.webhooks.endpoints()) == 1
+    assert (call.sandbox.signings, call.sandbox.documents(), call.sandbox.recipients()) == ([], [], [])
+    assert (call.sandbox.notifications, call.sandbox.webhooks.deliveries()) == ([], [])
+    assert (call.sandbox.faults.arranged, call.sandbox.current_rate_limit) == ([], None)
+    assert (call.sandbox.clock.offset.total_seconds(), call.sandbox.requests) == (0, [])
+    assert len(call.sandbox.webhooks.endpoints()) == 1
     await call.sent()
 
 

@@ -14,7 +14,7 @@ from yarl import URL
 from signing_async.sandbox import Profile, Refused, Sandbox
 from tests import pdfs
 from tests.pdfs import make_pdf
-from tests.sandbox.serving import API, Caller, Part, body_of, caller
+from tests.sandbox.serving import API, Caller, Part, begin_upload, body_of, caller
 
 OPERATIONS = [
     ("GET", "/me"),
@@ -204,9 +204,7 @@ async def test_allowed_values_of_a_signing_are_returned_and_others_refused_by_na
 # documents
 
 
-async def test_422_for_protected_large_signed_or_invalid_files_keeps_nothing(
-    call: Caller, signing_sandbox: Sandbox
-) -> None:
+async def test_422_for_protected_large_signed_or_invalid_files_keeps_nothing(call: Caller) -> None:
     """All kinds of files are in test_inspection.py."""
     signing_id = await call.draft()
     for code, data in (
@@ -218,10 +216,10 @@ async def test_422_for_protected_large_signed_or_invalid_files_keeps_nothing(
         status, body = await call.upload(signing_id, data)
         assert (status, body["code"]) == (422, code)
         assert body["message"]
-    assert signing_sandbox.documents(signing_id) == []
-    assert list(signing_sandbox.service.incoming().path.parent.iterdir()) == []
+    assert call.sandbox.documents(signing_id) == []
+    assert list(call.sandbox.service.incoming().path.parent.iterdir()) == []
     with pytest.raises(Refused, match="no such document"):
-        signing_sandbox.document_bytes("nope")
+        call.sandbox.document_bytes("nope")
 
 
 FORM = 'form-data; name="selected_file"; filename='
@@ -284,20 +282,14 @@ async def test_upload_needs_exactly_one_file_named_selected_file(call: Caller) -
         assert (status, list(response["errors"])) == (400, ["selected_file"]), parts
 
 
-async def test_client_that_disconnects_during_an_upload_leaves_nothing_behind(
-    signing_sandbox: Sandbox, call: Caller
-) -> None:
+async def test_client_that_disconnects_during_an_upload_leaves_nothing_behind(call: Caller) -> None:
     signing_id = await call.draft()
-    _, writer = await asyncio.open_connection("127.0.0.1", int(signing_sandbox.base_url.rpartition(":")[2]))
-    head = f"POST {API}/signings/{signing_id}/documents HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n"
-    head += f"Authorization: Bearer {signing_sandbox.access_token()}\r\n"
-    writer.write(f"{head}Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n".encode())
-    await writer.drain()
+    _, writer = await begin_upload(call.sandbox, signing_id)
     writer.close()
     async with asyncio.timeout(10):
-        while not (records := signing_sandbox.requests_of("documents.upload")) or records[0].seconds is None:
+        while call.sandbox.requests[-1].seconds is None:
             await asyncio.sleep(0.01)
-    assert signing_sandbox.documents(signing_id) == []
+    assert call.sandbox.documents(signing_id) == []
 
 
 # recipients

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from signing_async.sandbox import Profile, Sandbox
-from tests.sandbox.serving import API, Caller
+from tests.sandbox.serving import API, Caller, begin_upload
 
 DROPPED = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionError)
 
@@ -87,13 +87,7 @@ async def test_sandbox_stops_while_requests_hang(kind: str) -> None:
         signing = sandbox.service.create_signing(sandbox.accounts.default_user(), {"name": "A", "language": "EN"})
         if kind != "stalled upload":
             sandbox.faults.add("*", kind, **({"seconds": 60} if kind == "slow" else {}))
-        _, writer = await asyncio.open_connection("127.0.0.1", int(sandbox.base_url.rpartition(":")[2]))
-        head = f"POST {API}/signings/{signing.id}/documents HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n"
-        head += f"Authorization: Bearer {sandbox.access_token()}\r\n"
-        writer.write(f"{head}Content-Type: multipart/form-data; boundary=b\r\n\r\n--b\r\n".encode())
-        async with asyncio.timeout(10):
-            while not sandbox.requests:
-                await asyncio.sleep(0.01)
+        _, writer = await begin_upload(sandbox, signing.id)
         started = time.monotonic()
     assert time.monotonic() - started < 10
     writer.close()
@@ -139,12 +133,10 @@ async def test_fault_applies_times_requests_after_skip(call: Caller, signing_san
     assert (await statuses(call, 1), fault.hits) == ([200], 3)
 
 
-async def test_probability_with_a_seed_makes_the_same_choices_also_after_skip(
-    call: Caller, signing_sandbox: Sandbox
-) -> None:
+async def test_probability_with_a_seed_makes_the_same_choices_also_after_skip(call: Caller) -> None:
     runs = []
     for skip in (0, 0, 3):
-        fault = signing_sandbox.faults.add("me", "500", times=None, probability=0.5, seed=3, skip=skip)
+        fault = call.sandbox.faults.add("me", "500", times=None, probability=0.5, seed=3, skip=skip)
         runs.append(await statuses(call, skip + 20))
         fault.remove()
     assert runs[0] == runs[1] == runs[2][3:]
@@ -161,16 +153,14 @@ async def test_first_arranged_fault_applies_and_clear_removes_all(call: Caller, 
     assert await statuses(call, 1) == [200]
 
 
-async def test_star_is_every_api_operation_but_not_oauth_which_can_have_its_own(
-    call: Caller, signing_sandbox: Sandbox
-) -> None:
-    star = signing_sandbox.faults.add("*", "500", times=None)
+async def test_star_is_every_api_operation_but_not_oauth_which_can_have_its_own(call: Caller) -> None:
+    star = call.sandbox.faults.add("*", "500", times=None)
     assert (await call("POST", "/api/oauth/token", data={}))[0] == 400
     assert (await call("GET", f"{API}/signings/x"))[0] == 500
     star.remove()
-    signing_sandbox.faults.add("oauth.token", "503")
-    signing_sandbox.faults.add("oauth.authorize", "500")
-    signing_sandbox.faults.add("oauth.authorize", "slow", seconds=0.01)
+    call.sandbox.faults.add("oauth.token", "503")
+    call.sandbox.faults.add("oauth.authorize", "500")
+    call.sandbox.faults.add("oauth.authorize", "slow", seconds=0.01)
     assert (await call("POST", "/api/oauth/token", data={}))[0] == 503
     assert (await call("GET", "/oauth/authorize"))[0] == 500
     assert (await call("GET", "/oauth/authorize"))[0] == 400
@@ -213,17 +203,15 @@ async def test_unknown_operation_kind_or_detail_is_a_value_error_that_names_it(
 # the rate limit
 
 
-async def test_rate_limit_passes_a_burst_then_responds_429_with_retry_after(
-    call: Caller, signing_sandbox: Sandbox
-) -> None:
-    signing_sandbox.rate_limit(rate=0.5, burst=3)
+async def test_rate_limit_passes_a_burst_then_responds_429_with_retry_after(call: Caller) -> None:
+    call.sandbox.rate_limit(rate=0.5, burst=3)
     assert await statuses(call, 5) == [200, 200, 200, 429, 429]
     assert call.headers["retry-after"] == "2"
-    signing_sandbox.clock.advance(seconds=4)
+    call.sandbox.clock.advance(seconds=4)
     assert await statuses(call, 3) == [200, 200, 429]
-    signing_sandbox.rate_limit(None)
+    call.sandbox.rate_limit(None)
     assert await statuses(call, 1) == [200]
-    signing_sandbox.rate_limit(rate=0.01, retry_after=0.25)
+    call.sandbox.rate_limit(rate=0.01, retry_after=0.25)
     assert await statuses(call, 2) == [200, 429]
     assert call.headers["retry-after"] == "0.25"
 

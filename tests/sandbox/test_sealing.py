@@ -24,8 +24,6 @@ ORIGINALS = {
     "large": lambda: pdfs.make_pdf(2_000_000, pages=120),
     "nested, rotated, odd boxes": pdfs.nested_pages,
     "a form": pdfs.with_form,
-    "a form of pikepdf": lambda: by_pikepdf(direct=False),
-    "a form of pikepdf, in the catalog": lambda: by_pikepdf(direct=True),
     "an empty signature field": pdfs.with_signature_field,
     "usage rights": pdfs.with_usage_rights,
     "reportlab": pdfs.by_reportlab,
@@ -38,29 +36,6 @@ ORIGINALS = {
     "words in a content stream": lambda: pdfs.decoys()["words in a content stream"],
 }
 DAMAGED = {name: lambda name=name: pdfs.damaged()[name] for name in pdfs.damaged()}
-
-
-def by_pikepdf(*, direct: bool) -> bytes:
-    """Return a form written by pikepdf, in the catalog or as an indirect object."""
-    pdf = pikepdf.new()
-    pdf.add_blank_page(page_size=(595, 842))
-    field = pikepdf.Dictionary(
-        Type=pikepdf.Name.Annot,
-        Subtype=pikepdf.Name.Widget,
-        FT=pikepdf.Name.Tx,
-        T=pikepdf.String("remark"),
-        V=pikepdf.String("none"),
-        Rect=[72, 600, 300, 620],
-        P=pdf.pages[0].obj,
-    )
-    widget = pdf.make_indirect(field)
-    pdf.pages[0].Annots = pdf.make_indirect(pikepdf.Array([widget]))
-    fields = pikepdf.Array([widget])
-    form = pikepdf.Dictionary(Fields=fields if direct else pdf.make_indirect(fields), DA=pikepdf.String("/F1 12 Tf"))
-    pdf.Root.AcroForm = form if direct else pdf.make_indirect(form)
-    out = io.BytesIO()
-    pdf.save(out)
-    return out.getvalue()
 
 
 @pytest.mark.parametrize(("make", "damaged"), [

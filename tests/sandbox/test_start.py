@@ -63,22 +63,20 @@ def test_clock_goes_only_forward_by_numbers(
 # snapshots and seeds
 
 
-async def test_restore_brings_back_signings_documents_tokens_and_the_clock(
-    signing_sandbox: Sandbox, call: Caller
-) -> None:
+async def test_restore_brings_back_signings_documents_tokens_and_the_clock(call: Caller) -> None:
     signing_id, _, [person] = await call.sent()
-    snapshot = signing_sandbox.snapshot()
-    before = signing_sandbox.signings, signing_sandbox.recipients(), signing_sandbox.notifications
+    snapshot = call.sandbox.snapshot()
+    before = call.sandbox.signings, call.sandbox.recipients(), call.sandbox.notifications
     later = await call.draft()
-    token = signing_sandbox.access_token()
-    await signing_sandbox.complete(signing_id)
-    signing_sandbox.clock.advance(days=20)
-    signing_sandbox.restore(snapshot)
-    assert (signing_sandbox.signings, signing_sandbox.recipients(), signing_sandbox.notifications) == before
-    assert signing_sandbox.clock.offset == timedelta(0)
+    token = call.sandbox.access_token()
+    await call.sandbox.complete(signing_id)
+    call.sandbox.clock.advance(days=20)
+    call.sandbox.restore(snapshot)
+    assert (call.sandbox.signings, call.sandbox.recipients(), call.sandbox.notifications) == before
+    assert call.sandbox.clock.offset == timedelta(0)
     assert (await call("GET", f"{API}/signings/{later}"))[0] == 404
     assert not await works(call, token)
-    assert (await signing_sandbox.sign(person)).is_completed
+    assert (await call.sandbox.sign(person)).is_completed
 
 
 @pytest.mark.parametrize("style", ["uuid", "ulid", "integer"])

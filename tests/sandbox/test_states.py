@@ -10,7 +10,7 @@ import pytest
 
 from signing_async.sandbox import Profile, Refused, Sandbox
 from tests.sandbox.seals import seal
-from tests.sandbox.serving import API, Caller, body_of
+from tests.sandbox.serving import API, Caller, begin_upload, body_of
 
 
 async def state(call: Caller, signing_id: str) -> tuple[bool, bool, bool]:
@@ -44,22 +44,18 @@ async def test_only_a_draft_with_a_document_and_a_recipient_can_be_sent(call: Ca
     assert len(signing_sandbox.notifications) == 1
 
 
-async def test_one_of_many_concurrent_sends_succeeds_and_invites_the_recipients(
-    call: Caller, signing_sandbox: Sandbox
-) -> None:
+async def test_one_of_many_concurrent_sends_succeeds_and_invites_the_recipients(call: Caller) -> None:
     signing_id = await call.draft()
     await call.upload(signing_id)
     people = [await call.recipient(signing_id) for _ in range(3)]
     responses = await asyncio.gather(*(call("POST", f"{API}/signings/{signing_id}/send") for _ in range(8)))
     assert sorted(status for status, _ in responses) == [200] + [400] * 7
-    assert signing_sandbox.signing(signing_id).times_sent == 1
+    assert call.sandbox.signing(signing_id).times_sent == 1
     assert await state(call, signing_id) == (False, False, False)
-    assert [(n.kind, n.recipient_id) for n in signing_sandbox.notifications] == [("invitation", p) for p in people]
+    assert [(n.kind, n.recipient_id) for n in call.sandbox.notifications] == [("invitation", p) for p in people]
 
 
-async def test_last_signature_completes_the_signing_and_seals_its_documents(
-    call: Caller, signing_sandbox: Sandbox
-) -> None:
+async def test_last_signature_completes_the_signing_and_seals_its_documents(call: Caller) -> None:
     signing_id = await call.draft()
     first, _ = [(await call.upload(signing_id))[1]["id"] for _ in range(2)]
     person = await call.recipient(signing_id)
@@ -68,7 +64,7 @@ async def test_last_signature_completes_the_signing_and_seals_its_documents(
     assert [("signed_file_path" in document, document["completed_at"]) for document in documents] == [(False, None)] * 2
     path = f"{API}/signings/{signing_id}/documents/{first}/download-signed"
     assert (await call("GET", path))[0] == 404
-    await signing_sandbox.sign(person)
+    await call.sandbox.sign(person)
     assert await state(call, signing_id) == (False, True, False)
     documents = (await call.ok("GET", f"{API}/signings/{signing_id}"))["documents"]
     assert documents[0]["signed_file_path"] == path
@@ -106,16 +102,8 @@ async def test_nothing_is_added_by_an_upload_in_flight(call: Caller, signing_san
     signing_id = await call.draft()
     await call.upload(signing_id)
     await call.recipient(signing_id)
-    port = int(signing_sandbox.base_url.rpartition(":")[2])
-    body, kind = body_of([("selected_file", "late.pdf", None)])
-    head = f"POST {API}/signings/{signing_id}/documents HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
-    head += f"Authorization: Bearer {signing_sandbox.access_token()}\r\nContent-Type: {kind}\r\n\r\n"
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(head.encode() + body[:100])
-    await writer.drain()
-    async with asyncio.timeout(5):
-        while len(signing_sandbox.requests_of("documents.upload")) < 2:
-            await asyncio.sleep(0.01)
+    body, _ = body_of([("selected_file", "late.pdf", None)], boundary="b")
+    reader, writer = await begin_upload(call.sandbox, signing_id, body[:100], len(body))
     await call.ok("POST", f"{API}/signings/{signing_id}/send")
     writer.write(body[100:])
     response = await reader.readuntil(b"\r\n")
@@ -146,18 +134,16 @@ async def test_reminder_respects_the_14_days(call: Caller, signing_sandbox: Sand
 
 
 @pytest.mark.signing_sandbox(profile=Profile(remind_expired="renew", invitation_days=3, remind_finished="refuse"))
-async def test_reminder_renews_an_expired_invitation_and_refuses_others_if_the_profile_says_so(
-    call: Caller, signing_sandbox: Sandbox
-) -> None:
+async def test_reminder_renews_an_expired_invitation_and_refuses_others_if_the_profile_says_so(call: Caller) -> None:
     signing_id, _, people = await call.sent(recipients=3, signing_order="sequential")
-    await signing_sandbox.sign(people[0])
-    signing_sandbox.clock.advance(days=3)
+    await call.sandbox.sign(people[0])
+    call.sandbox.clock.advance(days=3)
     with pytest.raises(Refused, match="expired"):
-        await signing_sandbox.sign(people[1])
+        await call.sandbox.sign(people[1])
     for person, expected in zip(people, (400, 200, 400), strict=True):
         status, _ = await call("POST", f"{API}/signings/{signing_id}/recipients/{person}/remind")
         assert status == expected
-    assert (await signing_sandbox.sign(people[1])).state == "sent"
+    assert (await call.sandbox.sign(people[1])).state == "sent"
 
 
 @pytest.mark.signing_sandbox(profile=Profile(expiry_blocks_signing=False))
@@ -167,9 +153,7 @@ async def test_expired_invitation_can_be_signed_if_the_profile_says_so(call: Cal
     assert (await signing_sandbox.sign(person)).is_completed
 
 
-async def test_draft_and_cancelled_signings_allow_no_reminder_signature_or_completion(
-    call: Caller, signing_sandbox: Sandbox
-) -> None:
+async def test_draft_and_cancelled_signings_allow_no_reminder_signature_or_completion(call: Caller) -> None:
     signing_id = await call.draft()
     person = await call.recipient(signing_id)
     for words in ("draft", "cancelled"):
@@ -177,23 +161,21 @@ async def test_draft_and_cancelled_signings_allow_no_reminder_signature_or_compl
         assert (status, body["code"]) == (400, "cannot_be_reminded")
         for act, target in (("sign", person), ("decline", person), ("complete", signing_id)):
             with pytest.raises(Refused, match=words):
-                await getattr(signing_sandbox, act)(target)
+                await getattr(call.sandbox, act)(target)
         if words == "draft":
-            await signing_sandbox.cancel(signing_id)
+            await call.sandbox.cancel(signing_id)
 
 
-async def test_draft_and_sent_signings_can_be_cancelled_and_completed_ones_cannot(
-    call: Caller, signing_sandbox: Sandbox
-) -> None:
+async def test_draft_and_sent_signings_can_be_cancelled_and_completed_ones_cannot(call: Caller) -> None:
     draft, (sent, _, _), (done, _, _) = await call.draft(), await call.sent(), await call.sent()
     for signing_id in (draft, sent):
-        await signing_sandbox.cancel(signing_id)
+        await call.sandbox.cancel(signing_id)
         assert await state(call, signing_id) == (False, False, True)
         with pytest.raises(Refused, match="cancelled"):
-            await signing_sandbox.cancel(signing_id)
-    await signing_sandbox.complete(done)
+            await call.sandbox.cancel(signing_id)
+    await call.sandbox.complete(done)
     with pytest.raises(Refused, match="completed"):
-        await signing_sandbox.cancel(done)
+        await call.sandbox.cancel(done)
 
 
 async def test_sequential_signing_invites_one_recipient_after_another(call: Caller, signing_sandbox: Sandbox) -> None:
@@ -212,15 +194,13 @@ async def test_sequential_signing_invites_one_recipient_after_another(call: Call
     assert signing_sandbox.signing(signing_id).is_completed
 
 
-async def test_concurrent_signatures_count_once_each_and_complete_the_signing_once(
-    call: Caller, signing_sandbox: Sandbox
-) -> None:
+async def test_concurrent_signatures_count_once_each_and_complete_the_signing_once(call: Caller) -> None:
     signing_id, document_id, people = await call.sent(recipients=4)
-    clicks = [signing_sandbox.sign(person) for person in people for _ in range(2)]
+    clicks = [call.sandbox.sign(person) for person in people for _ in range(2)]
     results = await asyncio.gather(*clicks, return_exceptions=True)
     assert [isinstance(result, Refused) for result in results] == [False, True] * 4
-    assert signing_sandbox.signing(signing_id).is_completed
-    kinds = [event.type for event in signing_sandbox.webhooks.events()]
+    assert call.sandbox.signing(signing_id).is_completed
+    kinds = [event.type for event in call.sandbox.webhooks.events()]
     assert (kinds.count("recipient.signed"), kinds.count("signing.completed")) == (4, 1)
     assert (await call("GET", f"{API}/signings/{signing_id}/documents/{document_id}/download-signed"))[0] == 200
 
@@ -257,17 +237,15 @@ async def test_failed_or_cancelled_sealing_leaves_no_sealed_file(
 
 
 @pytest.mark.signing_sandbox(profile=Profile(decline_effect="nothing"))
-async def test_declining_invites_the_next_recipient_if_the_signing_continues(
-    call: Caller, signing_sandbox: Sandbox
-) -> None:
+async def test_declining_invites_the_next_recipient_if_the_signing_continues(call: Caller) -> None:
     signing_id, _, (first, second, third) = await call.sent(recipients=3, signing_order="sequential")
-    await signing_sandbox.decline(first)
+    await call.sandbox.decline(first)
     with pytest.raises(Refused, match="finished"):
-        await signing_sandbox.decline(first)
-    assert [n.recipient_id for n in signing_sandbox.notifications] == [first, second]
-    assert (await signing_sandbox.complete(signing_id)).state == "sent"
-    assert [n.recipient_id for n in signing_sandbox.notifications] == [first, second, third]
-    assert [r.completed_at is not None for r in signing_sandbox.recipients(signing_id)] == [False, True, True]
+        await call.sandbox.decline(first)
+    assert [n.recipient_id for n in call.sandbox.notifications] == [first, second]
+    assert (await call.sandbox.complete(signing_id)).state == "sent"
+    assert [n.recipient_id for n in call.sandbox.notifications] == [first, second, third]
+    assert [r.completed_at is not None for r in call.sandbox.recipients(signing_id)] == [False, True, True]
 
 
 async def test_draft_is_deleted_with_its_documents_and_recipients(call: Caller, signing_sandbox: Sandbox) -> None:

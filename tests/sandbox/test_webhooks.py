@@ -33,9 +33,9 @@ async def until(condition: Callable[[], object]) -> None:
             await asyncio.sleep(0.005)
 
 
-def create(sandbox: Sandbox, name: str = "A") -> None:
-    """Create a signing, which emits an event."""
-    sandbox.service.create_signing(sandbox.accounts.default_user(), {"name": name, "language": "EN"})
+def create(sandbox: Sandbox, name: str = "A") -> str:
+    """Create a signing, which emits an event, and return its id."""
+    return sandbox.service.create_signing(sandbox.accounts.default_user(), {"name": name, "language": "EN"}).id
 
 
 async def test_every_change_of_a_signing_is_delivered_in_order(
@@ -102,11 +102,11 @@ async def test_payload_follows_the_profile_and_is_read_by_the_webhooks_package(
 
 
 async def test_each_endpoint_gets_each_event_and_a_second_registration_is_warned_of(
-    hooked: Sandbox, receiver: Receiver, call: Caller, caplog: pytest.LogCaptureFixture
+    hooked: Sandbox, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = hooked.webhooks.register(receiver.url)
     assert "registered twice" in caplog.text
-    await call.draft()
+    create(hooked)
     await receiver.got(2)
     assert len(set(receiver.bodies)) == 1
     keys = {SECRET.encode(), other.secret.encode()}
@@ -114,17 +114,17 @@ async def test_each_endpoint_gets_each_event_and_a_second_registration_is_warned
 
 
 async def test_removed_endpoint_gets_nothing_more_not_even_pending_deliveries(
-    hooked: Sandbox, receiver: Receiver, call: Caller
+    hooked: Sandbox, receiver: Receiver
 ) -> None:
     receiver.responses = [500]
-    await call.draft()
+    create(hooked)
     await receiver.got(1)
     await hooked.webhooks.settled()
     [endpoint] = hooked.webhooks.endpoints()
     hooked.webhooks.remove(endpoint.id)
     hooked.webhooks.remove(hooked.webhooks.register("http://127.0.0.1:1/").id)  # which was never used
     hooked.clock.advance(days=1)
-    await call.draft()
+    create(hooked)
     await hooked.webhooks.settled()
     assert len(receiver.bodies) == 1
     [delivery] = hooked.webhooks.deliveries()
@@ -135,10 +135,8 @@ async def test_removed_endpoint_gets_nothing_more_not_even_pending_deliveries(
         hooked.webhooks.resend(delivery.id)
 
 
-async def test_resend_delivers_the_same_event_as_a_new_delivery(
-    hooked: Sandbox, receiver: Receiver, call: Caller
-) -> None:
-    await call.draft()
+async def test_resend_delivers_the_same_event_as_a_new_delivery(hooked: Sandbox, receiver: Receiver) -> None:
+    create(hooked)
     await receiver.got(1)
     again = hooked.webhooks.resend(hooked.webhooks.deliveries()[0].id)
     await receiver.got(2)
@@ -162,12 +160,12 @@ def test_webhook_url_off_this_machine_is_refused(signing_sandbox: Sandbox) -> No
 
 
 async def test_every_loopback_url_is_accepted_and_resolved_without_a_name_server(
-    signing_sandbox: Sandbox, receiver: Receiver, call: Caller
+    signing_sandbox: Sandbox, receiver: Receiver
 ) -> None:
     for url in ("http://127.8.9.1/", "http://[::1]:1/", "https://LOCALHOST./x"):
         assert signing_sandbox.webhooks.register(url).secret
     signing_sandbox.webhooks.register(receiver.url.replace("127.0.0.1", "hooks.localhost"))
-    await call.draft()
+    create(signing_sandbox)
     await receiver.got(1)
 
 
@@ -219,13 +217,13 @@ async def test_event_of_a_request_that_ends_while_stopping_is_delivered_by_the_n
 
 
 async def test_failed_delivery_is_retried_on_the_sandboxs_clock_and_logged(
-    hooked: Sandbox, receiver: Receiver, call: Caller, caplog: pytest.LogCaptureFixture
+    hooked: Sandbox, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "signing_async.sandbox")
     receiver.location = "/hook/?code=s3cret"
     receiver.responses = [307, 500, 500, 500, 500, 500, 500, 500]
     hooked.faults.add(DELIVERY, "slow", seconds=0.01)
-    await call.draft()
+    create(hooked)
     for step, seconds in enumerate((5, 30, 120, 600, 3600, 6 * 3600, 24 * 3600), 1):
         await receiver.got(step)
         await hooked.webhooks.settled()
@@ -243,8 +241,8 @@ async def test_failed_delivery_is_retried_on_the_sandboxs_clock_and_logged(
     assert len(set(receiver.bodies)) == 1
     assert [attempt.status for attempt in hooked.webhooks.attempts()] == [307] + [500] * 7
     hooked.faults.add(DELIVERY, "lose")
-    await call.draft()
-    await call.draft()
+    create(hooked)
+    create(hooked)
     await hooked.webhooks.settled()
     start = f"deliver signing.created -> {receiver.url}"
     assert [message for message in caplog.messages if message.startswith("deliver ")] == [
@@ -257,11 +255,11 @@ async def test_failed_delivery_is_retried_on_the_sandboxs_clock_and_logged(
 
 
 async def test_unreachable_endpoint_is_recorded_and_logged_without_its_secrets(
-    signing_sandbox: Sandbox, call: Caller, caplog: pytest.LogCaptureFixture
+    signing_sandbox: Sandbox, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "signing_async.sandbox")
     signing_sandbox.webhooks.register("http://user:s3cret@localhost:1/hook?key=s3cret")
-    await call.draft()
+    create(signing_sandbox)
     await signing_sandbox.webhooks.settled()
     [attempt] = signing_sandbox.webhooks.attempts()
     assert (attempt.status, attempt.error) == (None, f"could not connect: {os.strerror(errno.ECONNREFUSED)}")
@@ -270,39 +268,37 @@ async def test_unreachable_endpoint_is_recorded_and_logged_without_its_secrets(
     assert line.startswith("deliver signing.created -> http://localhost:1/hook could not connect: ")
 
 
-async def test_endpoint_that_does_not_speak_http_is_retried(signing_sandbox: Sandbox, call: Caller) -> None:
+async def test_endpoint_that_does_not_speak_http_is_retried(signing_sandbox: Sandbox) -> None:
     async def babble(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"nonsense\r\n\r\n")
         writer.close()
 
     async with await asyncio.start_server(babble, "127.0.0.1", 0) as server:
         signing_sandbox.webhooks.register(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/")
-        await call.draft()
+        create(signing_sandbox)
         await signing_sandbox.webhooks.settled()
     [delivery] = signing_sandbox.webhooks.deliveries()
     assert (delivery.state, (delivery.last_error or "")[:21]) == ("pending", "the delivery failed: ")
 
 
 async def test_endpoint_that_does_not_respond_in_time_is_retried(
-    hooked: Sandbox, call: Caller, monkeypatch: pytest.MonkeyPatch
+    hooked: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("signing_async.sandbox.deliveries.TIMEOUT", 0.2)
     hooked.faults.add(DELIVERY, "slow", seconds=30)
-    await call.draft()
+    create(hooked)
     await hooked.webhooks.settled()
     assert hooked.webhooks.attempts()[0].error == "no response within 0.2 seconds"
 
 
-async def test_delivery_in_flight_leaves_no_trace_in_a_restored_sandbox(
-    hooked: Sandbox, receiver: Receiver, call: Caller
-) -> None:
+async def test_delivery_in_flight_leaves_no_trace_in_a_restored_sandbox(hooked: Sandbox, receiver: Receiver) -> None:
     snapshot = hooked.snapshot()
     receiver.delay = 0.1
     hooked.faults.add(DELIVERY, "duplicate")
-    await call.draft()
+    create(hooked)
     await receiver.got(1)
     hooked.restore(snapshot)
-    await call.draft()
+    create(hooked)
     await hooked.webhooks.settled()
     assert len(receiver.bodies) == 2
     assert [delivery.state for delivery in hooked.webhooks.deliveries()] == ["delivered"]
@@ -312,17 +308,15 @@ async def test_delivery_in_flight_leaves_no_trace_in_a_restored_sandbox(
 # faults
 
 
-async def test_duplicate_fault_delivers_twice_whatever_the_second_response(
-    hooked: Sandbox, receiver: Receiver, call: Caller
-) -> None:
+async def test_duplicate_fault_delivers_twice_whatever_the_second_response(hooked: Sandbox, receiver: Receiver) -> None:
     receiver.responses = [202, 500]
     hooked.faults.add(DELIVERY, "duplicate")
-    await call.draft()
+    create(hooked)
     await until(lambda: len(hooked.webhooks.attempts()) == 2)
     assert receiver.bodies[0] == receiver.bodies[1]
     [delivery] = hooked.webhooks.deliveries()
     assert (delivery.state, delivery.due_at) == ("delivered", None)
-    await call.draft()
+    create(hooked)
     await receiver.got(3)
     await hooked.webhooks.settled()
     assert [attempt.fault for attempt in hooked.webhooks.attempts()] == ["duplicate", "duplicate", None]
@@ -330,34 +324,30 @@ async def test_duplicate_fault_delivers_twice_whatever_the_second_response(
 
 @pytest.mark.parametrize("count", [1, 2])
 async def test_reorder_fault_delivers_the_next_event_first_if_there_is_one(
-    hooked: Sandbox, receiver: Receiver, call: Caller, count: int
+    hooked: Sandbox, receiver: Receiver, count: int
 ) -> None:
     fault = hooked.faults.add(DELIVERY, "reorder")
-    await call.draft()
+    create(hooked)
     await until(lambda: fault.hits)
     for _ in range(count - 1):
-        await call.draft()
+        create(hooked)
     await receiver.got(count)
     await hooked.webhooks.settled()
     assert [event_id for _, event_id in receiver.events] == [event.id for event in hooked.webhooks.events()][::-1]
 
 
-async def test_wrong_signature_fault_sends_a_well_formed_invalid_signature(
-    hooked: Sandbox, receiver: Receiver, call: Caller
-) -> None:
+async def test_wrong_signature_fault_sends_a_well_formed_invalid_signature(hooked: Sandbox, receiver: Receiver) -> None:
     hooked.faults.add(DELIVERY, "wrong-signature")
-    await call.draft()
+    create(hooked)
     await receiver.got(1)
     right = hmac.new(SECRET.encode(), receiver.bodies[0], hashlib.sha256).hexdigest()
     assert len(receiver.signatures[0]) == len(right)
     assert receiver.signatures[0] != right
 
 
-async def test_drop_fault_breaks_off_and_the_delivery_is_retried(
-    hooked: Sandbox, receiver: Receiver, call: Caller
-) -> None:
+async def test_drop_fault_breaks_off_and_the_delivery_is_retried(hooked: Sandbox, receiver: Receiver) -> None:
     hooked.faults.add(DELIVERY, "drop")
-    await call.draft()
+    create(hooked)
     await hooked.webhooks.settled()
     assert receiver.bodies == []
     assert hooked.webhooks.deliveries()[0].state == "pending"
@@ -365,9 +355,9 @@ async def test_drop_fault_breaks_off_and_the_delivery_is_retried(
     await receiver.got(1)
 
 
-async def test_lose_fault_never_delivers_the_event(hooked: Sandbox, receiver: Receiver, call: Caller) -> None:
+async def test_lose_fault_never_delivers_the_event(hooked: Sandbox, receiver: Receiver) -> None:
     hooked.faults.add(DELIVERY, "lose")
-    await hooked.cancel(await call.draft())
+    await hooked.cancel(create(hooked))
     await receiver.got(1)
     await hooked.webhooks.settled()
     assert receiver.types == ["signing.cancelled"]
