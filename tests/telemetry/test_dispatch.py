@@ -1,4 +1,4 @@
-"""The spans and metrics of dispatches, which link to those of killed runs, and of journals."""
+"""The spans and metrics of dispatches and of journals."""
 
 from __future__ import annotations
 
@@ -22,16 +22,9 @@ from signing_async.telemetry import names
 from tests.pdfs import make_pdf
 from tests.telemetry.recorded import Recorded, attributes
 
-CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
-
-def _packages(folder: Path, count: int) -> list[SigningPackage]:
-    (folder / "lease.pdf").write_bytes(make_pdf())
-    recipient = NewRecipient("anna@example.com")
-    return [
-        SigningPackage("Lease", "EN", [folder / "lease.pdf"], [recipient], key=f"lease-{number}")
-        for number in range(count)
-    ]
+def _package(number: int = 0) -> SigningPackage:
+    return SigningPackage("Lease", "EN", [make_pdf()], [NewRecipient("anna@example.com")], key=f"lease-{number}")
 
 
 async def test_run_has_a_span_and_each_package_one_under_it(
@@ -39,7 +32,8 @@ async def test_run_has_a_span_and_each_package_one_under_it(
 ) -> None:
     tracer = recorded.traces.get_tracer("the application")
     with tracer.start_as_current_span("the job"):
-        results = [each async for each in client.dispatch_many(_packages(tmp_path, 3), tmp_path / "journal")]
+        packages = [_package(number) for number in range(3)]
+        results = [each async for each in client.dispatch_many(packages, tmp_path / "journal")]
     run = recorded.one("dispatch")
     assert recorded.children(recorded.one("the job")) == [run]
     spans = recorded.named("dispatch.package")
@@ -59,12 +53,11 @@ async def test_run_has_a_span_and_each_package_one_under_it(
 async def test_failed_package_is_an_error(
     sandbox: Sandbox, client: SigningClient, recorded: Recorded, tmp_path: Path
 ) -> None:
-    (lease,) = _packages(tmp_path, 1)
     fault = sandbox.faults.add("signings.create", "503", times=None)
     with pytest.raises(ServerError):
-        await client.with_options(retry=RetryPolicy.none()).dispatch(lease, tmp_path / "journal")
+        await client.with_options(retry=RetryPolicy.none()).dispatch(_package(), tmp_path / "journal")
     fault.remove()
-    await client.dispatch(lease, tmp_path / "journal")
+    await client.dispatch(_package(), tmp_path / "journal")
     failed, _ = recorded.named("dispatch.package")
     assert failed.status.status_code is StatusCode.ERROR
     assert attributes(failed)["error.type"] == "ServerError"
@@ -78,9 +71,8 @@ async def test_failure_of_a_journal_has_its_type(client: SigningClient, recorded
         async def claim(self, *_: Any, **__: Any) -> Any:
             raise OSError("Anna Berg")
 
-    (lease,) = _packages(tmp_path, 1)
     async with Broken(tmp_path / "journal") as journal:
         with pytest.raises(JournalError):
-            await client.dispatch(lease, journal)
+            await client.dispatch(_package(), journal)
     assert recorded.total(names.JOURNAL_DURATION, error__type="JournalError") == 1
     assert "Anna" not in recorded.text()
