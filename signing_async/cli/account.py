@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import click
 
-from ..errors import AuthError, ConfigurationError, WaitTimeout
-from .command_base import Seconds, State, command
+from ..errors import AuthError, ConfigurationError
+from .command_base import Seconds, State, command, time_limit
 from .output import on_one_line
 
 if TYPE_CHECKING:
@@ -162,14 +162,9 @@ async def _login_with_browser(state: State, settings: Settings, redirect_uri: st
             await oauth.exchange(query, request.state, request.code_verifier)
             return f"The token for {settings.origin} is saved on your machine."
 
-        try:
-            async with asyncio.timeout(wait) as deadline:
-                await callback.wait(exchange)
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            advice = "run login again with a longer --wait, or with --no-browser"
-            raise WaitTimeout(f"no callback from the browser within {wait:g} s: {advice}") from None
+        advice = ": run login again with a longer --wait, or with --no-browser"
+        async with time_limit(wait, "no callback from the browser", advice):
+            await callback.wait(exchange)
         await _report_login(state, settings, oauth)
 
 

@@ -19,6 +19,7 @@ from .command_base import (
     State,
     command,
     common_options,
+    concurrency_option,
     journal_option,
     make_folder,
     moment_option,
@@ -90,7 +91,7 @@ def archive() -> None:
 @click.option("--verify", is_flag=True, help="Archive only PDFs whose signatures are sound.")
 @click.option("--trust", multiple=True, metavar="ROOTS", help='As in verify-sealed: a file, a folder or "system".')
 @span_option("--remind-after", help="Remind recipients who have not signed for this long.")
-@click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Signings at once.")
+@concurrency_option(default=8, help="Signings at once.")
 async def run(
     state: State,
     to: str,
@@ -224,7 +225,7 @@ class _Run:
         self._out.result({"summary": facts}, text)
 
 
-@command()
+@command(group=archive)
 @click.argument("to", metavar="FOLDER|s3://BUCKET/PREFIX")
 async def verify(state: State, to: str) -> int:
     """Verify an archive against its manifest: no file or line is missing, changed or added. The service is not used.
@@ -252,7 +253,7 @@ async def verify(state: State, to: str) -> int:
     return 0 if found.ok else NOT_SOUND
 
 
-@command()
+@command(group=archive)
 @journal_option()
 @span_option("--after", default="7d", show_default=True, help="What was not updated for this time.")
 @moment_option("--since", help="Only signings and dispatches updated since.")
@@ -297,21 +298,13 @@ async def status(state: State, journal: str | None, after: timedelta, since: dat
         name = dispatch.key
         if re.fullmatch("[0-9a-f]{64}", name):  # a hash, which says nothing
             name = known.get(dispatch.signing or "") or f"{name[:12]}…"
-        problem, when = (
-            "perhaps sent" if dispatch.may_be_sent else "not dispatched",
-            state.out.when(dispatch.updated_at),
-        )
-        rows.append((dispatch.signing or "", name, problem, when, dispatch.error or ""))
+        problem = "perhaps sent" if dispatch.may_be_sent else "not dispatched"
+        rows.append((dispatch.signing or "", name, problem, state.out.when(dispatch.updated_at), dispatch.error or ""))
     if found.ok:
         state.out.say("Nothing is stuck.")
         return 0
-    if not state.json:
-        state.out.table(("ID", "NAME", "PROBLEM", "SINCE", "DETAILS"), rows, optional=("SINCE",))
+    state.out.table(("ID", "NAME", "PROBLEM", "SINCE", "DETAILS"), rows, optional=("SINCE",))
     return STUCK if found.dispatches or any(stuck.error is None for stuck in found.signings) else FAILED
-
-
-for _command in (verify, status):
-    archive.add_command(_command)
 
 
 def _journal_of(state: State, given: str | None) -> str | None:

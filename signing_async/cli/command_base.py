@@ -1,6 +1,7 @@
 """What all commands share: common options, settings, the client, and types of options.
 
-A command is a function or a coroutine function in a module of this folder, and is listed in `COMMANDS` of ``app.py``::
+A command is a function or a coroutine function in a module of this folder, and is listed in `COMMANDS` of ``app.py`` or
+belongs to a group::
 
     @command(changing=True)
     @click.argument("signing")
@@ -33,7 +34,7 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 import click
 
 from .._files import unusable
-from ..errors import AuthError, ConfigurationError, InvalidRequest, OutcomeUnknown
+from ..errors import AuthError, ConfigurationError, InvalidRequest, OutcomeUnknown, WaitTimeout
 from .exits import TERMINATED
 from .output import Output
 
@@ -167,6 +168,20 @@ def on_signal(number: int, call: Callable[[], object]) -> None:
         asyncio.get_running_loop().add_signal_handler(number, call)
 
 
+@contextlib.asynccontextmanager
+async def time_limit(seconds: float | None, what: str, advice: str = "") -> AsyncIterator[None]:
+    """Raise `WaitTimeout` if the block takes longer. Other timeouts pass through."""
+    import asyncio
+
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise WaitTimeout(f"{what} within {seconds:g} s{advice}") from None
+
+
 def common_options() -> list[click.Parameter]:
     """Return the options that may stand before or after a command's name."""
     return [
@@ -189,7 +204,11 @@ def state_option(*names: str, **settings: Any) -> click.Option:
 
 
 def command(
-    name: str | None = None, *, changing: bool = False, params: Iterable[click.Parameter] = ()
+    name: str | None = None,
+    group: click.Group | None = None,
+    *,
+    changing: bool = False,
+    params: Iterable[click.Parameter] = (),
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """Turn a (coroutine) function into a command with further ``params``; its first argument is the `State`.
 
@@ -206,6 +225,8 @@ def command(
 
         made = click.command(name)(update_wrapper(called, function))
         made.params += [*params, *common_options()]
+        if group is not None:
+            group.add_command(made)
         return made
 
     return decorate
@@ -273,6 +294,9 @@ name_option: Callable[..., Callable[[Any], Any]] = partial(
 )
 journal_option: Callable[..., Callable[[Any], Any]] = partial(
     click.option, "--journal", metavar="PATH|URL", help="A local file, or postgresql://..."
+)
+concurrency_option: Callable[..., Callable[[Any], Any]] = partial(
+    click.option, "--concurrency", show_default=True, type=click.IntRange(1, 64)
 )
 limit_option: Callable[..., Callable[[Any], Any]] = partial(
     click.option, "--limit", type=click.IntRange(1), help=_LIMIT_HELP

@@ -59,7 +59,7 @@ async def demo(state: State, folder: Path | None) -> None:
     """
     folder = folder or Path(tempfile.mkdtemp(prefix="signing-demo-"))
     make_folder(folder, "--folder")
-    started, out, events, wakeups = time.perf_counter(), state.out, list[Event](), Wakeups()
+    started, out, events, wakeups = time.perf_counter(), state.out, asyncio.Queue[Event](), Wakeups()
     steps = _Steps(out)
     async with AsyncExitStack() as exits:
         private = Path(exits.enter_context(tempfile.TemporaryDirectory()))
@@ -85,9 +85,8 @@ async def demo(state: State, folder: Path | None) -> None:
         steps.show("The user allows access; the code is exchanged", who, "state checked, token saved")
         facts = await _sign(steps, sandbox, client, folder, events, wakeups)
         facts["archive"] = await _archive(steps, sandbox, client, folder, private / "berths.journal")
-    if not state.json:
-        lines = [f"{out.styled(line.format(folder / 'lease.pdf'), 'cyan')}  {hint}" for line, hint in _HINTS.items()]
-        out.text("\n  ".join((f"\n{out.styled('What next', bold=True)}", *lines)))
+    lines = [f"{out.styled(line.format(folder / 'lease.pdf'), 'cyan')}  {hint}" for line, hint in _HINTS.items()]
+    out.text("\n  ".join((f"\n{out.styled('What next', bold=True)}", *lines)))
     out.result({**facts, "seconds": round(time.perf_counter() - started, 2)})
 
 
@@ -96,15 +95,14 @@ class _Steps:
         self._out, self._numbers = out, itertools.count(1)
 
     def show(self, title: str, *lines: str) -> None:
-        if not self._out.json:
-            number = self._out.styled(str(next(self._numbers)), "green", bold=True)
-            self._out.text("\n  ".join((f"{number} {self._out.styled(title, bold=True)}", *lines)))
+        number = self._out.styled(str(next(self._numbers)), "green", bold=True)
+        self._out.text("\n  ".join((f"{number} {self._out.styled(title, bold=True)}", *lines)))
 
 
 @asynccontextmanager
-async def _webhooks(path: Path, events: list[Event], wakeups: Wakeups) -> AsyncIterator[str]:
+async def _webhooks(path: Path, events: asyncio.Queue[Event], wakeups: Wakeups) -> AsyncIterator[str]:
     inbox = Inbox(path, wakeups=wakeups)
-    inbox.on("*")(events.append)
+    inbox.on("*")(events.put)
     app = web.Application()
     app.router.add_post("/webhooks", aiohttp_handler(Receiver(WebhookVerifier(_SECRET), inbox)))
     async with TestServer(app) as server, inbox, inbox.running():
@@ -112,7 +110,7 @@ async def _webhooks(path: Path, events: list[Event], wakeups: Wakeups) -> AsyncI
 
 
 async def _sign(
-    steps: _Steps, sandbox: Sandbox, client: SigningClient, folder: Path, events: list[Event], wakeups: Wakeups
+    steps: _Steps, sandbox: Sandbox, client: SigningClient, folder: Path, events: asyncio.Queue[Event], wakeups: Wakeups
 ) -> dict[str, Any]:
     """Create, send, sign and download a signing, and return the facts about it."""
     signing = await client.signings.create(
@@ -140,9 +138,9 @@ async def _sign(
     async for one in client.recipients.list(signing):
         await sandbox.sign(one.id)
     completed = await waiting
-    while not any(event.type == "signing.completed" for event in events):
-        await wakeups.wait(0.1)
-    kinds = [event.type for event in events]
+    kinds: list[str] = []
+    while "signing.completed" not in kinds:
+        kinds.append((await events.get()).type)
     steps.show("Both sign", "completion seen through its webhook, not by polling", ", ".join(kinds))
 
     forged = "it was accepted: this is a bug"

@@ -17,7 +17,7 @@ import click
 
 from .._files import resolve_path
 from ..errors import ConfigurationError, InvalidRequest
-from .command_base import Seconds, State, command, journal_option, on_signal, refuse_password
+from .command_base import Seconds, State, command, concurrency_option, journal_option, on_signal, refuse_password
 from .exits import INTERRUPTED, code_of_all
 from .manifest import CheckedManifest, Entry, FailureReport, Manifest, check_manifest
 from .output import ItemProgress, count
@@ -36,7 +36,7 @@ MAX_SHOWN = 20
 @journal_option()
 @click.option("--failures", type=click.Path(path_type=Path), help="The report of failed packages, itself a manifest.")
 @click.option("--dry-run", is_flag=True, help="Check the manifest and every PDF; send nothing.")
-@click.option("--concurrency", default=8, show_default=True, type=click.IntRange(1, 64), help="Packages sent at once.")
+@concurrency_option(default=8, help="Packages sent at once.")
 @click.option("--broker", metavar="URL|env:NAME", help="Let Taskiq workers send the packages, through this Redis.")
 @click.option("--wait", is_flag=True, help="With --broker: wait for the workers, and report each package's result.")
 @click.option("--for", "seconds", type=Seconds(0, min_open=True), help="With --broker: the longest wait.")

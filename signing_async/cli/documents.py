@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import InvalidRequest, NotSound, NotYetSigned, SigningError
-from .command_base import State, command, make_folder
+from .command_base import State, command, concurrency_option, make_folder
 from .exits import code_of_all
 from .output import CONTROLS, on_one_line
 from .signings import document_facts
@@ -33,9 +33,7 @@ _LONGEST_NAME = 180
 @click.argument("signing")
 @click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--again", is_flag=True, help="Also upload files that the draft already holds.")
-@click.option(
-    "--concurrency", default=1, show_default=True, type=click.IntRange(1, 64), help="Above 1, the order is not kept."
-)
+@concurrency_option(default=1, help="Above 1, the order is not kept.")
 async def upload(state: State, signing: str, files: tuple[Path, ...], again: bool, concurrency: int) -> int:
     """Upload PDFs to a draft, in the given order. Prints a line with the document's id for each.
 

@@ -79,7 +79,7 @@ async def _find(inbox: Inbox, ids: tuple[str, ...]) -> list[StoredEvent]:
     return found
 
 
-@command("list", params=[*_FILTERS, *_PLACE])
+@command("list", inbox, params=[*_FILTERS, *_PLACE])
 @click.option("--status", type=click.Choice([status.value for status in EventStatus]), help="Only with this status.")
 @limit_option()
 @click.option("--all", "everything", is_flag=True, help="List everything.")
@@ -114,7 +114,7 @@ async def list_events(state: State, status: str | None, limit: int | None, every
         state.out.say("No events.")
 
 
-@command(params=_PLACE)
+@command(group=inbox, params=_PLACE)
 @click.argument("event")
 async def show(state: State, event: str) -> None:
     """Show the event with the id EVENT and its payload.
@@ -133,7 +133,7 @@ async def show(state: State, event: str) -> None:
     state.out.facts(stored.id, {**_facts(stored), "payload": payload, "payload_problem": problem})
 
 
-@command(params=[*_FILTERS, *_PLACE])
+@command(group=inbox, params=[*_FILTERS, *_PLACE])
 @click.argument("events", nargs=-1, metavar="[EVENT]...")
 @click.option("--dead", is_flag=True, help="Only events whose handler failed too often.")
 async def retry(state: State, events: tuple[str, ...], dead: bool, **filters: Any) -> int:
@@ -169,7 +169,7 @@ def _age(text: str) -> float:
     return age
 
 
-@command(params=_PLACE)
+@command(group=inbox, params=_PLACE)
 @click.option("--older-than", "age", metavar=MOMENT, type=_age, required=True)
 async def purge(state: State, age: float) -> None:
     """Delete the bodies of events that were handled or dropped long ago.
@@ -185,7 +185,7 @@ async def purge(state: State, age: float) -> None:
     state.out.result({"purged": purged}, f"Purged {count(purged, 'event')}.")
 
 
-@command(params=_PLACE)
+@command(group=inbox, params=_PLACE)
 async def stats(state: State) -> None:
     """Count events by status; show the age of the oldest pending event.
 
@@ -200,7 +200,3 @@ async def stats(state: State) -> None:
     oldest = found.oldest_pending
     waited = None if oldest is None else round((datetime.now(UTC) - oldest).total_seconds(), 1)
     state.out.facts("Events", {**counts, "oldest_pending": oldest, "oldest_pending_seconds": waited})
-
-
-for _command in (list_events, show, retry, purge, stats):
-    inbox.add_command(_command)

@@ -45,19 +45,20 @@ class Output:
         self.json = json
 
     @property
-    def is_terminal(self) -> bool:
-        return sys.stdout.isatty()
-
-    @property
     def live(self) -> bool:
         return not self.json and _has_controls(sys.stderr)
 
     def result(self, facts: Mapping[str, Any], text: str | None = None, colour: str | None = None) -> None:
         """Print a result to standard output: the facts as a line of JSON, or the text if there is one."""
         if self.json:
-            self.text(json.dumps(facts, default=_as_json))
+            self._print(json.dumps(facts, default=_as_json))
         elif text is not None:
-            self.text(self.styled(clean(text), colour))
+            self.text(clean(text), colour)
+
+    def text(self, text: str, colour: str | None = None, *, bold: bool = False) -> None:
+        """Print text for people to standard output; with --json, nothing."""
+        if not self.json:
+            self._print(self.styled(text, colour, bold=bold))
 
     def say(self, text: str, **facts: Any) -> None:
         """Print a remark to standard error; with --json, its facts instead, if there are any."""
@@ -99,31 +100,31 @@ class Output:
     ) -> None:
         """Print rows for people. If a terminal is too narrow, ``optional`` columns are left out.
 
-        It shows the first column, STATE and ID in full.
+        It shows the first column, STATE, STATUS and ID in full.
         """
-        if self.json:
+        if self.json or not rows:
+            self.text(if_empty)
             return
+        from rich.cells import cell_len
         from rich.table import Table
         from rich.text import Text
 
-        if not rows:
-            self.text(if_empty)
-            return
-        console = _console(sys.stdout)
-        lines = [list(columns), *([on_one_line(str(cell)) for cell in row] for row in rows)]
+        def cell(name: str, text: str) -> Text:
+            colour = _COLOURS.get(text.partition(" ")[0], "") if name in ("STATE", "STATUS") else ""
+            return Text(text, colour, no_wrap=True, overflow="ellipsis")
+
+        console, whole = _console(sys.stdout), {columns[0], "STATE", "STATUS", "ID"}
+        cells = {name: [on_one_line(str(row[at])) for row in rows] for at, name in enumerate(columns)}
+        widths = {name: max(map(cell_len, (name, *column))) for name, column in cells.items()}
+        least = {name: width if name in whole else min(width, _NARROWEST) for name, width in widths.items()}
         for name in optional:
-            if sum(_minimum_widths(lines)) + 2 * len(lines[0]) - 2 > console.width:
-                at = lines[0].index(name)
-                lines = [line[:at] + line[at + 1 :] for line in lines]
+            if sum(least.values()) + 2 * len(least) - 2 > console.width:
+                del cells[name], least[name]
         table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
-        for name, width in zip(lines[0], _minimum_widths(lines), strict=True):
-            is_whole = name in (columns[0], "STATE", "ID")
-            table.add_column(name, min_width=width if is_whole else None, no_wrap=is_whole)
-        for line in lines[1:]:
-            cells = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in line]
-            for name, cell in zip(lines[0], cells, strict=True):
-                cell.stylize(_COLOURS.get(cell.plain.partition(" ")[0], "") if name == "STATE" else "")
-            table.add_row(*cells)
+        for name, width in least.items():
+            table.add_column(name, min_width=width if name in whole else None, no_wrap=name in whole)
+        for row in zip(*cells.values(), strict=True):
+            table.add_row(*map(cell, cells, row))
         with console.capture() as captured:
             console.print(table, soft_wrap=False)
         self.text("\n".join(line.rstrip() for line in captured.get().splitlines()))
@@ -141,15 +142,15 @@ class Output:
 
     def when(self, moment: datetime | None) -> str:
         """Return a time for a table: relative on a terminal."""
-        return ago(moment) if self.is_terminal else iso(moment)
+        return ago(moment) if sys.stdout.isatty() else iso(moment)
 
-    def text(self, line: str) -> None:
-        self._write(lambda: sys.stdout.write(line + "\n"))
+    def _print(self, line: str) -> None:
+        self._write(lambda: sys.stdout.write(f"{line}\n"))
 
     def binary(self, content: bytes) -> None:
         self._write(lambda: sys.stdout.buffer.write(content))
 
-    def _write(self, write: Callable[[], int]) -> None:
+    def _write(self, write: Callable[[], object]) -> None:
         try:
             write()
             sys.stdout.flush()
@@ -193,7 +194,7 @@ class Output:
             TimeRemainingColumn(),
             console=_console(sys.stderr),
             transient=True,
-            redirect_stdout=self.is_terminal,  # not a file
+            redirect_stdout=sys.stdout.isatty(),  # not a file
         ) as progress:
             yield partial(progress.update, progress.add_task(title, total=total, info=""))
 
@@ -270,15 +271,6 @@ def _console(stream: Any) -> Console:
     is_terminal = stream.isatty()
     width = None if is_terminal else 1_000_000
     return Console(file=stream, force_terminal=is_terminal, width=width, highlight=False, markup=False, emoji=False)
-
-
-def _minimum_widths(lines: Sequence[Sequence[str]]) -> list[int]:
-    """Return the widths of a table whose first column, STATE and ID are shown in full, and the others in part."""
-    from rich.cells import cell_len
-
-    widths = [max(map(cell_len, column)) for column in zip(*lines, strict=True)]
-    is_whole = [not number or name in ("STATE", "ID") for number, name in enumerate(lines[0])]
-    return [width if whole else min(width, _NARROWEST) for width, whole in zip(widths, is_whole, strict=True)]
 
 
 def _as_text(value: object) -> str:

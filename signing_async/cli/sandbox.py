@@ -88,8 +88,7 @@ async def _run(server: Sandbox, out: Output, app: str | None = None) -> None:
     async with server:
         _announce(server, out, app)
         await stop.wait()
-    if not out.json:
-        out.text("Stopped.")
+    out.text("Stopped.")
 
 
 class _LogHandler(logging.Handler):

@@ -12,8 +12,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from ..errors import InvalidRequest, SigningCancelled, SigningError, WaitTimeout
-from .command_base import FILE, Seconds, State, command, limit_option, moment_option, name_option, read_text
+from ..errors import InvalidRequest, SigningCancelled, SigningError
+from .command_base import FILE, Seconds, State, command, limit_option, moment_option, name_option, read_text, time_limit
 from .output import iso, on_one_line
 
 if TYPE_CHECKING:
@@ -125,26 +125,16 @@ async def show(state: State, signing: str) -> None:
         (one.name, f"signed {state.out.when(one.completed_at)}" if one.completed_at else "pending", one.id)
         for one in found.documents
     ]
-    people = [
-        (
-            one.email,
-            "signed" if one.completed_at else "pending",
-            " ".join(filter(None, (one.first_name, one.last_name))),
-            one.order or "",
-            one.signing_method or "",
-            one.id,
-        )
-        for one in sorted(recipients, key=lambda one: one.order or 0)
-    ]
+    people = []
+    for one in sorted(recipients, key=lambda one: one.order or 0):
+        progress = "signed" if one.completed_at else "pending"
+        name = " ".join(filter(None, (one.first_name, one.last_name)))
+        people.append((one.email, progress, name, one.order or "", one.signing_method or "", one.id))
     state.out.text("")
     state.out.table(("DOCUMENT", "STATE", "ID"), documents, "No documents yet.")
     state.out.text("")
-    state.out.table(
-        ("RECIPIENT", "STATE", "NAME", "ORDER", "METHOD", "ID"),
-        people,
-        "No recipients yet.",
-        optional=("METHOD", "ORDER", "NAME"),
-    )
+    columns = ("RECIPIENT", "STATE", "NAME", "ORDER", "METHOD", "ID")
+    state.out.table(columns, people, "No recipients yet.", optional=("METHOD", "ORDER", "NAME"))
 
 
 async def _read(client: SigningClient, signing: str) -> tuple[Signing, list[Recipient]]:
@@ -152,14 +142,9 @@ async def _read(client: SigningClient, signing: str) -> tuple[Signing, list[Reci
     return found, [recipient async for recipient in client.recipients.list(signing)]
 
 
-class _Language(click.Choice[str]):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        return super().convert(value.upper(), param, ctx)
-
-
 @command(changing=True)
 @click.argument("name")
-@click.option("--language", default="EN", show_default=True, type=_Language(("EN", "SV")))
+@click.option("--language", default="EN", show_default=True, type=click.Choice(("EN", "SV"), case_sensitive=False))
 @click.option("--signing-order", type=click.Choice(("sequential", "parallel")), help="One after the other, or at once.")
 @click.option("--message", metavar="TEXT", help="A message to the recipients, at most 400 characters.")
 @click.option("--message-file", "text", type=FILE, callback=_text, help="A file with the message; - is stdin.")
@@ -214,27 +199,22 @@ async def watch(state: State, signing: str, seconds: float | None, poll: float) 
     """
     printed: dict[str, str] = {}
     was_read = False
-    try:
-        async with asyncio.timeout(seconds) as deadline, state.client() as client:
-            while True:
-                try:
-                    found, recipients = await _read(client, signing)
-                except SigningError as error:
-                    if not was_read or not error.transient:
-                        raise
-                    state.out.warn(f"still watching: {error}")
-                else:
-                    was_read = True
-                    _print_changes(state, found, recipients, printed)
-                    if found.state.value == "completed":
-                        return
-                    if found.state.value == "cancelled":
-                        raise SigningCancelled(f"{signing} was cancelled", signing=found)
-                await asyncio.sleep(poll)
-    except TimeoutError:
-        if not deadline.expired():
-            raise
-        raise WaitTimeout(f"{signing} was not completed within {seconds:g} s") from None
+    async with time_limit(seconds, f"{signing} was not completed"), state.client() as client:
+        while True:
+            try:
+                found, recipients = await _read(client, signing)
+            except SigningError as error:
+                if not was_read or not error.transient:
+                    raise
+                state.out.warn(f"still watching: {error}")
+            else:
+                was_read = True
+                _print_changes(state, found, recipients, printed)
+                if found.state.value == "completed":
+                    return
+                if found.state.value == "cancelled":
+                    raise SigningCancelled(f"{signing} was cancelled", signing=found)
+            await asyncio.sleep(poll)
 
 
 def _print_changes(state: State, signing: Signing, recipients: Sequence[Recipient], printed: dict[str, str]) -> None:

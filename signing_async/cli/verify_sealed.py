@@ -64,14 +64,13 @@ def verify_sealed(
             continue
         codes.append(NOT_SOUND if not report.sound else UNTRUSTED if report.trusted is False else 0)
         state.out.result({"file": str(path), **report.as_dict(), "note": note})
-        if not state.json:
-            verdict, *lines = map(clean, _describe(path, report))
-            colour = {NOT_SOUND: "red", UNTRUSTED: "yellow", 0: "green"}[codes[-1]]
-            end = "\n" if len(files) > 1 else ""
-            state.out.text("\n".join([state.out.styled(verdict, colour, bold=True), *lines]) + end)
-    if len(files) > 1 and not state.json:
+        verdict, *lines = map(clean, _describe(path, report))
+        colour = {NOT_SOUND: "red", UNTRUSTED: "yellow", 0: "green"}[codes[-1]]
+        end = "\n" if len(files) > 1 else ""
+        state.out.text("\n".join([state.out.styled(verdict, colour, bold=True), *lines]) + end)
+    if len(files) > 1:
         sound = sum(code in (0, UNTRUSTED) for code in codes)
-        state.out.text(state.out.styled(f"{sound} of {len(files)} sound", "green" if sound == len(files) else "red"))
+        state.out.text(f"{sound} of {len(files)} sound", "green" if sound == len(files) else "red")
     if not {0, NOT_SOUND, UNTRUSTED}.isdisjoint(codes):
         state.out.say(note)
     return next((code for code in (NOT_SOUND, UNTRUSTED, USAGE, FAILED) if code in codes), 0)

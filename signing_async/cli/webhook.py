@@ -13,7 +13,7 @@ import click
 from ..errors import InvalidSignature, MalformedEvent, TransportError
 from ..webhooks import GITHUB, SLACK, STANDARD_WEBHOOKS, STRIPE, SVIX, Scheme, WebhookVerifier, diagnose
 from .command_base import FILE, Seconds, State, command, common_options, read_text
-from .output import on_one_line
+from .output import clean, on_one_line
 
 _SECRET_VARIABLE = "SIGNING_WEBHOOK_SECRET"
 _SECRET_HELP = f"env:NAME, file:PATH, or - for stdin.  [default: env:{_SECRET_VARIABLE}]"
@@ -61,7 +61,7 @@ def webhook() -> None:
     """
 
 
-@command(params=_DELIVERY)
+@command(group=webhook, params=_DELIVERY)
 @click.option("--any-age", is_flag=True, help="Accept a signed timestamp of any age. A saved delivery may be old.")
 def verify(state: State, body: IO[bytes], source: str | None, scheme: Scheme, any_age: bool, **delivery: Any) -> int:
     """Verify the delivery saved in the file BODY (- for standard input).
@@ -95,7 +95,7 @@ def verify(state: State, body: IO[bytes], source: str | None, scheme: Scheme, an
     return 0
 
 
-@command(params=_DELIVERY)
+@command(group=webhook, params=_DELIVERY)
 def doctor(state: State, body: IO[bytes], source: str | None, scheme: Scheme, **delivery: Any) -> int:
     """Explain why the delivery saved in BODY does not verify.
 
@@ -116,7 +116,7 @@ def doctor(state: State, body: IO[bytes], source: str | None, scheme: Scheme, **
     return code
 
 
-@command(params=_SENDER)
+@command(group=webhook, params=_SENDER)
 @click.argument("url")
 @click.option("--event-type", default="webhook.check", show_default=True, help="The type of the events to send.")
 @click.option(
@@ -148,11 +148,10 @@ async def _check(state: State, url: str, secret: str, options: dict[str, Any]) -
     try:
         async for result in check_receiver(url, secret, **options):
             checks.append(result.as_dict())
-            if not state.json:
-                verdict, colour = ("ok  ", "green") if result.ok else ("FAIL", "red")
-                text = f"{verdict}  {result.name:<20} {result.got} in {result.seconds * 1000:.0f} ms"
-                advice = "" if result.ok else f"\n      expected {result.expected}: {on_one_line(result.advice)}"
-                state.out.result({}, text + advice, colour)
+            verdict, colour = ("ok  ", "green") if result.ok else ("FAIL", "red")
+            text = f"{verdict}  {result.name:<20} {result.got} in {result.seconds * 1000:.0f} ms"
+            advice = "" if result.ok else f"\n      expected {result.expected}: {on_one_line(result.advice)}"
+            state.out.text(clean(text + advice), colour)
     except TransportError as error:
         state.out.failed(url, error, {"url": url, "ok": False, "message": str(error)})
         return 3
@@ -182,7 +181,3 @@ def _load_secret(
     if secret is None:
         raise click.UsageError(f"no secret: set {rest}, or use --secret with env:NAME, file:PATH, or -")
     return secret
-
-
-for _command in (verify, doctor, check):
-    webhook.add_command(_command)
