@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -40,7 +41,22 @@ class Service:
         """The settings to reach the sandbox with an access token."""
         return {"SIGNING_BASE_URL": self.sandbox.base_url, "SIGNING_ACCESS_TOKEN": self.do(self.sandbox.access_token)}
 
-    def draft(self, *documents: str, to: tuple[str, ...] = (), name: str = "Lease", sent: bool = False) -> str:
+    def fault(self, operation: str, kind: str, times: int | None = 1, **settings: Any) -> Any:
+        """Add a fault to the sandbox."""
+        return self.do(self.sandbox.faults.add, operation, kind, times=times, **settings)
+
+    def requests_of(self, operation: str) -> int:
+        """Return how many requests of an operation the sandbox has received."""
+        return len(self.do(self.sandbox.requests_of, operation))
+
+    def draft(
+        self,
+        *documents: str,
+        to: tuple[str, ...] = (),
+        name: str = "Lease",
+        sent: bool = False,
+        completed: bool = False,
+    ) -> str:
         """Create a signing with these documents and recipients, and return its id."""
 
         async def make() -> str:
@@ -50,8 +66,10 @@ class Service:
                     await client.documents.upload(signing, make_pdf(text=document[:20]), document)
                 for order, email in enumerate(to, start=1):
                     await client.recipients.add(signing, email=email, order=order)
-                if sent:
+                if sent or completed:
                     await client.signings.send(signing)
+                if completed:
+                    await self.sandbox.complete(signing.id)
                 return signing.id
 
         return self.call(make())
@@ -84,9 +102,24 @@ def running(**settings: Any) -> Iterator[Service]:
 
 
 @contextmanager
-def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
-    """Run a server and yield its origin."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+def listening(respond: Callable[[str, str], tuple[int, object]]) -> Iterator[str]:
+    """Run a server and yield its origin. ``respond`` makes a status, and bytes or JSON, from method and path."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            status, body = respond(self.command, self.path.partition("?")[0].removeprefix("/api/1.0"))
+            content = body if isinstance(body, bytes) else json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        do_POST = do_GET  # noqa: N815  # the name that http.server calls
+
+        def log_message(self, *args: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
         thread.start()
         try:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import json
 import logging
 import os
+import re
 import socket
 import stat
 import sys
@@ -20,13 +20,12 @@ from urllib.parse import urlencode, urlsplit
 import aiohttp
 import pytest
 
-from signing_async import FileTokenStore, OAuth, SigningClient, Token
-from signing_async.cli import account
+from signing_async import FileTokenStore, SigningClient, Token
 from signing_async.cli.callback import listen  # a real browser would race the login
 from tests.cli.browser import agree
 from tests.cli.conftest import Run
 from tests.cli.service import Service
-from tests.cli.terminal import Terminal
+from tests.cli.terminal import Terminal, screen
 
 SSH = ("SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY")
 BROWSER = f"{sys.executable} {Path(__file__).parent / 'browser.py'} %s"
@@ -89,110 +88,85 @@ def browse_with(monkeypatch: pytest.MonkeyPatch, visit: Callable[[str], str]) ->
     return ended
 
 
-def test_login_saves_token_that_commands_and_from_env_use(
+def test_login_saves_token_that_commands_and_from_env_use_and_shows_no_secret(
     run: Run, app: dict[str, str], service: Service, pages: list[str]
 ) -> None:
-    ran = run("login")
-    assert ran.code == 0, ran.err
-    origin = service.sandbox.base_url
-    assert ran.out.startswith(f"Logged in at {origin} as Sandbox User <user@sandbox.example>; the token is in ")
-    (kept,) = Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")
-    assert str(kept) in ran.out
-    assert (kept.parent.name, stat.S_IMODE(kept.stat().st_mode)) == ("tokens", 0o600)
-    assert "You are logged in" in pages[0]
-    assert run("me").out == f"Sandbox User <user@sandbox.example> at {origin}\n"
+    origin, user = service.sandbox.base_url, "Sandbox User <user@sandbox.example>"
+    ran = run("login", "--json", "-v")
+    told = [json.loads(line) for line in ran.err.splitlines()]
+    assert told[0]["url"].startswith(f"{origin}/oauth/authorize?")
+    assert (told[1]["attempt"]["operation"], told[1]["attempt"]["status"]) == ("oauth.exchange", 200)
+    (facts,) = ran.lines
+    assert (facts["email"], facts["base_url"]) == ("user@sandbox.example", origin)
+    token_file = Path(facts["token_file"])
+    assert (token_file.parent.name, stat.S_IMODE(token_file.stat().st_mode)) == ("tokens", 0o600)
+    token = json.loads(token_file.read_text())
+    again = run("login")
+    assert again.out == f"Logged in at {origin} as {user}; the token is in {token_file}\n"
+    assert all("You are logged in" in page for page in pages)
+    service.do(lambda: service.sandbox.clock.advance(days=1))
+    refreshed = run("me", "-v")
+    assert refreshed.out == f"{user} at {origin}\n"
+    assert "oauth.refresh, attempt 1: HTTP 200 in " in refreshed.err
+    shown = "".join((*pages, *(text for each in (ran, again, refreshed) for text in (each.out, each.err))))
+    for secret in (token["access_token"], token["refresh_token"], app["SIGNING_CLIENT_SECRET"]):
+        assert secret not in shown
 
     async def ask() -> str | None:
         async with SigningClient.from_env() as client:
             return (await client.me()).email
 
     assert asyncio.run(ask()) == "user@sandbox.example"
-    assert app["SIGNING_CLIENT_SECRET"] not in f"{ran.out}{ran.err}{pages[0]}"
 
 
-def test_login_shows_no_secret_with_json_and_verbose_nor_does_a_refresh(
-    run: Run, app: dict[str, str], service: Service, pages: list[str]
+def test_requests_without_the_state_are_refused_silently_and_do_not_end_the_login(
+    run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ran = run("login", "--json", "-v")
-    told = [json.loads(line) for line in ran.err.splitlines()]
-    assert told[0]["url"].startswith(f"{service.sandbox.base_url}/oauth/authorize?")
-    assert (told[1]["attempt"]["operation"], told[1]["attempt"]["status"]) == ("oauth.exchange", 200)
-    (facts,) = ran.lines
-    token = json.loads(Path(facts["token_file"]).read_text())
-    assert (facts["email"], facts["base_url"]) == ("user@sandbox.example", service.sandbox.base_url)
-    service.do(lambda: service.sandbox.clock.advance(days=1))
-    refreshed = run("me", "-v")
-    assert "oauth.refresh, attempt 1: HTTP 200 in " in refreshed.err
-    for secret in (token["access_token"], token["refresh_token"], app["SIGNING_CLIENT_SECRET"]):
-        assert secret not in ran.out + ran.err + refreshed.err
-
-
-def test_callback_pages_are_not_stored_run_nothing_and_send_no_referrer(
-    run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    answers = []
+    """Any program on this machine, and any page in a browser, may send one."""
+    lines = [f"GET /callback{query} HTTP/1.1" for query in ("", "?code=x&state=forged", "?error=denied&state=")]
+    responses: list[bytes] = []
 
     def visit(address: str) -> str:
-        state = address.split("state=")[1]
-        for query in ("code=x&state=forged", "", f"code=x&state={state}"):
-            try:
-                with urllib.request.urlopen(f"{app['SIGNING_REDIRECT_URI']}?{query}") as response:
-                    answers.append(response)
-            except urllib.error.HTTPError as error:
-                error.text = error.read().decode()  # type: ignore[attr-defined]  # kept for the test
-                answers.append(error)
-        return ""
+        for line in (*lines, "GET /callback HTTP/1.1\r\nbad header"):
+            port = urlsplit(app["SIGNING_REDIRECT_URI"]).port or 0
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+                connection.sendall(f"{line}\r\nHost: a b\r\nConnection: close\r\n\r\n".encode())
+                responses.append(connection.makefile("rb").read())
+        return agree(address)
 
     browse_with(monkeypatch, visit)
     ran = run("login")
-    assert ran.code == 4
-    assert "Error: " in ran.err
-    wait_until(lambda: len(answers) == 3)
-    forged, empty, wrong = answers
-    for answer in answers:
-        assert answer.status == 400
-        assert answer.headers["Cache-Control"] == "no-store"
-        assert answer.headers["Referrer-Policy"] == "no-referrer"
-        assert "default-src 'none'" in answer.headers["Content-Security-Policy"]
-    assert "does not belong to the current login" in forged.text == empty.text
-    assert "Not logged in" in wrong.text
+    assert (ran.code, [response.split()[1] for response in responses]) == (0, [b"400"] * 4), ran.err
+    for response in responses[:3]:
+        assert b"This request does not belong to the current login." in response
+        for header in (b"Cache-Control: no-store", b"Referrer-Policy: no-referrer", b"default-src 'none'"):
+            assert header in response
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_login_without_callback_is_exit_code_5_after_the_wait(
-    run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    browse_with(monkeypatch, lambda address: "")
-    ran = run("login", "--wait", "0.2")
-    advice = "run login again with a longer --wait, or with --no-browser"
-    assert (ran.code, ran.err.splitlines()[-1]) == (5, f"Error: no callback from the browser within 0.2 s: {advice}")
-    assert "/oauth/authorize?" in ran.err
+def test_refused_code_ends_the_login(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def visit(address: str) -> str:
+        state = address.split("state=")[1]
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"{app['SIGNING_REDIRECT_URI']}?code=x&state={state}")
+        with caught.value as response:
+            return response.read().decode()
+
+    pages = browse_with(monkeypatch, visit)
+    ran = run("login")
+    assert (ran.code, "Error: " in ran.err) == (4, True)
+    wait_until(lambda: pages)
+    assert "Not logged in" in pages[0]
 
 
-def test_occupied_port_is_an_error_that_suggests_no_browser(run: Run, app: dict[str, str]) -> None:
-    port = int(app["SIGNING_REDIRECT_URI"].split(":")[2].split("/")[0])
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", port))
-        taken.listen()
+def test_redirect_uri_that_cannot_be_listened_at_is_an_error(run: Run, app: dict[str, str]) -> None:
+    port = urlsplit(app["SIGNING_REDIRECT_URI"]).port
+    with socket.create_server(("127.0.0.1", port or 0)):
         ran = run("login")
-    assert ran.code == 2
+    assert (ran.code, "--no-browser" in ran.err) == (2, True)
     assert f"cannot listen at http://127.0.0.1:{port}/callback: " in ran.err
-    assert "--no-browser" in ran.err
-
-
-def test_login_without_browser_prompts_for_callback_url_and_checks_its_state(
-    run: Run, app: dict[str, str], service: Service, tmp_path: Path
-) -> None:
-    terminal = Terminal("login", "--no-browser")
-    terminal.wait_for("or the code in it")
-    screen = terminal._seen.decode()
-    address = next(word for word in screen.split() if word.startswith(service.sandbox.base_url))
-    state = address.split("state=")[1]
-    made = next(one for one in service.do(lambda: service.sandbox.apps) if one.client_id in address)
-    query = urlencode({"code": service.do(service.sandbox.authorize, made), "state": state})
-    terminal.type(f"{app['SIGNING_REDIRECT_URI']}?{query}\r")
-    ended = terminal.end()
-    assert ended.code == 0, ended.text
-    assert "Logged in at" in ended.text
+    ran = run("login", SIGNING_REDIRECT_URI="http://127.0.0.1:x/callback")
+    assert (ran.code, "redirect_uri" in ran.err) == (2, True)
 
 
 def test_login_with_remote_redirect_uri_reads_code_from_stdin_and_refuses_forged_state(
@@ -201,23 +175,21 @@ def test_login_with_remote_redirect_uri_reads_code_from_stdin_and_refuses_forged
     register_app(service, monkeypatch, "https://app.example.com/callback")
     (made,) = service.do(lambda: service.sandbox.apps)
     code = service.do(service.sandbox.authorize, made)
-    monkeypatch.setattr(sys, "stdin", io.StringIO(f"{code}\n"))
-    ran = run("login")
+    ran = run("login", stdin=f"{code}\n".encode())
     assert (ran.code, ran.out[:9]) == (0, "Logged in")
-    monkeypatch.setattr(sys, "stdin", io.StringIO("https://app.example.com/callback?code=x&state=forged\n"))
-    ran = run("login")
+    ran = run("login", stdin=b"https://app.example.com/callback?code=x&state=forged\n")
     assert ran.code == 4
     assert "state does not match" in ran.err
 
 
-def test_missing_settings_are_prompted_for_and_saved_without_showing_the_secret(
+def test_missing_settings_and_the_callback_url_are_prompted_for_and_saved_without_showing_the_secret(
     service: Service, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    redirect_uri = f"http://127.0.0.1:{free_port()}/callback"
+    redirect_uri = "http://127.0.0.1:8000/callback"
     app = register_app(service, monkeypatch, redirect_uri)
     for name in ("SIGNING_BASE_URL", *app):
         monkeypatch.delenv(name)
-    terminal = Terminal("login", environment={"BROWSER": BROWSER})
+    terminal = Terminal("login", "--no-browser")
     for words, answer in (
         ("The tenant's URL", "tenant.example.com"),
         ("must be an origin such as https://tenant.example.com", f"{service.sandbox.base_url}/ "),
@@ -227,10 +199,14 @@ def test_missing_settings_are_prompted_for_and_saved_without_showing_the_secret(
     ):
         terminal.wait_for(words)
         terminal.type(f"{answer}\r")
-    screen = terminal.end()
-    assert screen.code == 0, screen.text
-    assert "Logged in at" in screen.text
-    assert app["SIGNING_CLIENT_SECRET"] not in screen.text
+    terminal.wait_for("or the code in it")
+    state = terminal.text.split("state=")[1].split()[0]
+    (made,) = service.do(lambda: service.sandbox.apps)
+    query = urlencode({"code": service.do(service.sandbox.authorize, made), "state": state})
+    terminal.type(f"{redirect_uri}?{query}\r")
+    ended = terminal.end()
+    assert (ended.code, "Logged in at" in ended.text) == (0, True), ended.text
+    assert app["SIGNING_CLIENT_SECRET"] not in ended.text
     kept = tmp_path / "config" / "signing-async" / "config.toml"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert f'base_url = "{service.sandbox.base_url}"\n' in kept.read_text()
@@ -240,10 +216,10 @@ def test_missing_settings_are_prompted_for_and_saved_without_showing_the_secret(
 def test_missing_settings_without_terminal_are_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SIGNING_ACCESS_TOKEN")
     ran = run("login")
-    names = "SIGNING_CLIENT_ID, SIGNING_CLIENT_SECRET, SIGNING_REDIRECT_URI"
+    words = "set SIGNING_CLIENT_ID, SIGNING_CLIENT_SECRET, SIGNING_REDIRECT_URI\n"
     assert (ran.code, ran.err) == (
         2,
-        f"Error: settings are missing and there is no prompt (no terminal, or --json): set {names}\n",
+        f"Error: settings are missing and there is no prompt (no terminal, or --json): {words}",
     )
     ran = run("list")
     words = "neither SIGNING_ACCESS_TOKEN nor SIGNING_CLIENT_ID is set: run signing-async login first"
@@ -251,65 +227,53 @@ def test_missing_settings_without_terminal_are_named(run: Run, monkeypatch: pyte
 
 
 def test_logout_removes_the_token_and_says_that_the_service_was_not_told(
-    run: Run, app: dict[str, str], service: Service, pages: list[str], monkeypatch: pytest.MonkeyPatch
+    run: Run, app: dict[str, str], service: Service, pages: list[str]
 ) -> None:
-    with monkeypatch.context() as patched:
-        patched.setenv("SIGNING_ACCESS_TOKEN", service.do(service.sandbox.access_token))
-        assert "is used instead of the login" in run("login").err
-        ran = run("logout")
-        assert "is still set" in ran.err
+    given = {"SIGNING_ACCESS_TOKEN": service.do(service.sandbox.access_token)}
+    assert "is used instead of the login" in run("login", **given).err
+    ran = run("logout", **given)
     assert ran.out.startswith("Token removed: ")
-    assert "a copy works until it expires" in ran.out
+    assert ran.out.endswith("; a copy works until it expires\n")
+    assert "is still set" in ran.err
     assert list(Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")) == []
     ran = run("me")
-    assert ran.code == 4
-    assert ran.err == f"Error: not logged in at {service.sandbox.base_url}: run signing-async login\n"
+    assert (ran.code, ran.err) == (4, f"Error: not logged in at {service.sandbox.base_url}: run signing-async login\n")
     assert run("logout", "--json").lines[0]["removed"] is False
     assert run("logout").out == f"Not logged in at {service.sandbox.base_url}\n"
 
 
 def test_token_file_with_other_content_is_neither_overwritten_nor_removed(
-    run: Run, app: dict[str, str], pages: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Run, app: dict[str, str], pages: list[str]
 ) -> None:
     """No browser is opened either."""
-    (tmp_path / "lease.pdf").write_bytes(b"%PDF-1.7 and so on")
-    monkeypatch.setenv("SIGNING_TOKEN_FILE", str(tmp_path / "lease.pdf"))
+    Path("lease.pdf").write_bytes(b"%PDF-1.7 and so on")
     for command in ("login", "logout"):
-        ran = run(command)
+        ran = run(command, SIGNING_TOKEN_FILE=str(Path("lease.pdf").absolute()))
         assert (ran.code, ran.out) == (4, "")
         assert "lease.pdf holds no token; it was not changed" in ran.err
-    assert (tmp_path / "lease.pdf").read_bytes() == b"%PDF-1.7 and so on"
+    assert Path("lease.pdf").read_bytes() == b"%PDF-1.7 and so on"
     assert pages == []
 
 
-def test_me_shows_the_user_and_hides_a_rejected_token(
-    run: Run, monkeypatch: pytest.MonkeyPatch, service: Service
+def test_me_shows_the_user_and_what_to_do_about_a_rejected_token(
+    run: Run, app: dict[str, str], service: Service, tmp_path: Path
 ) -> None:
-    (facts,) = run("me", "--json").lines
+    (facts,) = run("me", "--json", SIGNING_ACCESS_TOKEN=service.do(service.sandbox.access_token)).lines
     assert (facts["email"], facts["base_url"]) == ("user@sandbox.example", service.sandbox.base_url)
-    monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "wrong-token-of-the-test")
-    ran = run("me")
-    assert ran.code == 4
-    assert "wrong-token-of-the-test" not in ran.err
+    ran = run("me", SIGNING_ACCESS_TOKEN="wrong-token-of-the-test")
+    assert (ran.code, "wrong-token-of-the-test" in ran.err) == (4, False)
     assert ran.err.endswith(". Replace SIGNING_ACCESS_TOKEN, or unset it and run: signing-async login\n")
-
-
-def test_rejected_login_says_how_to_log_in(
-    run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("SIGNING_TOKEN_FILE", str(tmp_path / "token.json"))
     for refresh_token in ("old", None):
         asyncio.run(FileTokenStore(tmp_path / "token.json").save(Token("old", refresh_token)))
-        ran = run("me")
-        assert (ran.code, ran.err.count("o log in, run: signing-async login\n")) == (4, 1)
-        assert run("me", "--json").error["message"].endswith("o log in, run: signing-async login")
+        ran = run("me", "--json", SIGNING_TOKEN_FILE=str(tmp_path / "token.json"))
+        assert (ran.code, ran.error["message"].endswith("o log in, run: signing-async login")) == (4, True)
 
 
 def test_logout_fails_when_the_token_file_stays_locked(
     run: Run, app: dict[str, str], pages: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("login")
-    monkeypatch.setattr(account, "_LOCK_TIMEOUT", 0.2)
+    monkeypatch.setattr("signing_async.cli.account._LOCK_TIMEOUT", 0.2)
     (kept,) = Path(os.environ["XDG_CONFIG_HOME"]).rglob("*.json")
 
     async def hold() -> None:
@@ -335,93 +299,27 @@ async def test_callback_listens_on_a_free_port_and_refuses_requests_after_the_lo
 
 
 @pytest.mark.parametrize(
-    "request_line",
-    [
-        "GET /callback HTTP/1.1",
-        "GET /callback?error=access_denied&state= HTTP/1.1",
-        "GET /callback HTTP/1.1\r\nbad header",
-    ],
+    ("display", "connection", "platform"), [("", "", "linux"), (":0", "192.0.2.1 1 192.0.2.2 22", "darwin")]
 )
-def test_request_without_the_state_is_refused_silently_and_does_not_end_the_login(
-    request_line: str, run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_login_over_ssh_or_without_display_prints_the_url_and_waits_for_the_callback(
+    display: str, connection: str, platform: str, run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any program on this machine, and any page in a browser, may send one."""
-    statuses: list[bytes] = []
-
-    def visit(address: str) -> str:
-        port = urlsplit(app["SIGNING_REDIRECT_URI"]).port or 0
-        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-            connection.sendall(f"{request_line}\r\nHost: a b\r\n\r\n".encode())
-            statuses.append(connection.recv(4096).split()[1])
-        return agree(address)
-
-    browse_with(monkeypatch, visit)
-    ran = run("login")
-    assert (ran.code, statuses) == (0, [b"400"]), ran.err
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-@pytest.mark.parametrize(
-    ("environment", "platform", "opened"),
-    [
-        ({"DISPLAY": ":0"}, "linux", True),
-        ({}, "linux", False),
-        ({}, "darwin", True),
-        ({"SSH_CONNECTION": "192.0.2.1 1 192.0.2.2 22"}, "darwin", False),
-        ({"BROWSER": "firefox", "SSH_CONNECTION": "192.0.2.1 1 192.0.2.2 22"}, "linux", True),
-    ],
-)
-def test_login_opens_no_browser_over_ssh_or_without_display(
-    environment: dict[str, str],
-    platform: str,
-    opened: bool,
-    run: Run,
-    app: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It prints the URL instead; a browser named by $BROWSER is opened anywhere."""
     visited = browse_with(monkeypatch, lambda address: "")
-    for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(account.sys, "platform", platform)  # type: ignore[attr-defined]  # the module's sys
-    ran = run("login", "--wait", "0.2")
-    assert ran.code == 5
-    assert "\n  http://127.0.0.1:" in ran.err
-    if opened:
-        wait_until(lambda: visited)
-    else:
-        assert visited == []
-
-
-def test_login_whose_token_endpoint_hangs_is_not_taken_for_one_without_callback(
-    run: Run, app: dict[str, str], service: Service, pages: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(OAuth.__init__.__kwdefaults__, "timeout", 0.5)
-    service.sandbox.faults.add("oauth.token", "hang", times=None)
-    ran = run("login", "--wait", "60")
-    assert ran.code == 1
-    assert "oauth.exchange: " in ran.err
-    assert "no callback" not in ran.err
+    monkeypatch.setattr("sys.platform", platform)
+    ran = run("login", "--wait", "0.2", DISPLAY=display, WAYLAND_DISPLAY="", BROWSER="", SSH_CONNECTION=connection)
+    advice = "run login again with a longer --wait, or with --no-browser"
+    assert (ran.code, ran.err.splitlines()[-1]) == (5, f"Error: no callback from the browser within 0.2 s: {advice}")
+    assert re.search(r"\n  http://127\.0\.0\.1:\d+/oauth/authorize\?.*\nNo browser was opened\.", ran.err)
+    assert visited == []
 
 
 def test_answers_are_not_written_into_an_existing_settings_file(
-    run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    app: dict[str, str], pages: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.delenv("SIGNING_REDIRECT_URI")
     file = tmp_path / "config" / "signing-async" / "config.toml"
     file.parent.mkdir(parents=True)
     file.write_text("")
-    terminal = Terminal("login", environment={"BROWSER": BROWSER})
-    terminal.wait_for("redirect URI")
-    terminal.type(f"{app['SIGNING_REDIRECT_URI']}\r")
-    screen = terminal.end()
-    assert (screen.code, "Warning: redirect_uri not saved: add them to" in screen.text) == (0, True)
+    ended = screen("login", typed=f"{app['SIGNING_REDIRECT_URI']}\n")
+    assert (ended.code, "Warning: redirect_uri not saved: add them to" in ended.text) == (0, True)
     assert file.read_text() == ""
-
-
-def test_redirect_uri_that_is_no_url_is_refused(run: Run, app: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SIGNING_REDIRECT_URI", "http://127.0.0.1:x/callback")
-    ran = run("login")
-    assert (ran.code, "redirect_uri" in ran.err) == (2, True)

@@ -12,13 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from signing_async.webhooks import Inbox, WebhookVerifier
 from tests.cli.conftest import Run
 from tests.cli.service import Service
 from tests.cli.terminal import ROOT
-from tests.pdfs import make_pdf
 from tests.sealed.pdfs import sandbox_authority, sealed_by_sandbox
-from tests.webhooks.deliveries import SECRET, event_body, hex_of
+from tests.webhooks.deliveries import SECRET
 
 _BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # These need a browser, a broker, an endpoint or a port of their own; `test_examples` and `test_workers` run them.
@@ -50,29 +48,14 @@ SAMPLES = list(samples())
 
 
 @pytest.fixture
-def prepared(service: Service, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def prepared(sample_files: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Provide the files and variables that the samples take for granted."""
-    for name in ("lease", "inventory"):
-        (tmp_path / f"{name}.pdf").write_bytes(make_pdf(text=name))
-    (tmp_path / "leases.csv").write_text(
-        "key,name,language,documents,recipient1_email\n"
-        + "".join(f"{number},Lease,EN,lease.pdf,anna{number}@example.com\n" for number in range(3))
-    )
-    body = event_body("evt_1")
-    (tmp_path / "delivery.json").write_bytes(body)
-    monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", SECRET)
-    signed = hmac.new(SECRET.encode(), b"1700000000." + body, hashlib.sha256)
+    signed = hmac.new(SECRET.encode(), b"1700000000." + Path("delivery.json").read_bytes(), hashlib.sha256)
     monkeypatch.setenv("SIGNATURE", signed.hexdigest())
-    (tmp_path / "signed").mkdir()
-    (tmp_path / "roots.pem").write_bytes(sandbox_authority().certificate_pem)
+    Path("signed").mkdir()
+    Path("roots.pem").write_bytes(sandbox_authority().certificate_pem)
     for path in ("lease-signed.pdf", "signed/lease-signed.pdf"):
-        (tmp_path / path).write_bytes(sealed_by_sandbox("B-LTA"))
-
-    async def receive() -> None:
-        async with Inbox(tmp_path / "inbox.db") as inbox:
-            await inbox.add(WebhookVerifier(SECRET).parse(body, hex_of(body)), body)
-
-    service.call(receive())
+        Path(path).write_bytes(sealed_by_sandbox("B-LTA"))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +66,7 @@ def test_console_sample_runs_and_prints_what_it_shows(
 ) -> None:
     if "archive status" in block:
         assert run("dispatch", "leases.csv").code == 0
-        service.call(service.sandbox.complete(service.draft("a.pdf", to=("anna@example.com",), sent=True)))
+        service.draft("a.pdf", to=("anna@example.com",), completed=True)
     for line, shown in commands(block):
         words = shlex.split(os.path.expandvars(line))
         if words[0] == "export":

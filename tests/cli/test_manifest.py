@@ -35,8 +35,7 @@ FULL = (
 )
 
 
-@pytest.mark.parametrize("start", ["", "\ufeff"])
-@pytest.mark.parametrize("delimiter", [";", ",", "\t"])
+@pytest.mark.parametrize(("start", "delimiter"), [("\ufeff", ";"), ("", ","), ("", "\t")])
 def test_csv_of_a_spreadsheet_is_sent(start: str, delimiter: str, run: Run, service: Service) -> None:
     """A byte order mark, people's spelling of column names, blank rows and line breaks in cells are accepted."""
     write(start + FULL.replace(";", delimiter))
@@ -75,12 +74,10 @@ PROBLEMS = {
         "line 1, unknown column 'recipient2_emial'; did you mean 'recipient2_email'?",
         "line 1, missing column 'recipient1_email'",
     ],
-    f"{HEADER},email\n{ROW}": ["line 1, unknown column 'email'; did you mean 'recipient1_email'?"],
     f"{HEADER},email\nk,L,DE,a.pdf,a@b.example,": [
         "line 1, unknown column 'email'; did you mean 'recipient1_email'?",
         "line 2, language: must be EN or SV, got 'DE'",
     ],
-    f"{HEADER},\n{ROW},lost": ["line 2, 'lost' has no column"],
     f"{HEADER},,\n{ROW},,lost": ["line 2, 'lost' has no column"],
     f"{HEADER},Name\n{ROW},L": ["line 1, duplicate column 'Name'"],
     "nonsense": ["line 1, unknown column 'nonsense'", *OTHERS],
@@ -96,9 +93,6 @@ PROBLEMS = {
         "line 3, documents: is empty",
         "line 4, recipient1_email: is empty",
     ],
-    f'{{{JSON}}}\n{{"name": }}': [
-        "line 2, invalid JSON: Expecting value: line 1 column 10 (char 9); a JSON manifest has one object per line"
-    ],
     f"{{{JSON}}}\n[1]": ["line 2, must be an object, got [1]"],
     f'{{"name": \n{{{JSON}}}': [
         "line 1, invalid JSON: Expecting value: line 1 column 10 (char 9); a JSON manifest has one object per line"
@@ -109,20 +103,15 @@ PROBLEMS = {
         "line 3, language: must be EN or SV, got 'DE'",
     ],
     '[{"name": "Lease"}]': ["line 1, not one JSON object; a JSON manifest has one object per line"],
-    f'{{"nmae": 1, {JSON}}}': ["line 1, nmae: unknown member; did you mean 'name'?"],
     '{"name": "L", "language": "DE", "documents": [5, "a.pdf"], "recipients": 7, "nmae": 1}': [
         "line 1, nmae: unknown member; did you mean 'name'?",
         "line 1, documents[0]: must be a path, or an object with a path, got 5",
         "line 1, recipients: must be a list, got 7",
         "line 1, language: must be EN or SV, got 'DE'",
     ],
-    f'{{{JSON}, "language": "DE"}}': ["line 1, language: must be EN or SV, got 'DE'"],
-    f'{{{JSON}, "documents": "a.pdf"}}': ["line 1, documents: must be a list, got 'a.pdf'"],
-    f'{{{JSON}, "documents": [5]}}': ["line 1, documents[0]: must be a path, or an object with a path, got 5"],
     f'{{{JSON}, "documents": [{{"path": "a.pdf", "name": "b"}}]}}': [
         "line 1, documents[0]: unknown member 'name'; did you mean 'filename'?"
     ],
-    f'{{{JSON}, "recipients": [5]}}': ["line 1, recipients[0]: must be an object, got 5"],
     f'{{{JSON}, "recipients": [{{"emial": "a"}}]}}': [
         "line 1, recipients[0]: unknown member 'emial'; did you mean 'email'?"
     ],
@@ -155,16 +144,16 @@ WITHOUT_KEYS = CSV.replace("key,", "").replace("k1,", "").replace("\n,", "\n")
 LINES = f'{{{JSON}}}\n{{{JSON}, "documents": [{{"path": "c.pdf", "filename": "B.pdf"}}]}}\n'
 
 
-@pytest.mark.parametrize("content", [CSV, CSV.replace(",", "|"), WITHOUT_KEYS, LINES])
-@pytest.mark.parametrize("folder", [".", "elsewhere"])
-def test_report_of_failures_sends_the_same_packages(
-    content: str, folder: str, run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("one_attempt")
+@pytest.mark.parametrize(
+    ("content", "folder"),
+    [(CSV, "."), (CSV.replace(",", "|"), "elsewhere"), (WITHOUT_KEYS, "elsewhere"), (LINES, "elsewhere")],
+)
+def test_report_of_failures_sends_the_same_packages(content: str, folder: str, run: Run, service: Service) -> None:
     """Keys and paths are kept, from any folder. So are those of a report of a report."""
-    monkeypatch.setenv("SIGNING_MAX_ATTEMPTS", "1")
     Path("elsewhere").mkdir()
     write(content, "manifest")
-    service.do(service.sandbox.faults.add, "signings.create", "500", times=None)
+    service.fault("signings.create", "500", times=None)
     first, second = f"{folder}/first", f"{folder}/second"
     keys = []
     for source, report in (("manifest", first), (first, second)):
@@ -172,6 +161,6 @@ def test_report_of_failures_sends_the_same_packages(
         assert ran.code == 1, ran.err
         keys.append(sorted(line["key"] for line in ran.lines if "key" in line))
     service.do(service.sandbox.faults.clear)
-    assert run("dispatch", second, "--journal", "j").out == "2 sent: 0 earlier, 2 now.\n"
+    assert run("dispatch", second, "--journal", "j").out.startswith("2 sent: 0 earlier, 2 now.\n")
     assert keys[0] == keys[1]
     assert len(service.do(lambda: service.sandbox.signings)) == 2

@@ -1,11 +1,12 @@
-"""`list`, `show`, `create` and `send`."""
+"""`list`, `show`, `create`, `send` and `watch`."""
 
 from __future__ import annotations
 
-import io
 import json
 import re
-import sys
+import threading
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -46,32 +47,21 @@ def test_list_filters_by_state_name_and_time_of_update(run: Run, service: Servic
     assert listed("--updated-since", "2w", "--updated-before", "1min") == set()
 
 
-def test_list_continues_from_its_cursor_within_a_page_without_gaps_or_repeats(run: Run, service: Service) -> None:
-    everyone = [service.draft(name=f"Lease {number}") for number in range(7)]
+def test_list_continues_from_its_cursor_within_a_page_and_on_a_later_one(run: Run, service: Service) -> None:
+    """Without gaps or repeats."""
+    everyone = [service.draft(name=f"Lease {number}") for number in range(33)]
     seen: list[str] = []
-    cursor: list[str] = []
-    stops = 0
+    cursors: list[str] = []
     while True:
-        ran = run("list", "--json", "--limit", "2", *cursor)
+        ran = run("list", "--json", "--limit", "10", *(["--cursor", cursors[-1]] if cursors else []))
         seen += [line["id"] for line in ran.lines]
         if not ran.err:
             break
-        cursor = ["--cursor", json.loads(ran.err)["next_cursor"]]
-        stops += 1
-    assert (sorted(seen), stops) == (sorted(everyone), 3)
+        cursors.append(json.loads(ran.err)["next_cursor"])
+    assert (sorted(seen), cursors[0]) == (sorted(everyone), "10")
+    assert re.fullmatch(r"\d+\.\w+", cursors[-1])
     assert run("list", "--limit", "2").err == "There may be more. Continue with: --cursor 2\n"
-    assert len(run("list", "--cursor", "2", "--all", "--json").lines) == 5
-    assert len(run("list", "--all", "--json").lines) == 7
-
-
-def test_list_continues_from_a_later_page(run: Run, service: Service) -> None:
-    everyone = {service.draft(name=str(number)) for number in range(40)}
-    first = run("list", "--json", "--limit", "30")
-    cursor = json.loads(first.err)["next_cursor"]
-    rest = run("list", "--json", "--cursor", cursor)
-    assert {line["id"] for line in (*first.lines, *rest.lines)} == everyone
-    assert len(first.lines) + len(rest.lines) == 40
-    assert re.fullmatch(r"\d+\.\w+", cursor)
+    assert len(run("list", "--cursor", "2", "--all", "--json").lines) == 31
 
 
 def test_show_prints_the_signing_its_documents_and_recipients(run: Run, service: Service) -> None:
@@ -95,7 +85,7 @@ def test_show_prints_the_signing_its_documents_and_recipients(run: Run, service:
 
 
 def test_create_prints_only_the_id_and_reads_the_message_from_a_file_or_standard_input(
-    run: Run, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run, service: Service, tmp_path: Path
 ) -> None:
     ran = run("create", "Lease 2031", "--signing-order", "sequential", "--language", "sv", "--message", "Please.")
     signing = service.do(service.sandbox.signing, ran.out.strip())
@@ -103,8 +93,7 @@ def test_create_prints_only_the_id_and_reads_the_message_from_a_file_or_standard
     (tmp_path / "message.txt").write_text("Hej åäö\n", "utf-8")
     (facts,) = run("create", "x", "--message-file", "message.txt", "--json").lines
     assert (facts["message"], facts["state"]) == ("Hej åäö", "draft")
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe")))
-    (facts,) = run("create", "x", "--message-file", "-", "--json").lines
+    (facts,) = run("create", "x", "--message-file", "-", "--json", stdin=b"from a pipe").lines
     assert facts["message"] == "from a pipe"
 
 
@@ -119,9 +108,86 @@ def test_send_prints_the_signing_or_the_services_refusal(run: Run, service: Serv
 
 def test_send_exits_with_3_if_the_outcome_is_unknown(run: Run, service: Service) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com",))
-    service.do(service.sandbox.faults.add, "signings.send", "drop-after-commit")
-    service.do(service.sandbox.faults.add, "signings.get", "500", None)
+    service.fault("signings.send", "drop-after-commit")
+    service.fault("signings.get", "500", None)
     ran = run("send", signing, "--json", "--timeout", "1")
-    assert ran.code == 3
-    assert ran.error["exit_code"] == 3
+    assert (ran.code, ran.error["exit_code"]) == (3, 3)
     assert ran.error["type"].startswith("OutcomeUnknown")
+
+
+# Watching
+
+WATCH = ("--poll", "0.05")
+
+
+def _soon(service: Service, *steps: Callable[[], object]) -> threading.Thread:
+    """Run these steps in a thread, each after the watch has read the signing again."""
+
+    def work() -> None:
+        for step in steps:
+            reads = len(service.sandbox.requests_of("recipients.list"))
+            while len(service.sandbox.requests_of("recipients.list")) < reads + 2:
+                time.sleep(0.01)
+            step()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    return thread
+
+
+def test_watch_prints_a_line_per_change_until_completion(run: Run, service: Service) -> None:
+    signing = service.draft("lease.pdf", to=("anna@example.com", "bo@example.com"), sent=True)
+    anna, _ = service.do(service.sandbox.recipients, signing)
+    thread = _soon(
+        service,
+        lambda: service.call(service.sandbox.sign(anna.id)),
+        lambda: service.call(service.sandbox.complete(signing)),
+    )
+    ran = run("watch", signing, *WATCH)
+    thread.join()
+    assert (ran.code, ran.err) == (0, "")
+    printed = [line.split("  ", 1)[1] for line in ran.out.splitlines()]
+    assert printed[0] == "Lease is sent"
+    assert printed[1] == f"{anna.email} has signed"
+    assert sorted(printed[2:]) == ["Lease is completed", "bo@example.com has signed", "lease.pdf is signed"]
+
+
+def test_watch_as_json_prints_a_whole_object_per_change(run: Run, service: Service) -> None:
+    signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
+    thread = _soon(service, lambda: service.call(service.sandbox.complete(signing)))
+    ran = run("watch", signing, *WATCH, "--json")
+    thread.join()
+    # In between, a read may find the signing signed but not yet sealed.
+    assert [line["state"] for line in ran.lines] in (["sent", "completed"], ["sent", "sent", "completed"])
+    assert ran.lines[-1]["recipients"][0]["finished"] is True
+    assert ran.lines[-1]["documents"][0]["completed_at"]
+
+
+def test_watch_exits_with_6_for_a_cancelled_signing(run: Run, service: Service) -> None:
+    signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
+    service.call(service.sandbox.cancel(signing))
+    ran = run("watch", signing)
+    assert (ran.code, ran.err) == (6, f"Error: {signing} was cancelled\n")
+    assert run("watch", signing, "--json").error["exit_code"] == 6
+
+
+@pytest.mark.usefixtures("one_attempt")
+def test_watch_waits_out_an_outage_with_a_warning_but_not_at_the_start(run: Run, service: Service) -> None:
+    signing = service.draft("lease.pdf", to=("anna@example.com",), sent=True)
+    thread = _soon(
+        service,
+        lambda: service.fault("signings.get", "500", 2),
+        lambda: service.call(service.sandbox.complete(signing)),
+    )
+    ran = run("watch", signing, *WATCH)
+    thread.join()
+    assert ran.code == 0
+    assert "Warning: still watching: HTTP 500" in ran.err
+    service.fault("signings.get", "500")
+    assert run("watch", signing).code == 1
+
+
+def test_timeout_of_the_first_call_is_a_request_timeout_and_not_the_end_of_the_wait(run: Run, service: Service) -> None:
+    service.fault("signings.get", "slow", None, seconds=5)
+    ran = run("watch", "1", "--for", "60", "--timeout", "0.2", "--json")
+    assert (ran.code, ran.error["type"]) == (1, "RequestTimeout")

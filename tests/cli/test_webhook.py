@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,11 +43,8 @@ def test_verify_shows_the_event_of_a_valid_delivery(run: Run) -> None:
         (b'{"id": "a"}', "valid: event a of type unknown\n"),
     ],
 )
-def test_valid_signature_over_any_body_exits_with_0(
-    body: bytes, shown: str, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(body)))
-    ran = run("webhook", "verify", "-", "--signature", hex_of(body))
+def test_valid_signature_over_any_body_exits_with_0(body: bytes, shown: str, run: Run) -> None:
+    ran = run("webhook", "verify", "-", "--signature", hex_of(body), stdin=body)
     assert (ran.code, ran.out) == (0, shown)
 
 
@@ -61,27 +56,18 @@ def test_verify_exits_with_1_and_the_reason_for_an_invalid_signature(run: Run) -
     assert (ran.code, ran.lines) == (1, [facts])
 
 
-@pytest.mark.parametrize("source", ["file:secret", "env:OTHER", "env:SIGNING_WEBHOOK_SECRET", "-"])
-def test_secret_is_read_without_its_newline_from_a_file_variable_or_standard_input(
-    source: str, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "secret").write_text(SECRET + "\n")
-    monkeypatch.setenv("OTHER", SECRET)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{SECRET}\r\n".encode())))
-    assert run("webhook", "verify", "delivery.json", "--signature", hex_of(BODY), "--secret", source).code == 0
+@pytest.mark.parametrize("source", ["file:secret", "env:OTHER", "-"])
+def test_secret_is_read_without_its_newline_from_a_file_variable_or_standard_input(source: str, run: Run) -> None:
+    verify = ("webhook", "verify", "delivery.json", "--signature", hex_of(BODY), "--secret", source)
+    for ending, code in (("\n", 0), ("\n\n", 1)):
+        Path("secret").write_text(f"{SECRET}{ending}")
+        ran = run(*verify, stdin=f"{SECRET}{ending}".encode(), OTHER=f"{SECRET}{ending[1:]}")
+        assert ran.code == code
 
 
-def test_only_one_newline_of_a_secret_is_left_out(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_text(SECRET + "\n\n")
-    ran = run("webhook", "verify", "delivery.json", "--signature", hex_of(BODY), "--secret", "file:secret")
-    assert ran.code == 1
-    ran = run("webhook", "doctor", "delivery.json", "--signature", hex_of(BODY), "--secret", "file:secret")
-    assert (ran.code, "the secret has a trailing newline" in ran.out) == (1, True)
-
-
-def test_secret_may_be_in_the_settings_file(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secret_may_be_in_the_settings_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SIGNING_WEBHOOK_SECRET")
-    settings = tmp_path / "settings.toml"
+    settings = Path("settings.toml")
     settings.touch(0o600)
     settings.write_text(f'webhook_secret = "{SECRET}"')
     verify = ("webhook", "verify", "delivery.json", "--signature", hex_of(BODY))
@@ -108,9 +94,9 @@ def test_any_age_accepts_an_old_timestamp(run: Run) -> None:
     assert (run(*verify).code, run(*verify, "--any-age").code) == (1, 0)
 
 
-def test_doctor_exits_with_0_1_or_3_for_valid_explained_or_unexplained(run: Run, tmp_path: Path) -> None:
+def test_doctor_exits_with_0_1_or_3_for_valid_explained_or_unexplained(run: Run) -> None:
     """A secret from a file keeps its newline."""
-    (tmp_path / "secret").write_text(SECRET + "\n")
+    Path("secret").write_text(SECRET + "\n")
     doctor = ("webhook", "doctor", "delivery.json", "--signature")
     ran = run(*doctor, hex_of(BODY))
     assert (ran.code, ran.out) == (0, "valid: hex of the raw body\n")
@@ -118,17 +104,13 @@ def test_doctor_exits_with_0_1_or_3_for_valid_explained_or_unexplained(run: Run,
     assert (ran.code, "the secret has a trailing newline" in ran.out) == (1, True)
     ran = run(*doctor, hex_of(BODY, "another"), "--json")
     (found,) = ran.lines
-    assert (ran.code, found["accepted"], found["explained"], found["findings"][0]) == (
-        3,
-        False,
-        False,
-        "nothing matches",
-    )
+    assert (ran.code, found["accepted"], found["explained"]) == (3, False, False)
+    assert found["findings"][0] == "nothing matches"
     ran = run(*doctor, hex_of(b"1700000000." + BODY), "-H", "X-Stamp: 1700000000")
     assert 'timestamp_header="x-stamp"' in ran.out
 
 
-def test_check_prints_a_line_per_check_and_exits_with_0_1_or_3(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_prints_a_line_per_check_and_exits_with_0_1_or_3(run: Run) -> None:
     receiver = Receiver(WebhookVerifier(SECRET, max_body=100_000), lambda event: None, body_timeout=1.0)
     with serve("aiohttp", receiver) as port:
         check = ("webhook", "check", f"http://127.0.0.1:{port}{PATH}", "--slow-limit", "20", "--over-long", "200000")
@@ -136,13 +118,12 @@ def test_check_prints_a_line_per_check_and_exits_with_0_1_or_3(run: Run, monkeyp
         assert ran.code == 0, ran.out
         assert ran.out.count("ok    ") == 9
         assert ran.out.endswith("all 9 checks passed\n")
-        (facts,) = run(*check, "--json").lines
-        assert (facts["ok"], len(facts["checks"]), facts["checks"][0]["got"]) == (True, 9, "202")
-        monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", "another")
-        ran = run(*check)
+        ran = run(*check, SIGNING_WEBHOOK_SECRET="another")
         assert ran.code == 1
         assert "FAIL  valid delivery" in ran.out
         assert "expected 2xx: valid deliveries are rejected" in ran.out
+        (facts,) = run(*check, "--json").lines
+        assert (facts["ok"], len(facts["checks"]), facts["checks"][0]["got"]) == (True, 9, "202")
     ran = run(*check)
     assert (ran.code, "could not connect to" in ran.err) == (3, True)
     ran = run(*check, "--json")

@@ -29,12 +29,12 @@ def redis() -> Iterator[RedisServer]:
 
 @pytest.fixture(autouse=True)
 def nothing_waits(redis: RedisServer) -> None:
-    """What another test has enqueued, and nobody has sent, is none of this one's."""
+    """Remove what another test has enqueued and no worker has sent."""
     with Redis.from_url(redis.url) as direct:
         direct.flushall()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def journal(postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """An empty one, where the command looks for it."""
     url = asyncio.run(postgres.new_schema())
@@ -53,7 +53,7 @@ def worker(journal: str, redis: RedisServer, service: Service, tmp_path: Path) -
         started.close()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def leases(run: Run) -> None:
     """A manifest of three packages, in the folder where the command runs."""
     rows = []
@@ -78,9 +78,9 @@ ALL = ["Lease 0", "Lease 1", "Lease 2"]
 
 
 def test_workers_send_what_the_command_enqueues(
-    run: Run, service: Service, leases: None, journal: str, redis: RedisServer, worker: Worker
+    run: Run, service: Service, redis: RedisServer, worker: Worker, journal: str
 ) -> None:
-    """It leaves at once, or waits and tells of each; enqueued a second time nothing is sent again."""
+    """The command ends at once, or waits for each result. Packages that are enqueued twice are sent once."""
     ran = run("dispatch", "leases.csv", "--broker", redis.url)
     assert (ran.code, ran.out) == (0, "3 enqueued.\n")
     ran = run("--json", "dispatch", "leases.csv", "--broker", redis.url, "--wait")
@@ -92,23 +92,14 @@ def test_workers_send_what_the_command_enqueues(
     assert {one["signing"] for one in packages} == {
         signing.id for signing in service.do(lambda: service.sandbox.signings)
     }
-    assert last["summary"] == {
-        "packages": 3,
-        "sent": 3,
-        "sent_earlier": None,
-        "failed": 0,
-        "left": 0,
-        "abandoned": 0,
-        "interrupted": False,
-        "failures": None,
-        "journal": shown(journal),
-    }
+    facts = {"packages": 3, "sent": 3, "sent_earlier": None, "failed": 0, "left": 0, "abandoned": 0}
+    assert last["summary"] == {**facts, "interrupted": False, "failures": None, "journal": shown(journal)}
     assert PASSWORD not in ran.out + ran.err
     assert sent(service) == ALL
 
 
 def test_package_that_fails_at_a_worker_is_reported_and_can_be_run_again(
-    run: Run, service: Service, leases: None, journal: str, redis: RedisServer, worker: Worker
+    run: Run, service: Service, redis: RedisServer, worker: Worker
 ) -> None:
     header, first, *others = Path("leases.csv").read_text().splitlines()
     rows = [f"{header},recipient1_signing_method", f"{first},fax", *(f"{row},email" for row in others)]
@@ -120,28 +111,32 @@ def test_package_that_fails_at_a_worker_is_reported_and_can_be_run_again(
     failures = Path("leases.failures.csv")
     failures.write_text(failures.read_text("utf-8").replace("fax", "email"), "utf-8")
     ran = run("dispatch", "leases.failures.csv", "--broker", redis.url, "--wait")
-    assert (ran.code, ran.out) == (0, "1 sent.\n")
+    assert (ran.code, ran.out.startswith("1 sent.\n")) == (0, True)
     assert sent(service) == ALL
 
 
-def test_packages_that_no_worker_reports_fail_after_the_timeout_and_can_be_run_again(
-    run: Run,
-    service: Service,
-    leases: None,
-    journal: str,
-    redis: RedisServer,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
+def test_report_is_kept_until_its_packages_are_sent_however_late_workers_start(
+    run: Run, service: Service, redis: RedisServer, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    """Enqueued is not sent: until the workers say so, the report may be all that tells of the packages."""
     monkeypatch.setattr("signing_async.cli.workers.QUIET", 0.2)
-    ran = run("dispatch", "leases.csv", "--broker", redis.url, "--wait", "--for", "0.7")
+    broker = ("--broker", redis.url)
+    ran = run("dispatch", "leases.csv", *broker, "--wait", "--for", "0.7")
     assert ran.code == 5
     assert ran.out.startswith("0 sent, 3 failed.\n")
     assert "Warning: no worker has reported" in ran.err
     assert "leases.csv, line 2: no worker reported within 0.7 s: the package may still be sent" in ran.err
+    report = Path("leases.failures.csv")
+    before = report.read_bytes()
+    ran = run("dispatch", report.name, *broker)
+    assert (ran.code, report.read_bytes()) == (0, before)
+    assert ran.out == "3 enqueued.\nleases.failures.csv is kept until a run has sent its packages.\n"
+    ran = run("--json", "dispatch", report.name, *broker)
+    assert (ran.lines[-1]["summary"]["failures"], report.read_bytes()) == (None, before)
     request.getfixturevalue("worker")
-    ran = run("dispatch", "leases.failures.csv", "--broker", redis.url, "--wait", "--for", "60")
-    assert (ran.code, ran.out) == (0, "3 sent.\n")
+    ran = run("dispatch", report.name, *broker, "--wait", "--for", "60")
+    assert (ran.code, ran.out.startswith("3 sent.\n")) == (0, True)
+    assert not report.exists()
     assert sent(service) == ALL
 
 
@@ -154,14 +149,7 @@ def test_packages_that_no_worker_reports_fail_after_the_timeout_and_can_be_run_a
     ],
 )
 def test_invalid_arguments_are_rejected(
-    arguments: list[str],
-    code: int,
-    words: str,
-    run: Run,
-    leases: None,
-    journal: str,
-    service: Service,
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], code: int, words: str, run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One sentence without a password, and nothing is sent."""
     monkeypatch.setenv("OTHER", "amqp://:geheim@r")
@@ -174,7 +162,7 @@ def test_invalid_arguments_are_rejected(
 
 
 def test_package_that_cannot_be_enqueued_is_reported_and_the_others_are_enqueued(
-    run: Run, leases: None, journal: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a file that changed after the check."""
     enqueued: list[str] = []
@@ -194,7 +182,7 @@ def test_package_that_cannot_be_enqueued_is_reported_and_the_others_are_enqueued
 
 @pytest.mark.parametrize(("failures", "code", "out"), [(1, 0, "3 enqueued.\n"), (10**6, 1, "")])
 def test_outage_of_the_broker_is_reported_once_and_waited_out(
-    failures: int, code: int, out: str, run: Run, leases: None, journal: str, monkeypatch: pytest.MonkeyPatch
+    failures: int, code: int, out: str, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left = [TransportError("the broker is down", transient=True, client_wide=True)] * failures
 
@@ -205,22 +193,3 @@ def test_outage_of_the_broker_is_reported_once_and_waited_out(
     monkeypatch.setattr("signing_async.taskiq.enqueuing", lambda broker, **options: nullcontext(enqueue))
     ran = run("dispatch", "leases.csv", "--broker", "redis://r", "--for", "0.5")
     assert (ran.code, ran.out, ran.err.count("the broker is down; waiting for it")) == (code, out, 1)
-
-
-def test_report_is_kept_until_its_packages_are_sent(
-    run: Run, service: Service, leases: None, journal: str, redis: RedisServer, request: pytest.FixtureRequest
-) -> None:
-    """Enqueued is not sent: until the workers say so, the report may be all that tells of the packages."""
-    report = Path("leases.failures.csv")
-    Path("leases.csv").rename(report)
-    before = report.read_bytes()
-    ran = run("dispatch", report.name, "--broker", redis.url)
-    assert (ran.code, report.read_bytes()) == (0, before)
-    assert ran.out == ("3 enqueued.\nleases.failures.csv is kept until a run has sent its packages.\n")
-    ran = run("--json", "dispatch", report.name, "--broker", redis.url)
-    assert (ran.lines[-1]["summary"]["failures"], report.read_bytes()) == (None, before)
-    request.getfixturevalue("worker")
-    ran = run("dispatch", report.name, "--broker", redis.url, "--wait", "--for", "60")
-    assert (ran.code, ran.out) == (0, "3 sent.\n")
-    assert not report.exists()
-    assert sent(service) == ALL

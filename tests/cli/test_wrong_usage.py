@@ -18,29 +18,20 @@ IDS_OR_FILTER = "give either ids of events or at least one of --dead, --type, --
 OPTIONS_AFTER = 'put options after "verify"; for a folder of that name use ./verify'
 REFUSED = {
     "lst": "No such command 'lst'. Did you mean 'list'?",
-    "create x --language SE": "'SE' is not one of 'EN', 'SV'",
     "create x --message-file none": "'none': No such file",
     "create x --message-file binary": "binary is not UTF-8",
-    "add-recipient 1 a@@b": "email: must be an e-mail address, got 'a@@b'",
-    "add-recipient 1 a@b --fields list.json": "the file does not contain a JSON object",
     "add-recipient 1 a@b --fields text": "the file does not contain a JSON object",
+    "add-recipient 1 a@b --fields list.json": "the file does not contain a JSON object",
     "download x lease.pdf --verify -o -": "--output -: not with --verify",
     "sandbox --app a=http://127.0.0.1/a --app b=http://127.0.0.1/b": "--app: only one app can be registered",
     "dispatch x.csv --journal ./x.csv": "--journal: must not be the manifest, nor the report of failures",
     "dispatch x.csv --journal j --failures ./j": "--journal: must not be the manifest, nor the report of failures",
     "dispatch x.csv --wait": "--wait and --for need --broker",
-    "dispatch x.csv --for 5": "--wait and --for need --broker",
     "archive text": "FOLDER: could not create the folder 'text'",
-    "inbox purge --older-than soon": f"{MOMENT} 'soon'",
     "inbox purge --older-than 2931-01-01": "2931-01-01 is in the future",
-    "webhook verify none": "'none': No such file",
     "webhook verify text --signature x --secret file:/no/such": "'/no/such': No such file",
-    "webhook verify text --signature x --secret file:binary": "binary is not UTF-8",
-    "frobnicate": "No such command 'frobnicate'.",
     "watch x --poll -1": "'--poll': -1.0 is not in the range",
-    "login --wait soon": "'--wait': 'soon' is not a valid",
     "login --wait inf": "'--wait': 'inf' is not a finite number",
-    "watch x --for nan": "'--for': 'nan' is not a finite number",
     # Signings and recipients
     "list --cursor abc": "--cursor: must be a cursor that `list` printed, got 'abc'",
     "list --updated-since soon": f"{MOMENT} 'soon'",
@@ -50,20 +41,16 @@ REFUSED = {
     "create ' '": "name: must be a non-empty string",
     "add-recipient 1 nobody": "email: must be an e-mail address, got 'nobody'",
     "add-recipient 1 a@b --order 0": "order: must be an integer of at least 1",
-    "add-recipient 1 a@b --order x": "'x' is not a valid integer",
     "add-recipient 1 a@b --field x": "must have the form NAME=VALUE, got 'x'",
-    "add-recipient 1 a@b --field =x": "must have the form NAME=VALUE, got '=x'",
     "add-recipient 1 a@b --field order=1": "extra: pass order as a separate argument",
     "demo --folder /dev/null/x": "--folder: could not create the folder '/dev/null/x': Not a directory",
     "doctor --output ''": "Error: --output: '.' is a folder",
     "doctor --output text": "Error: --output: text exists: use --force to replace it",
-    "remind x": "use either RECIPIENT or --all-pending",
     "remind x anna@example.com --all-pending": "use either RECIPIENT or --all-pending",
     "download x lease.pdf --all": "use either DOCUMENTS or --all, not both",
     # Dispatch
     "dispatch none.csv": "Error: none.csv: cannot be opened: No such file or directory",
     "dispatch .": "Error: .: not a regular file",
-    "dispatch none/x.csv": "Error: none/x.csv: cannot be opened: No such file or directory",
     "dispatch x.csv --journal ''": "Error: --journal: must not be empty",
     "dispatch x.csv --journal .": "Error: --journal: '.' is a folder",
     "dispatch x.csv --journal redis://x": "--journal: must be a path or postgresql://..., got redis://...",
@@ -71,9 +58,8 @@ REFUSED = {
     "dispatch x.csv --journal postgresql://u:geheim@h/db": "in an argument; put the URL into SIGNING_JOURNAL",
     "dispatch x.csv --failures x.csv": "--failures: must not be the manifest itself",
     "dispatch x.csv --failures none/f.csv": "'none/f.csv' cannot be written: No such file or directory",
-    "dispatch x.csv --failures text": "'text' exists and is not a report of failures",
     "dispatch x.csv --failures /dev/null": "'/dev/null' exists and is not a report of failures",
-    "dispatch x.csv --concurrency 0": "--concurrency",
+    "dispatch x.csv --failures text": "'text' exists and is not a report of failures",
     "dispatch x.csv --broker redis://r --wait --for 0": "0.0 is not in the range x>0",
     "dispatch x.csv --broker redis://r --journal j": "--broker: needs a journal that all workers can reach",
     "dispatch x.csv --broker env:NOT_SET": "--broker: NOT_SET is not set",
@@ -84,37 +70,27 @@ REFUSED = {
     "archive sync": "No such command 'sync'; the commands are status and verify. To archive into",
     "archive --follow verify": OPTIONS_AFTER,
     "archive verify missing": "missing is not an archive: it has no manifest.jsonl",
-    "archive c --since soon": f"{MOMENT} 'soon'",
+    "archive verify empty": "empty is not an archive: it has no manifest.jsonl",
     "archive c --remind-after 2031-01-01": f"{DURATION} '2031-01-01'",
-    "archive c --journal ''": "--journal: must not be empty",
-    "archive c --journal postgresql://a:geheim@h/db": "put the URL into SIGNING_JOURNAL",
     "archive ftp://host/c --journal j": "url: must be s3://bucket",
     "archive s3://bucket/c": "--journal: an archive in S3 needs one",
-    "archive c --every 0": "--every",
     "archive c --object-lock COMPLIANCE 30": "--object-lock: only S3 retains objects, and 'c' is a folder",
-    "archive s3://b --object-lock FOREVER 30": "'FOREVER' is not one of",
     "archive status --journal typo.db": "--journal: the file 'typo.db' does not exist",
     # Inbox
     "inbox list": "no inbox: use --inbox PATH, or set SIGNING_INBOX",
     "inbox list --inbox ''": "--inbox: must not be empty",
     "inbox list --inbox postgresql://u:geheim@h/d": "put the URL into SIGNING_INBOX",
     "inbox list --inbox no/such.db": "Error: the inbox 'no/such.db' does not exist",
-    "inbox purge": "Missing option '--older-than'",
     "inbox retry": IDS_OR_FILTER,
-    "inbox retry dead --dead": IDS_OR_FILTER,
     # Webhooks
     "webhook verify text": "no signature: use --signature VALUE, or --header 'X-Signature: VALUE'",
     "webhook verify text -H nonsense": "must have the form 'NAME: VALUE'",
-    "webhook verify text --signature x --scheme x": "'x' is not one of",
     "webhook verify text --signature x --secret geheim": "every process can read a secret",
-    "webhook verify text --signature x --secret env:": "every process can read a secret",
     "webhook verify text --signature x --secret env:NOT_SET": "set NOT_SET",
     "webhook verify text --signature x --secret env:EMPTY": "webhook secret: must not be empty",
     "webhook verify - --signature x --secret -": "either the body or the secret",
-    "webhook doctor - --signature x --secret -": "either the body or the secret",
     "webhook check http://127.0.0.1:1/ --secret env:NOT_SET": "no secret: set NOT_SET, or use --secret with env:NAME",
     "webhook check http://example.com/": "plain http to another machine",
-    "webhook check http://127.0.0.1:1/ --secret env:EMPTY": "webhook secret: must not be empty",
     "verify-sealed text --fetch": "--fetch requires --trust",
 }  # fmt: skip
 
@@ -125,12 +101,14 @@ def test_wrong_usage_is_refused_with_what_is_wrong(
 ) -> None:
     monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", SECRET)
     monkeypatch.setenv("EMPTY", "")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "manifest.jsonl").touch()
     (tmp_path / "text").write_text("mine")
     (tmp_path / "binary").write_bytes(b"\xff")
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "a.pdf").write_bytes(make_pdf())
     (tmp_path / "x.csv").write_text("name,language,documents,recipient1_email\nLease,EN,a.pdf,anna@example.com\n")
-    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
     ran = run(*shlex.split(line))
     assert (ran.code, ran.out) == (2, "")
     assert REFUSED[line] in " ".join(ran.err.split())
