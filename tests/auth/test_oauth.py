@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import http.server
-import json
 import math
-import threading
 import time
 from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from signing_async import AuthError, ClientClosed, ConfigurationError, MemoryTokenStore, SigningClient, Token
-from tests.auth.oauth_servers import BASE, Scripted, Slow, expired, grants, oauth_for, oauth_on, refresh_token_in
+from tests.auth.oauth_servers import (
+    BASE,
+    Received,
+    Scripted,
+    Slow,
+    expired,
+    grants,
+    oauth_for,
+    oauth_on,
+    refresh_token_in,
+)
+from tests.servers import another_loop
 
 
 @pytest.mark.parametrize(
@@ -90,31 +99,12 @@ async def test_session_of_an_open_client_is_used() -> None:
     assert used == ["two", "one", None, None]
 
 
-class Elsewhere(http.server.BaseHTTPRequestHandler):
-    """A service in a thread, which outlives event loops; its tokens are numbered."""
-
-    tokens = 0
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        Elsewhere.tokens += 1
-        self._answer({"access_token": f"access-{self.tokens}", "refresh_token": "refresh", "expires_in": 3600})
-
-    def do_GET(self) -> None:
-        self._answer({"id": self.headers["Authorization"]})
-
-    def _answer(self, data: dict[str, Any]) -> None:
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(data).encode())
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
-
-
 def test_oauth_works_with_clients_of_several_event_loops() -> None:
     """Its own session, and that of a client left open, are replaced in the next loop."""
     store, earlier = MemoryTokenStore(expired()), []
+
+    async def me(request: web.Request, received: Received) -> web.Response:
+        return web.json_response({"id": request.headers["Authorization"]})
 
     async def work() -> str | None:
         # The lock is waited for in each of the loops.
@@ -123,21 +113,19 @@ def test_oauth_works_with_clients_of_several_event_loops() -> None:
             await asyncio.sleep(0.01)
         await refresh
         async with aiohttp.ClientSession() as session:
-            earlier.append(SigningClient(origin, oauth, session=session))
+            earlier.append(SigningClient(server.base_url, oauth, session=session))
             user = await earlier[-1].me()
         await oauth.refresh()
         # Else aiohttp complains that it is left open.
         await oauth.current.endpoint.sessions.get().close()
         return user.id
 
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        origin = f"http://127.0.0.1:{server.server_address[1]}"
-        oauth = oauth_for(origin, store=store)
+    with another_loop() as run:
+        server = Scripted(*(answer for n in (1, 3, 5) for answer in (grants(f"{n}"), me, grants(f"{n + 1}"))))
+        run(server.__aenter__()).result()
+        oauth = oauth_for(server.base_url, store=store)
         assert [asyncio.run(work()) for _ in range(3)] == ["Bearer access-1", "Bearer access-3", "Bearer access-5"]
-        server.shutdown()
-        thread.join()
+        run(server.__aexit__()).result()
 
 
 @pytest.mark.parametrize("who", ["client", "oauth"])

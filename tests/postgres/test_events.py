@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable
 from datetime import datetime
 
@@ -13,6 +12,7 @@ from signing_async import InboxError
 from signing_async.postgres import PostgresInbox
 from signing_async.webhooks import Event, EventFilter, EventStatus, EventStore, HandlerRetryPolicy
 from tests.postgres.server import PostgresServer
+from tests.servers import another_loop
 from tests.storage.event_stores import add, delivery, ids, soon_claimed
 
 
@@ -100,14 +100,12 @@ async def test_claims_read_few_rows_of_a_long_backlog(
 
 async def test_store_can_be_used_in_two_event_loops(open_store: Callable[..., EventStore]) -> None:
     """That of the threads of a server, and that of the process's own handlers."""
-    store, loop = open_store(lease=60, timeout=20), asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
+    store = open_store(lease=60, timeout=20)
+    with another_loop() as run:
 
-    async def add_from_thread(name: str) -> bool:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(add(store, name), loop))
+        async def add_from_thread(name: str) -> bool:
+            return await asyncio.wrap_future(run(add(store, name)))
 
-    try:
         assert await add_from_thread("first")
         assert await ids(store) == ["first"]
         names = [f"e{number}" for number in range(40)]
@@ -117,10 +115,6 @@ async def test_store_can_be_used_in_two_event_loops(open_store: Callable[..., Ev
         with pytest.raises(InboxError, match="is closed") as caught:
             await add_from_thread("late")
         assert not caught.value.transient
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
     assert len(await ids(open_store())) == 41
 
 

@@ -8,7 +8,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import threading
 import urllib.error
 import urllib.request
 from collections import Counter
@@ -23,6 +22,7 @@ from signing_async.postgres import PostgresInbox
 from signing_async.webhooks import Event, EventStatus, Receiver, WebhookVerifier
 from tests.postgres.processes import forked
 from tests.postgres.server import PostgresServer
+from tests.servers import another_loop
 from tests.storage.event_stores import delivery
 from tests.webhooks.deliveries import SECRET, event_body, signed
 from tests.webhooks.servers import PATH, serve
@@ -134,6 +134,12 @@ async def test_no_event_is_lost_or_handled_twice_when_the_server_fails(postgres:
 # Receivers
 
 
+async def close(inbox: PostgresInbox) -> list[str]:
+    """Return the stored events, and close the inbox."""
+    async with inbox:
+        return [stored.id async for stored in inbox.events()]
+
+
 def test_threaded_server_stores_deliveries(postgres: PostgresServer) -> None:
     def deliver(name: str) -> int:
         body = event_body(name)
@@ -146,19 +152,13 @@ def test_threaded_server_stores_deliveries(postgres: PostgresServer) -> None:
             error.close()
             return error.code
 
-    dsn = asyncio.run(postgres.new_schema())
-    inbox = PostgresInbox(dsn, timeout=3)
-
-    async def close() -> list[str]:
-        async with inbox:
-            return [stored.id async for stored in inbox.events()]
-
+    inbox = PostgresInbox(asyncio.run(postgres.new_schema()), timeout=3)
     with serve("wsgi", Receiver(WebhookVerifier(SECRET), inbox)) as port:
         assert deliver("a") == 202
         with postgres.down():
             assert deliver("b") == 503
         assert [deliver(name) for name in ("a", "b")] == [202, 202]
-    assert asyncio.run(close()) == ["a", "b"]
+    assert asyncio.run(close(inbox)) == ["a", "b"]
 
 
 def use_in_child(inbox: PostgresInbox) -> None:
@@ -173,22 +173,11 @@ def use_in_child(inbox: PostgresInbox) -> None:
 
 @forks
 def test_inbox_that_was_used_before_a_fork_works_in_the_child(postgres: PostgresServer) -> None:
-    inbox, loop = PostgresInbox(asyncio.run(postgres.new_schema()), timeout=10), asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        asyncio.run_coroutine_threadsafe(inbox.add(*delivery("a")), loop).result(60)
+    inbox = PostgresInbox(asyncio.run(postgres.new_schema()), timeout=10)
+    with another_loop() as run:
+        run(inbox.add(*delivery("a"))).result(60)
         child = multiprocessing.get_context("fork").Process(target=use_in_child, args=(inbox,))
         child.start()
         child.join(90)
         assert child.exitcode == 0
-
-        async def close() -> set[str]:
-            async with inbox:
-                return {stored.id async for stored in inbox.events()}
-
-        assert asyncio.run(close()) == {"a", "b"}
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+        assert asyncio.run(close(inbox)) == ["a", "b"]

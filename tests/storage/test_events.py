@@ -13,7 +13,7 @@ import pytest
 
 from signing_async import InboxError
 from signing_async.postgres import PostgresInbox
-from signing_async.webhooks import EventFilter, EventStatus, EventStore, Inbox, StoredEvent
+from signing_async.webhooks import EventClaim, EventFilter, EventStatus, EventStore, Inbox, StoredEvent
 from tests.storage.event_stores import ALL, RECEIVED, add, delivery, everything, ids, soon_claimed
 from tests.storage.leases import leased_storage
 
@@ -40,6 +40,14 @@ def open_store(storage: Any) -> OpenStore:
     return lambda: storage.open().store
 
 
+async def settled(store: EventStore, name: str, status: EventStatus, signing: str | None = None) -> EventClaim:
+    """Add an event, and end its first attempt."""
+    await add(store, name, signing)
+    (claim,) = await store.claim(1)
+    assert await store.settle(claim, status, "an error")
+    return claim
+
+
 # Storing
 
 
@@ -53,12 +61,12 @@ async def test_added_event_is_claimed_with_all_its_fields(open_store: OpenStore)
 async def test_known_event_is_not_added_again(open_store: OpenStore) -> None:
     """Neither by another process nor after it was handled. Ids are distinct if any character differs."""
     store, other = open_store(), open_store()
-    assert await add(store, "Event")
+    await settled(store, "Event", EventStatus.HANDLED)
     names = ("Event", "event", "Event ", "Eventé", "Evente\u0301")
     assert [await add(other, name) for name in names] == [False, True, True, True, True]
-    (claim,) = await store.claim(1)
-    assert await store.settle(claim, EventStatus.HANDLED)
-    assert not await add(other, "Event")
+    stores = [store, other, open_store(), open_store()]
+    added = await asyncio.gather(*(add(store, f"e{number}") for number in range(10) for store in stores * 2))
+    assert sum(added) == 10
 
 
 async def test_event_that_the_store_refuses_does_not_fail_those_added_with_it(open_store: OpenStore) -> None:
@@ -323,9 +331,7 @@ async def test_requeued_events_are_due_with_no_attempts_counted(open_store: Open
     """Whether handled, dropped, dead or postponed. Events that do not match the filter do not change."""
     store = open_store()
     for status in (EventStatus.HANDLED, EventStatus.DROPPED, EventStatus.DEAD):
-        await add(store, status, f"s {status}")
-        (claim,) = await store.claim(1)
-        await store.settle(claim, status, "an error")
+        await settled(store, status, status, f"s {status}")
     await add(store, "postponed")
     (claim,) = await store.claim(1)
     await store.postpone(claim, 3600, "an error")
@@ -341,11 +347,9 @@ async def test_requeued_event_waits_for_a_claimed_one_of_its_signing_and_precede
     open_store: OpenStore,
 ) -> None:
     store = open_store()
-    for name in ("a1", "a2", "a3"):
+    await settled(store, "a1", EventStatus.DEAD, "a")
+    for name in ("a2", "a3"):
         await add(store, name, "a")
-    (first,) = await store.claim(1)
-    await store.settle(first, EventStatus.DEAD)
-    assert await store.postpone(first, 3600, None) is False
     (second,) = await store.claim(1)
     assert await store.requeue(EventFilter(ids=["a1", "a2"])) == 1
     assert await store.claim(5) == []
@@ -365,9 +369,7 @@ async def test_purge_forgets_the_bodies_of_handled_and_dropped_events_and_keeps_
 ) -> None:
     store = open_store()
     for status in (EventStatus.HANDLED, EventStatus.DROPPED, EventStatus.DEAD):
-        await add(store, status)
-        (claim,) = await store.claim(1)
-        await store.settle(claim, status)
+        await settled(store, status, status)
     await add(store, "pending")
     assert await store.purge(datetime.now(UTC) - LATER) == 0
     assert await open_store().purge(datetime.now(UTC) + LATER) == 2
@@ -390,19 +392,10 @@ async def test_stats_count_the_events_and_name_the_oldest_pending_one(open_store
     assert stats.counts == {**dict.fromkeys(EventStatus, 0), EventStatus.PENDING: 2, EventStatus.HANDLED: 2}
 
 
-async def test_one_of_many_concurrent_adds_of_an_event_succeeds(open_store: OpenStore) -> None:
-    stores = [open_store() for _ in range(4)]
-    added = await asyncio.gather(*(add(store, f"e{number}") for number in range(10) for store in stores * 2))
-    assert sum(added) == 10
-    assert sorted(await ids(stores[0])) == [f"e{number}" for number in range(10)]
-
-
 async def test_event_that_must_be_claimed_alone_does_not_block_an_earlier_one_of_its_signing(storage: Any) -> None:
     store = storage.open().store
-    for name in ("first", "poison"):
-        await add(store, name, "a")
-    (first,) = await store.claim(1)
-    await store.settle(first, EventStatus.DEAD)
+    await settled(store, "first", EventStatus.DEAD, "a")
+    await add(store, "poison", "a")
     for _ in range(2):
         assert len(await store.claim(8)) == 1
         store = storage.open().store
