@@ -6,12 +6,8 @@ import asyncio
 import logging
 import os
 from collections.abc import AsyncIterator, Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any
-from unittest.mock import Mock
+from typing import TYPE_CHECKING
 
-import aiohttp
-import aioresponses.core
 import hypothesis
 import pytest
 import uvloop
@@ -69,22 +65,6 @@ async def client(sandbox: Sandbox) -> AsyncIterator[SigningClient]:
         sandbox.base_url, sandbox.access_token(), retry=RetryPolicy(base_delay=0.01, settle=0.1)
     ) as ready:
         yield ready
-
-
-@pytest.fixture
-def mocked(monkeypatch: pytest.MonkeyPatch) -> Iterator[aioresponses.aioresponses]:
-    """Requests of aiohttp are answered by aioresponses: for tests in which HTTP is incidental."""
-    # aioresponses 0.7.9 does not know aiohttp 3.14: a response wants a writer, and a reader that is fed more than
-    # twice its limit pauses a transport, which a mocked response has not got.
-    response = partial(aiohttp.ClientResponse, stream_writer=Mock(output_size=0))
-    monkeypatch.setattr(aioresponses.core, "ClientResponse", response)
-
-    def reader(loop: Any) -> aiohttp.StreamReader:
-        return aiohttp.StreamReader(Mock(_reading_paused=False), limit=2**30, loop=loop)
-
-    monkeypatch.setattr(aioresponses.core, "stream_reader_factory", reader)
-    with aioresponses.aioresponses() as answers:
-        yield answers
 
 
 @pytest.fixture(scope="session")

@@ -46,7 +46,6 @@ from signing_async import (
     SigningClient,
     SigningError,
     SigningMethod,
-    SigningOrder,
     SigningPackage,
     SigningState,
     SqliteJournal,
@@ -66,15 +65,12 @@ async def records(client: SigningClient) -> None:
     assert_type(await client.me(), User)
     signing = await client.signings.create(name="Lease", language="EN", signing_order="parallel")
     assert_type(signing, Signing)
-    assert_type(await client.signings.create(name="Lease", language=Language.SV, message="Hej"), Signing)
     assert_type(signing.id, str)
     assert_type(signing.state, SigningState)
     assert_type(signing.language, Language | None)
-    assert_type(signing.signing_order, SigningOrder | None)
     assert_type(signing.updated_at, datetime | None)
     assert_type(signing.is_draft, bool | None)
     assert_type(signing.documents, tuple[Document, ...])
-    assert_type(signing.documents[0].completed_at, datetime | None)
     assert_type(signing.extra, Mapping[str, Any])
     assert_type(await client.signings.get(signing), Signing)
     assert_type(await client.signings.wait_until_completed(signing.id, timeout=60), Signing)
@@ -111,7 +107,6 @@ async def files(client: SigningClient, signing: Signing) -> None:
     """Documents go up from any source, and come down sealed."""
     document = await client.documents.upload(signing, Path("lease.pdf"))
     assert_type(document, Document)
-    assert_type(await client.documents.upload(signing, b"%PDF-1.7", "lease.pdf"), Document)
     assert_type(await client.documents.upload(signing, PdfSource("lease.pdf")), Document)
     assert_type(await client.documents.read_signed(signing, document), bytes)
     sealed = await client.documents.download_signed(signing, document, Path("sealed.pdf"))
@@ -145,13 +140,9 @@ async def any_endpoint(client: SigningClient, signing: Signing) -> None:
     response = await client.request("POST", "/api/1.0/x/{id}", path={"id": signing}, json={"a": [1]}, timeout=5)
     assert_type(response, Response)
     assert_type(response.status, int)
-    assert_type(response.headers, Mapping[str, str])
     assert_type(response.request_id, str | None)
-    assert_type(response.bytes, bytes)
-    assert_type(response.text, str)
     assert_type(response.decode(Signing), Signing)
     assert_type(response.decode(list[Template]), list[Template])
-    assert_type(await client.request("GET", "/api/1.0/x", into=Template), Template)
     assert_type(await client.request("POST", "/api/1.0/x", into=Template, reconcile=find), Template)
     assert_type(await client.request("POST", "/api/1.0/x", body=b"a", reconcile=find_response), Response)
     assert_type(await client.request("PUT", "/x", body={"a": "b", "file": PdfSource("a.pdf")}, repeat=True), Response)
@@ -193,13 +184,8 @@ async def in_bulk(client: SigningClient, folder: Path) -> None:
             assert_type(result, UploadResult[Path])
             assert_type(result.document, Document | None)
             assert_type(result.error, Exception | None)
-            print(result.error or result.document)
-            if result.error is None:
-                assert_type(result.document, Document)
-            else:
-                assert_type(result.error, Exception)
-                assert_type(result.document, None)
             if result.error is not None:
+                assert_type(result.document, None)
                 raise result.error
             assert_type(result.document, Document)
     async for paired in client.documents.upload_many(None, [("id", "lease.pdf")]):
@@ -223,7 +209,6 @@ async def whole_packages(client: SigningClient, journal: Journal) -> None:
     package = SigningPackage("Lease", "EN", [Path("lease.pdf"), b"%PDF-1.7", PdfSource("plan.pdf")], [anna], key="2031")
     assert_type(package.documents[0], Source | PdfSource)
     assert_type(package.recipients, tuple[NewRecipient, ...])
-    assert_type(await client.dispatch(package), Signing)
     assert_type(await client.dispatch(package, "leases.journal"), Signing)
 
     async def packages() -> AsyncGenerator[SigningPackage, None]:
@@ -239,12 +224,8 @@ async def whole_packages(client: SigningClient, journal: Journal) -> None:
             assert_type(result.signing, Signing | None)
             assert_type(result.error, Exception | None)
             assert_type(result.sent_earlier, bool)
-            print(result.error or result.signing)
             if result.error is None:
                 assert_type(result.signing, Signing)
-            else:
-                assert_type(result.error, Exception)
-    assert_type([result async for result in client.dispatch_many([package], journal)], list[DispatchResult])
 
 
 async def archiving(client: SigningClient) -> None:
@@ -252,12 +233,9 @@ async def archiving(client: SigningClient) -> None:
     async with Archive(client, "archive/", journal="archive.db") as archive, archive.sweep() as results:
         async for result in results:
             assert_type(result, ArchiveResult)
-            print(result.error or result.entry)
             if result.error is None:
                 assert_type(result.entry, ArchivedDocument)
                 assert_type(result.document, Document)
-            else:
-                assert_type(result.error, Exception)
 
 
 async def many_tenants(session: aiohttp.ClientSession, shared: RateLimiter) -> None:

@@ -33,6 +33,9 @@ async def mistakes(client: SigningClient, signing: Signing, folder: Path) -> Non
 """
 
 
+pytestmark = pytest.mark.timeout(300)
+
+
 def _errors(folder: Path, checker: str, *arguments: str) -> tuple[set[tuple[str, int]], str]:
     """Return file and line of each error that a strict checker, without the project's settings, finds in a folder."""
     done = subprocess.run(
