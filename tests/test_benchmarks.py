@@ -7,7 +7,6 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from xml.etree import ElementTree
 
 import pytest
 
@@ -93,18 +92,15 @@ def test_page_is_written_from_the_kept_figures(tmp_path: Path, monkeypatch: pyte
         keep("lists", Section(text, [], [Target("lists: speed", speed, at_least=1.8)], []), there, tmp_path)
     write(tmp_path)
     page = (tmp_path / "RESULTS.md").read_text()
-    assert page.startswith(
-        "# Figures\n\nA call takes 9 µs.\n\n0 of 2 targets are met.\n\n"
-        "- Missed: calls: cost: 1.20 (≤ 1.15). Why: Calls are work.\n"
-        "- Missed: lists: speed: 1.70 (≥ 1.8). Why: not explained yet\n"
-    )
-    assert "![A call & more](charts/calls.svg)" in page
-    assert str(table) in page
-    assert "Lists again." in page
-    assert "Lists.\n" not in page
-    assert "gone" not in page
-    drawn = ElementTree.parse(tmp_path / "charts" / "calls.svg").getroot()
-    assert drawn.attrib["aria-label"] == "A call & more"
+    for shown in (
+        "# Figures\n\nA call takes 9 µs.\n\n0 of 2 targets are met.\n\n",
+        "- Missed: calls: cost: 1.20 (≤ 1.15). Why: Calls are work.\n",
+        "- Missed: lists: speed: 1.70 (≥ 1.8). Why: not explained yet\n",
+        *("![A call & more](charts/calls.svg)", str(table), "Lists again."),
+    ):
+        assert shown in page
+    assert not [gone for gone in ("Lists.\n", "gone") if gone in page]
+    assert "A call &amp; more" in (tmp_path / "charts" / "calls.svg").read_text()
 
 
 def test_every_explanation_belongs_to_a_target() -> None:

@@ -120,21 +120,12 @@ def test_tree_in_the_docstring_is_complete_and_true() -> None:
 
 
 def test_text_of_an_api_error_names_each_message_once() -> None:
-    error = APIError(
-        "The data is invalid.",
-        status=400,
-        operation="signings.create",
-        code="invalid",
-        messages={"language": ["The language must be EN or SV."], "": ["The data is invalid."]},
-        request_id="req-1",
-        retry_after=30.0,
-    )
+    messages = {"language": ["The language must be EN or SV."], "": ["The data is invalid."]}
+    error = APIError("The data is invalid.", status=400, messages=messages, request_id="req-1", retry_after=30.0)
     assert str(error) == (
-        "HTTP 400 on signings.create: language: The language must be EN or SV; The data is invalid"
-        " (code invalid, request id req-1, retry after 30 s)"
+        "HTTP 400: language: The language must be EN or SV; The data is invalid (request id req-1, retry after 30 s)"
     )
     assert str(APIError("", status=500)) == "HTTP 500"
-    assert str(APIError("No.", status=418, retry_after=0.0)) == "HTTP 418: No (retry after 0 s)"
 
 
 def test_invalid_request_lists_its_problems() -> None:

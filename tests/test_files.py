@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from signing_async import _files  # private: Windows is imitated
-from signing_async._files import place_new, remove_locked, retry_while_open, sync_folder
+from signing_async._files import locked, place_new, remove_locked, retry_while_open, sync_folder
 
 
 def failing(number: int) -> Callable[..., Any]:
@@ -52,6 +52,22 @@ def test_file_in_use_is_tried_again_and_a_refusal_of_other_systems_is_not(monkey
     with pytest.raises(PermissionError):
         retry_while_open(fail_with(PermissionError(13, "Permission denied")))
     assert not pauses
+
+
+def test_lock_is_waited_for_where_a_byte_of_a_file_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def locking(descriptor: int, mode: str, size: int) -> None:
+        assert (os.lseek(descriptor, 0, os.SEEK_CUR) > 2**32, size) == (True, 1)  # far behind the content
+        calls.append(mode)
+        if len(calls) == 1:
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(_files, "fcntl", None)
+    monkeypatch.setattr(_files, "msvcrt", SimpleNamespace(LK_NBLCK="lock", LK_UNLCK="unlock", locking=locking))
+    with (tmp_path / "file").open("wb") as file, locked(file.fileno()):
+        assert calls == ["lock", "lock"]
+    assert calls[2:] == ["unlock"]
 
 
 @pytest.mark.parametrize("used", [False, True])

@@ -13,6 +13,7 @@ import socket
 import traceback
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
@@ -54,7 +55,7 @@ from tests.auth.oauth_servers import REDIRECT, Received, Scripted, drops, hangs,
 MARK = "S3CR3T"
 CLIENT_SECRET = f"{MARK}/client+secret=&~"
 CODE = f"{MARK}.code/+%&=1"
-OLD, NEW = (Token(f"{MARK}-access-{n}/+==", f"{MARK}-refresh-{n}/+==") for n in ("old", "new"))
+OLD = Token(f"{MARK}-access/+==", f"{MARK}-refresh/+==")
 HERE = str(Path(__file__).parent)
 
 Calls = Callable[[SigningClient, OAuth], Awaitable[object]]
@@ -302,6 +303,17 @@ def secret_oauth(base_url: str, token: Token | None = OLD, **settings: Any) -> O
     return oauth_for(base_url, client_secret=CLIENT_SECRET, store=MemoryTokenStore(token), **settings)
 
 
+@asynccontextmanager
+async def served(answer: Any, token: Token | None = OLD) -> AsyncIterator[tuple[OAuth, SigningClient]]:
+    """Serve this response, and yield what asks for it."""
+    async with (
+        Scripted(answer) as server,
+        secret_oauth(server.base_url, token) as oauth,
+        SigningClient(server.base_url, oauth) as client,
+    ):
+        yield oauth, client
+
+
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_no_secret_appears_whatever_the_server_responds(name: str, watch: Watch) -> None:
     """Each response meets every way to read one, and each operation every third response."""
@@ -395,11 +407,7 @@ async def test_no_secret_appears_in_the_whole_flow(sandbox: Sandbox, watch: Watc
 
 
 async def test_error_body_is_as_received_but_redacted_in_texts_and_pickles() -> None:
-    async with (
-        Scripted(tells(400, lambda said: {"message": said})) as server,
-        secret_oauth(server.base_url) as oauth,
-        SigningClient(server.base_url, oauth) as client,
-    ):
+    async with served(tells(400, lambda said: {"message": said})) as (_, client):
         with pytest.raises(APIError) as caught:
             await client.me()
     assert OLD.access_token.encode() in caught.value.body
@@ -457,17 +465,12 @@ async def test_recent_tokens_and_the_client_secret_are_redacted(watch: Watch) ->
         nonlocal count
         if request.path == "/api/oauth/token":
             count += 1
-            return await says({"access_token": f"{MARK}-a{count}", "refresh_token": f"{MARK}-r{count}"})(
-                request, received
-            )
+            pair = {"access_token": f"{MARK}-a{count}", "refresh_token": f"{MARK}-r{count}"}
+            return await says(pair)(request, received)
         told = " ".join([CLIENT_SECRET, *(f"{MARK}-{kind}{n}" for n in range(count - 3, count + 1) for kind in "ar")])
         return await says({"message": told}, 400)(request, received)
 
-    async with (
-        Scripted(answer) as server,
-        secret_oauth(server.base_url) as oauth,
-        SigningClient(server.base_url, oauth) as client,
-    ):
+    async with served(answer) as (oauth, client):
         for _ in range(30):
             await oauth.refresh()
         error = await watch.failing(client.me())
@@ -499,6 +502,12 @@ def test_invalid_setting_does_not_show_the_client_secret(settings: dict[str, Any
     with pytest.raises(ConfigurationError) as caught:
         secret_oauth(**{"base_url": "https://tenant.example.com"} | settings)
     check(caught.value)
+
+
+def test_object_that_holds_a_secret_is_not_pickled() -> None:
+    for holder in (secret_oauth("https://tenant.example.com"), PostgresJournal(f"postgresql://u:{MARK}@h/d")):
+        with pytest.raises(TypeError, match=r"^a Secret cannot be pickled$"):
+            pickle.dumps(holder)
 
 
 @pytest.mark.parametrize(
@@ -547,7 +556,7 @@ async def test_corrupt_token_file_shows_none_of_its_content(watch: Watch, tmp_pa
 
 
 async def test_background_refresh_logs_no_secret(watch: Watch) -> None:
-    async with Scripted(ANSWERS["message"]) as server, secret_oauth(server.base_url) as oauth:
+    async with served(ANSWERS["message"]) as (oauth, _):
         task = asyncio.create_task(oauth.refresh(rejected=OLD.access_token))
         await asyncio.sleep(0)
         task.cancel()
@@ -558,7 +567,7 @@ async def test_background_refresh_logs_no_secret(watch: Watch) -> None:
 
 async def test_failed_early_refresh_is_logged_without_secrets(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     token = Token(OLD.access_token, OLD.refresh_token, datetime.now(UTC) + timedelta(seconds=50))
-    async with Scripted(ANSWERS["message"]) as server, secret_oauth(server.base_url, token) as oauth:
+    async with served(ANSWERS["message"], token) as (oauth, _):
         await oauth.token()
         let_pass(monkeypatch, 48)
         assert (await oauth.token()).access_token == OLD.access_token

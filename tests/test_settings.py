@@ -5,10 +5,20 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from signing_async import Assumptions, ConfigurationError, OAuth, RetryPolicy, ServerError, SigningClient, Timeouts
+from signing_async import (
+    Assumptions,
+    ConfigurationError,
+    DecodeError,
+    OAuth,
+    RetryPolicy,
+    ServerError,
+    SigningClient,
+    Timeouts,
+)
 from signing_async.sandbox import Sandbox
 from signing_async.settings import Settings  # private: the command line's options are given to it
 
@@ -149,6 +159,7 @@ def test_settings_file_is_chosen_by_argument_then_variable_and_must_exist(
         ("assumptions = 1", r"^assumptions in .*config.toml: must be a non-empty string, got 1$"),
         ("[assumptions]\ncursor_parm = 'x'", r"'cursor_parm'; .*cursor_param"),
         ("[assumptions]\ncursor_param = 5", r"^assumptions in .*cursor_param.* 5$"),
+        ("[assumptions.item_paths]\nx = 5", r"^assumptions in .*item_paths.* table"),
         ('assumptions = "none.toml"', r"none.toml cannot be read: No such file"),
         ("base_url", r"^\S+config.toml is not TOML: Expected '='"),
         ('client_id = "\udcff"', r"config.toml is not UTF-8$"),
@@ -236,18 +247,9 @@ def test_credentials_of_the_file_are_not_sent_to_another_tenant(config: Path, mo
         settings.auth()
     monkeypatch.setenv("SIGNING_ACCESS_TOKEN", "mine")
     assert Settings.load().auth() == "mine"
-    write(config, 'base_url = "https://tenant.example.com"')
-    assert Settings.load().note == ""
-
-
-def test_credentials_of_the_file_are_used_if_its_tenant_is_chosen_again(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(config, f'base_url = "https://a.example.com"\naccess_token = "{SECRET}"', 0o600)
-    monkeypatch.setenv("SIGNING_BASE_URL", "https://b.example.com")
-    monkeypatch.setenv("SIGNING_CLIENT_ID", "of b")
-    settings = Settings.load(given={"base_url": "https://a.example.com"})
-    assert (settings.auth(), settings.client_id) == (SECRET, None)
+    monkeypatch.setenv("SIGNING_CLIENT_ID", "of the other")
+    settings = Settings.load(given={"base_url": "https://tenant.example.com"})
+    assert (settings.auth(), settings.client_id) == (f"{SECRET}-access", "app")
 
 
 @pytest.mark.parametrize(
@@ -314,8 +316,14 @@ async def test_from_env_takes_all_settings_from_the_file_and_options_override_th
         sandbox.faults.add("me", "503", times=2)
         with pytest.raises(ServerError):
             await client.me()
-    async with SigningClient.from_env(retry=RetryPolicy(base_delay=0.01)) as client:
+    options: dict[str, Any] = {
+        "retry": RetryPolicy(base_delay=0.01),
+        "assumptions": Assumptions(item_paths="elsewhere"),
+    }
+    async with SigningClient.from_env(**options) as client:
         assert (await client.me()).email
+        with pytest.raises(DecodeError):
+            await client.signings.list()
     assert len(sandbox.requests_of("me")) == 3
 
 
