@@ -157,7 +157,7 @@ fates = st.builds(
 ) | st.sampled_from(script("ok", "429", "long-429", "401", "403", "refuse"))
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(
     write=st.sampled_from([*WRITES, "request send", "request add"]),
     sequences=st.lists(st.lists(fates, max_size=4), min_size=1, max_size=8),
@@ -223,7 +223,7 @@ async def test_unambiguous_send_is_one_request(service: LateService) -> None:
 
 async def test_last_attempt_is_settled_before_its_error_is_raised(service: LateService) -> None:
     """Its effect shows a while after its 504."""
-    twice = RetryPolicy(max_attempts=2, base_delay=0.01, settle=2.0)
+    twice = RetryPolicy(max_attempts=2, base_delay=0.01, settle=1.0)
     errors = await _make_each_write(service, service.client.with_options(retry=twice), "503", Fate("504", 0.3))
     assert (errors, _effects(service), _requests(service)) == ([None] * 3, [1] * 3, [2] * 3)
 
@@ -252,7 +252,7 @@ async def test_reading_that_hangs_ends_at_the_deadline_as_an_unknown_outcome(
             service.response_seconds = 60.0
 
     service.before_response = hang
-    key, call = make_call(service.client.with_options(timeout=1.5), write)
+    key, call = make_call(service.client.with_options(timeout=1.2), write)
     service.scripts[key] += script("504", "ok")
     async with asyncio.timeout(20):
         error, _ = await outcome(call)
@@ -396,7 +396,7 @@ async def test_rate_limiter_that_fails_after_a_refusal_leaves_the_outcome_known(
 
 
 @pytest.mark.parametrize("effect_after", [None, 0.8])
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("write", ["send", "add"])
 async def test_rate_limiter_that_fails_before_a_repeat_does_not_hide_a_late_effect(
     service: LateService, write: str, effect_after: float | None
 ) -> None:
@@ -414,7 +414,7 @@ async def test_rate_limiter_that_fails_before_a_repeat_does_not_hide_a_late_effe
         assert service.held[key].requests == 1
 
 
-@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("write", ["send", "upload"])
 async def test_call_that_would_start_too_late_is_rate_limited_at_once(service: LateService, write: str) -> None:
     """A paused call keeps the time for its response and one reading, as long as those took before."""
     service.response_seconds = 0.5
@@ -499,8 +499,9 @@ async def test_document_of_another_host_does_not_pass_for_the_effect(service: La
 # Verification
 
 
-@pytest.mark.parametrize("write", CREATIONS)
-@pytest.mark.parametrize("reading", ["rejected", "too slow", "odd", "behind"])
+@pytest.mark.parametrize(
+    ("write", "reading"), [("add", "rejected"), ("add", "too slow"), *product(CREATIONS, ["odd", "behind"])]
+)
 async def test_success_that_cannot_be_verified_is_an_unknown_outcome(
     service: LateService, write: str, reading: str
 ) -> None:
@@ -518,7 +519,7 @@ async def test_success_that_cannot_be_verified_is_an_unknown_outcome(
             service.lag = 600.0
 
     service.before_response = spoil_the_reading
-    key, call = make_call(service.client.with_options(timeout=3), write)
+    key, call = make_call(service.client.with_options(timeout=2), write)
     service.scripts[key] += script("504", "ok")
     said = "could not be verified: the service does not list it" if reading == "behind" else "could not be verified"
     with pytest.raises(OutcomeUnknown, match=said) as caught:
@@ -530,7 +531,7 @@ async def test_success_after_an_ambiguous_send_is_verified_by_a_reading_that_may
     """While the service still shows a draft it is read again."""
     service.scripts["s1"] += script("503", "ok")
     service.lag = 0.3
-    await service.client.with_options(retry=PATIENT).signings.send("s1")
+    await service.client.with_options(retry=RetryPolicy(base_delay=0.02, settle=3.0)).signings.send("s1")
     assert asyncio.get_running_loop().time() >= service.held["s1"].effects[0][0] + service.lag
 
 
@@ -652,7 +653,7 @@ async def test_dispatch_does_not_send_a_draft_that_a_lost_request_may_still_chan
     service: LateService, journal: Path, second: str
 ) -> None:
     """The recipient that shows may be the second attempt's, and the first one's may follow."""
-    service.scripts["anna@example.com"] += script(Fate("504", 5 * SETTLE), Fate(second, 0.0))
+    service.scripts["anna@example.com"] += script(Fate("504", 4 * SETTLE), Fate(second, 0.0))
     signing = await service.client.dispatch(PACKAGE, journal)
     await service.calm()
     assert [recipient["email"] for recipient in service.recipients[signing.id]] == ["anna@example.com"]
@@ -663,7 +664,7 @@ async def test_dispatch_refused_after_a_lost_sending_says_that_the_package_may_b
     service: LateService, journal: Path
 ) -> None:
     """The settle time has passed without an effect, but the journal rules out a late one only in the next run."""
-    service.scripts["s1"] += script(Fate("504", 5 * SETTLE), "403")
+    service.scripts["s1"] += script(Fate("504", 4 * SETTLE), "403")
     with pytest.raises(Forbidden) as caught:
         await service.client.dispatch(PACKAGE, journal)
     assert state_of(journal)["status"] == "sending"
