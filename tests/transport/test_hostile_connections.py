@@ -119,16 +119,6 @@ async def test_clients_own_session_keeps_no_cookies() -> None:
 # Connections
 
 
-async def test_response_before_the_request_ends_in_an_error_or_a_record() -> None:
-    async def behave(talk: Conversation) -> None:
-        await talk.send(sized(b'{"id": "early"}'))
-        await talk.request()
-
-    async with hostile(behave) as server, connected(server) as client:
-        found = await outcome(OPERATIONS["me"], client, Path("/nonexistent").parent)
-        assert isinstance(found, TransportError) or found.id == "early"
-
-
 BIG = make_pdf(4_000_000)
 
 

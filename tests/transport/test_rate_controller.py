@@ -195,19 +195,3 @@ def test_rate_grows_when_the_limit_is_lifted() -> None:
     assert controller.rate < 75
     simulate(controller, Unlimited(), calls=5000, concurrency=100, began=START + 100)
     assert controller.rate > 1000
-
-
-def test_429s_of_requests_sent_together_count_once() -> None:
-    """And a late one of them does not count after the pause."""
-    controller = RateController()
-    for _ in range(8):
-        controller.acquire(0.0)
-    for _ in range(7):
-        controller.release(0.1, 0.0, False)
-        controller.pause(0.1, 1.0)
-    assert controller.ready_at(0.2) == 1.1
-    assert controller.ready_at(1.1) == 1.1
-    rate = controller.rate
-    controller.release(1.2, 0.0, False)
-    assert controller.ready_at(1.2) <= 1.2
-    assert controller.rate == rate
