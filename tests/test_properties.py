@@ -15,12 +15,18 @@ from multidict import CIMultiDict, CIMultiDictProxy
 
 from signing_async import APIError, Assumptions, DecodeError, NotFound, RetryPolicy, Signing, SigningClient
 from signing_async.pagination import _linked  # private: over HTTP the noise hides how time grows
-from signing_async.transport.decode import Unreadable, decode_record, parse, timestamp
-from signing_async.transport.problems import error_from
-from signing_async.transport.redaction import redact
-from signing_async.transport.retry import Kind, Retries, RetryBudget, Safety, read_retry_after
-from signing_async.transport.urls import resolve
-from signing_async.transport.wire import Request
+from signing_async.transport.decode import Unreadable, decode_record, parse, timestamp  # private: the same
+from signing_async.transport.problems import error_from  # private: the same
+from signing_async.transport.redaction import redact  # private: the same
+from signing_async.transport.retry import (  # private: any delay and deadline, without waiting for it
+    Kind,
+    Retries,
+    RetryBudget,
+    Safety,
+    read_retry_after,
+)
+from signing_async.transport.urls import resolve  # private: thousands of references, without a request for each
+from signing_async.transport.wire import Request  # private: the same
 from tests.fuzz.__main__ import NAMES, load
 from tests.fuzz.promises import check_error
 from tests.fuzz.running import by_mutation
