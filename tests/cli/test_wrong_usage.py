@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Run
-from tests.cli.service import Service
+from tests.cli.service import Service, running
 from tests.pdfs import make_pdf
 from tests.webhooks.deliveries import SECRET
 
@@ -93,6 +94,13 @@ REFUSED = {
     "webhook check http://example.com/": "plain http to another machine",
     "verify-sealed text --fetch": "--fetch requires --trust",
 }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    """A sandbox for all of these tests, which send no request."""
+    with running() as started:
+        yield started
 
 
 @pytest.mark.parametrize("line", REFUSED)
