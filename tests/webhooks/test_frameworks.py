@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import flask
 import pytest
 from django.core.wsgi import get_wsgi_application
 
-from signing_async.webhooks import Event, Receiver, WebhookVerifier, django_view
+from signing_async.webhooks import Event, Receiver, WebhookVerifier, django_view, wsgi_app
 from tests.webhooks.deliveries import SECRET, event_body, hex_of, request, signed
 from tests.webhooks.servers import ASYNC, PATH, THREADED, Before, serve
+from tests.webhooks.test_adapters import respond
 
 LIMIT = 20_000
 BODY = event_body("a")
@@ -182,6 +184,25 @@ def test_body_that_a_middleware_has_read_is_used_if_the_framework_keeps_it_and_e
         else:
             assert (status, headers["Retry-After"], target.ids) == (503, "5", [])
             assert "a middleware or hook has read the body before the webhook receiver" in caplog.text
+
+
+def test_chunked_body_is_bounded_although_a_hook_of_flask_has_looked_for_a_form() -> None:
+    class Endless(io.RawIOBase):
+        taken = 0
+
+        def read(self, size: int = -1) -> bytes:
+            assert size > 0, "it is read without a bound"
+            self.taken += size
+            return b"x" * size
+
+    app, stream = flask.Flask("receiver"), Endless()
+    app.before_request(lambda: bool(flask.request.form) or None)
+    app.post("/")(lambda: wsgi_app(Receiver(WebhookVerifier(SECRET, max_body=20_000), print)))
+    chunked = {"CONTENT_LENGTH": "", "HTTP_TRANSFER_ENCODING": "chunked", "wsgi.input_terminated": True}
+    place = {"PATH_INFO": "/", "SERVER_NAME": "x", "SERVER_PORT": "80", "wsgi.url_scheme": "http"}
+    status, _, _ = respond(b"{}", app, **{"wsgi.input": stream, "wsgi.errors": io.StringIO()}, **chunked, **place)
+    assert status.startswith("413")
+    assert stream.taken < 100_000
 
 
 @pytest.mark.parametrize("kind", ["aiohttp", "wsgi"])
