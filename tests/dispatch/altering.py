@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -13,15 +14,16 @@ from aiohttp import web
 
 from signing_async import RetryPolicy, SigningClient
 from signing_async.sandbox import Sandbox
+from tests.dispatch.observing import Office
 from tests.servers import serving
 
 _RESPONDS_WITH_SIGNING = re.compile(r"GET /api/1\.0/signings/[^/]+|POST /api/1\.0/signings")
 
 
 class Proxy:
-    """A client of the proxy; ``alter`` returns what is shown of a signing, and may be replaced at any time."""
+    """An office behind the proxy; ``alter`` returns what is shown of a signing, and may be replaced at any time."""
 
-    client: SigningClient
+    office: Office
 
     def __init__(self, alter: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
         self.alter = alter
@@ -30,8 +32,8 @@ class Proxy:
 
 
 @contextlib.asynccontextmanager
-async def running_proxy(sandbox: Sandbox) -> AsyncIterator[Proxy]:
-    """A proxy that alters nothing yet."""
+async def running_proxy(sandbox: Sandbox, path: Path) -> AsyncIterator[Proxy]:
+    """A proxy that alters nothing yet, and an office with the journal ``path``."""
 
     async def forward(request: web.Request) -> web.Response:
         url, body = sandbox.base_url + request.raw_path, await request.read()
@@ -47,7 +49,8 @@ async def running_proxy(sandbox: Sandbox) -> AsyncIterator[Proxy]:
     proxy = Proxy(dict)
     async with aiohttp.ClientSession() as session, serving(forward) as server:
         retry = RetryPolicy(base_delay=0.01, settle=0.1)
-        async with SigningClient(server.origin, sandbox.access_token(), retry=retry) as proxy.client:
+        async with SigningClient(server.origin, sandbox.access_token(), retry=retry) as client:
+            proxy.office = Office(sandbox, client, path)
             yield proxy
 
 

@@ -7,6 +7,7 @@ import json
 import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from signing_async import (
     DispatchResult,
     NewRecipient,
     PdfSource,
+    Signing,
     SigningClient,
     SigningPackage,
     SqliteJournal,
@@ -61,6 +63,39 @@ def state_of(path: Path) -> dict[str, Any]:
 def count(sandbox: Sandbox) -> Counter[str | None]:
     """Return the number of requests of each operation."""
     return Counter(record.operation for record in sandbox.requests)
+
+
+@dataclass
+class Office:
+    """A client of a sandbox, and the journal of what the client dispatches."""
+
+    sandbox: Sandbox
+    client: SigningClient
+    path: Path
+
+    async def dispatch(self, parcel: Parcel, **options: Any) -> Signing:
+        """Dispatch a package with the journal."""
+        return await self.client.dispatch(parcel.package, self.path, **options)
+
+    async def dispatch_many(self, *parcels: Parcel, **options: Any) -> list[DispatchResult]:
+        """Return the results of a run over packages with the journal."""
+        return await all_of(self.client.dispatch_many([each.package for each in parcels], self.path, **options))
+
+    def fail(self, operation: str, kind: Any, **details: Any) -> Any:
+        """Let the next request of an operation fail, and return the fault."""
+        return self.sandbox.faults.add(operation, kind, **details)
+
+    def sent_well(self, *parcels: Parcel, spare: int = 0) -> None:
+        """Assert that each package was sent once, exactly as it is, with at most ``spare`` unsent drafts."""
+        sent_well(self.sandbox, *parcels, spare=spare)
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of the only package in the journal."""
+        return state_of(self.path)
+
+    def count(self) -> Counter[str | None]:
+        """Return the number of requests of each operation."""
+        return count(self.sandbox)
 
 
 @contextlib.asynccontextmanager

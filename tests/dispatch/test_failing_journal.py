@@ -10,25 +10,17 @@ import pytest
 
 from signing_async import (
     Claim,
-    ClaimLost,
     ConfigurationError,
     DispatchResult,
     InvalidRequest,
     JournalError,
     OutcomeUnknown,
-    SigningClient,
     SigningError,
     SqliteJournal,
 )
 from signing_async.sandbox import Sandbox
 from tests.dispatch.deaths import Fate, fated_client
-from tests.dispatch.observing import (
-    Failing,
-    all_of,
-    count,
-    parcel_of,
-    sent_well,
-)
+from tests.dispatch.observing import Failing, Office, all_of, count, parcel_of, sent_well
 from tests.dispatch.parcels import make_parcel
 
 
@@ -50,30 +42,32 @@ async def test_journal_failure_at_any_step_stops_the_call_before_an_unjournaled_
 
 @pytest.mark.parametrize("change", ["removed", "replaced"])
 async def test_nothing_more_is_sent_once_the_file_of_the_journal_is_gone(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, change: str
+    office: Office, tmp_path: Path, change: str
 ) -> None:
     """The next run would know nothing of it."""
-    path, parcels = tmp_path / "the.journal", [make_parcel(number, tmp_path) for number in range(8)]
+    parcels = [make_parcel(number, tmp_path) for number in range(4)]
     results: list[DispatchResult] = []
 
     async with SqliteJournal(tmp_path / "other.journal") as other:
         await other.claim("another")
 
     async def run() -> None:
-        async for result in client.dispatch_many([parcel.package for parcel in parcels], path, concurrency=1):
+        async for result in office.client.dispatch_many(
+            [parcel.package for parcel in parcels], office.path, concurrency=1
+        ):
             results.append(result)
             if len(results) == 2:
                 if change == "removed":
-                    path.unlink()
+                    office.path.unlink()
                 else:
-                    (tmp_path / "other.journal").replace(path)
+                    (tmp_path / "other.journal").replace(office.path)
 
     with pytest.raises(JournalError, match=rf"the\.journal was {change}.* while it was open: restore it") as caught:
         await run()
     assert not caught.value.transient
-    sent = sum(not signing.is_draft for signing in sandbox.signings)
+    sent = sum(not signing.is_draft for signing in office.sandbox.signings)
     assert len(results) == 2 <= sent <= 3  # the next package may have been about to be sent
-    sent_well(sandbox, *parcels[:2])
+    office.sent_well(*parcels[:2])
 
 
 class Refusing(SqliteJournal):
@@ -104,88 +98,79 @@ def error_of_one_item() -> JournalError:
     return error
 
 
-@pytest.mark.parametrize("operation", ["claim", "draft", "sending", "sent"])
-@pytest.mark.parametrize("failure", [InvalidRequest("key: at most 20 characters"), error_of_one_item()])
+@pytest.mark.parametrize(
+    ("operation", "failure"),
+    [
+        ("claim", InvalidRequest("key: at most 20 characters")),
+        *((operation, error_of_one_item()) for operation in ("draft", "sending", "sent")),
+    ],
+)
 async def test_package_that_the_journal_refuses_fails_alone(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, operation: str, failure: SigningError
+    office: Office, operation: str, failure: SigningError
 ) -> None:
     keys = ["first", "refused", "third", "fourth"]
     refused, *others = parcels = [parcel_of(1, 1, name=key, key=key) for key in sorted(keys, key="refused".__ne__)]
     packages = [parcel.package for parcel in (others[0], refused, *others[1:])]
-    async with Refusing(tmp_path / "journal", operation, copy.copy(failure)) as journal:
-        results = await all_of(client.dispatch_many(packages, journal, concurrency=1))
+    async with Refusing(office.path, operation, copy.copy(failure)) as journal:
+        results = await all_of(office.client.dispatch_many(packages, journal, concurrency=1))
     assert [result.package.key for result in results] == keys
     (error,) = (result.error for result in results if result.error is not None)
     assert isinstance(error, type(failure))
     was_sent = operation == "sent"
     assert (error.effect, error.transient) == ("unknown" if was_sent else "none", False)
-    sent_well(sandbox, *(parcels if was_sent else others), spare=1)
-    await client.dispatch(refused.package, tmp_path / "journal")
-    sent_well(sandbox, *parcels, spare=1)
+    office.sent_well(*(parcels if was_sent else others), spare=1)
+    await office.dispatch(refused)
+    office.sent_well(*parcels, spare=1)
 
 
 @pytest.mark.parametrize(("kind", "effect"), [("drop-after-commit", "unknown"), ("expired-token", "none")])
 async def test_effect_of_a_journal_failure_after_a_failed_send_is_unknown_unless_the_send_was_refused(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str, effect: str
+    office: Office, kind: str, effect: str
 ) -> None:
-    sandbox.faults.add("signings.send", kind)
-    sandbox.faults.add("signings.get", "503", times=None)
-    async with SqliteJournal(tmp_path / "journal") as journal:
+    office.fail("signings.send", kind)
+    office.fail("signings.get", "503", times=None)
+    async with SqliteJournal(office.path) as journal:
         failing = Failing(journal, 5, OSError(28, "No space left on device"), only="write")
         with pytest.raises(JournalError, match="No space left") as caught:
-            await client.dispatch(parcel_of(1, 1).package, failing)
-    assert len(sandbox.requests_of("signings.send")) == 1
+            await office.client.dispatch(parcel_of(1, 1).package, failing)
+    assert len(office.sandbox.requests_of("signings.send")) == 1
     assert caught.value.effect == effect
 
 
-async def test_effect_of_a_journal_failure_is_unknown_if_an_earlier_run_began_to_send(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
+async def test_effect_of_a_journal_failure_is_unknown_if_an_earlier_run_began_to_send(office: Office) -> None:
     package = parcel_of(1, 1).package
-    sandbox.faults.add("signings.send", "drop-after-commit")
-    unread = sandbox.faults.add("signings.get", "503", times=None)
-    async with SqliteJournal(tmp_path / "journal") as journal:
+    office.fail("signings.send", "drop-after-commit")
+    unread = office.fail("signings.get", "503", times=None)
+    async with SqliteJournal(office.path) as journal:
         with pytest.raises(OutcomeUnknown):
-            await client.dispatch(package, journal)
+            await office.client.dispatch(package, journal)
         unread.remove()
         with pytest.raises(JournalError) as caught:
-            await client.dispatch(package, Failing(journal, 1, JournalError("gone"), only="write"))
+            await office.client.dispatch(package, Failing(journal, 1, JournalError("gone"), only="write"))
         assert (caught.value.effect, caught.value.exit_code) == ("unknown", 3)
-        assert (await client.dispatch(package, journal)).is_draft is False
-
-
-async def test_failed_release_does_not_change_the_result(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with SqliteJournal(tmp_path / "journal") as journal:
-        for error in (ClaimLost("lease"), OSError("gone")):
-            failing = Failing(journal, 1, error, only="release")
-            assert (await client.dispatch(parcel_of(name=str(error)).package, failing)).is_draft is False
-    assert caplog.messages[-1] == "the journal failed: OSError: gone"
+        assert (await office.client.dispatch(package, journal)).is_draft is False
 
 
 @pytest.mark.parametrize(
     "state",
     [
         "no JSON",
-        "{}",
         '{"content": "x", "service": "y", "status": "unheard of", "signing": "z"}',
         '{"content": "x", "service": "y", "status": "sent"}',
-        '{"content": "x", "service": "y", "signing": 5}',
         '{"content": "x", "service": "y", "documents": {"a": "b"}}',
         '{"content": "x", "service": "y", "newer": 1}',
     ],
 )
 async def test_journal_entry_that_cannot_be_decoded_is_an_unknown_outcome_and_is_kept(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, state: str
+    office: Office, state: str
 ) -> None:
     broken, good = parcel_of(name="Broken", key="broken"), parcel_of(name="Good", key="good")
-    async with SqliteJournal(tmp_path / "journal") as journal:
+    async with SqliteJournal(office.path) as journal:
         claim = await journal.claim("broken")
         assert claim is not None
         await journal.write(claim, state)
         await journal.release(claim)
-        results = await all_of(client.dispatch_many([broken.package, good.package], journal))
+        results = await all_of(office.client.dispatch_many([broken.package, good.package], journal))
         errors = {result.package.key: result.error for result in results}
         assert isinstance(errors["broken"], OutcomeUnknown)
         assert str(errors["broken"]).startswith("the journal entry of this package cannot be decoded: ")
@@ -193,18 +178,16 @@ async def test_journal_entry_that_cannot_be_decoded_is_an_unknown_outcome_and_is
         claim = await journal.claim("broken")
         assert claim is not None
         assert claim.state == state
-    assert len(sandbox.signings) == 1
+    assert len(office.sandbox.signings) == 1
 
 
-async def test_package_sent_at_another_service_is_a_configuration_error(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
+async def test_package_sent_at_another_service_is_a_configuration_error(office: Office) -> None:
     package = parcel_of().package
-    signing = await client.dispatch(package, tmp_path / "journal")
+    signing = await office.client.dispatch(package, office.path)
     async with Sandbox(seed=8) as other, fated_client(other, Fate()) as elsewhere:
-        with pytest.raises(ConfigurationError, match=f"holds this package for {sandbox.base_url}; use another"):
-            await elsewhere.dispatch(package, tmp_path / "journal")
-        (result,) = await all_of(elsewhere.dispatch_many([package], tmp_path / "journal"))
+        with pytest.raises(ConfigurationError, match=f"holds this package for {office.sandbox.base_url}; use another"):
+            await elsewhere.dispatch(package, office.path)
+        (result,) = await all_of(elsewhere.dispatch_many([package], office.path))
         assert result.signing is None
         assert other.requests == []
-    assert (await client.dispatch(package, tmp_path / "journal")).id == signing.id
+    assert (await office.client.dispatch(package, office.path)).id == signing.id

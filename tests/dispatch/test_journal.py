@@ -12,8 +12,6 @@ import os
 import secrets
 import signal
 import sqlite3
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,18 +21,18 @@ from typing import Any
 
 import pytest
 
-import signing_async.storage.claims  # its races and forks cannot be provoked from outside
 from signing_async import Claim, ConfigurationError, JournalError, SqliteJournal
-from signing_async.storage.claims import OwnerLock
+from signing_async.storage import claims  # its races and forks cannot be provoked from outside
 from tests.dispatch.holders import holder, taken
+from tests.full_disk import full_disk
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[sqlite3.Connection]:
+def locked(path: Path, kind: str = "IMMEDIATE") -> Iterator[None]:
     """Lock the database of a journal, as another process may."""
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-        database.execute("BEGIN IMMEDIATE")
-        yield database
+        database.execute(f"BEGIN {kind}")
+        yield
         database.execute("ROLLBACK")
 
 
@@ -73,8 +71,9 @@ async def test_files_of_the_journal_are_private_to_their_owner_whatever_the_umas
     assert modes == dict.fromkeys(["journal", "journal-wal", "journal-shm", "lock"], 0o600)
 
 
-async def test_claim_of_a_killed_process_is_free_at_once_with_its_text(path: Path) -> None:
+async def test_paused_process_keeps_its_claim_and_that_of_a_killed_one_is_free_at_once(path: Path) -> None:
     with holder(path) as process:
+        process.send_signal(signal.SIGSTOP)
         async with SqliteJournal(path) as journal:
             assert await journal.claim("lease") is None
             process.send_signal(signal.SIGKILL)
@@ -112,7 +111,7 @@ async def test_lock_file_removed_before_it_was_locked_is_created_again(
         names.append(token(size))
         return names[-1]
 
-    monkeypatch.setattr(signing_async.storage.claims, "try_lock", locked)
+    monkeypatch.setattr(claims, "try_lock", locked)
     monkeypatch.setattr(secrets, "token_hex", token_hex)
     async with SqliteJournal(path) as journal:
         await taken(journal)
@@ -124,16 +123,19 @@ async def test_claim_whose_owner_cannot_be_checked_is_held(path: Path, monkeypat
         await taken(one)
         await taken(other, "another")
 
-        def fail(self: OwnerLock, owner: str) -> bool:
+        def fail(*_: object) -> bool:
             raise OSError(24, "Too many open files")
 
         with monkeypatch.context() as patch:
-            patch.setattr(OwnerLock, "is_alive", fail)
+            patch.setattr(claims.OwnerLock, "is_alive", fail)
             assert await other.claim("lease") is None
 
 
 async def test_file_locked_beyond_the_timeout_is_a_journal_error_and_the_next_try_succeeds(path: Path) -> None:
+    """While it is opened, and later."""
     async with SqliteJournal(path, timeout=0.05) as journal:
+        with locked(path, "EXCLUSIVE"), pytest.raises(JournalError, match="locked"):
+            await journal.claim("lease")
         claim = await taken(journal)
         with locked(path), pytest.raises(JournalError, match=r"the\.journal: database is locked") as caught:
             await journal.write(claim, "one")
@@ -145,12 +147,6 @@ async def test_file_locked_beyond_the_timeout_is_a_journal_error_and_the_next_tr
 
 def make_text(path: Path) -> None:
     path.write_bytes(b"this is no database, and never was one" * 100)
-
-
-def make_damaged_pages(path: Path) -> None:
-    make_newer(path)
-    data = path.read_bytes()
-    path.write_bytes(data[:4096] + b"\x5a" * (len(data) - 4096))
 
 
 def make_foreign_database(path: Path) -> None:
@@ -172,7 +168,6 @@ def make_newer(path: Path) -> None:
     ("make", "words"),
     [
         (make_text, r"the\.journal: file is not a database"),
-        (make_damaged_pages, r"the\.journal( |: )"),
         (make_foreign_database, r"the\.journal is the database of another program; it was not changed$"),
         (make_newer, r"the\.journal was written by a newer version of signing-async; upgrade this one$"),
     ],
@@ -197,36 +192,22 @@ async def test_missing_folder_is_an_error_and_no_new_journal(tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == []
 
 
-FULL = """
-import asyncio, resource, signal, sys
-from signing_async import JournalError, SqliteJournal
-
-async def main():
-    async with SqliteJournal(sys.argv[1]) as journal:
-        claims = [await journal.claim(f"{number}") for number in range(20)]
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (150_000, 150_000))
-        written = 0
-        try:
-            for claim in claims:
-                await journal.write(claim, "x" * 20_000)
-                written += 1
-        except JournalError as error:
-            print(written, error.transient, error)
-        sys.stdout.flush()
-
-asyncio.run(main())
-"""
-
-
 async def test_full_disk_is_a_journal_error_and_earlier_writes_are_kept(path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", FULL, str(path)], capture_output=True, text=True, timeout=300)
-    written, _, words = done.stdout.partition(" ")
-    assert words.startswith("True the journal "), done.stderr
-    assert 0 < int(written) < 20
+    states: list[str | None] = [None] * 20
     async with SqliteJournal(path) as journal:
-        states = [(await taken(journal, f"{number}")).state for number in range(20)]
-    assert states == ["x" * 20_000] * int(written) + [None] * (20 - int(written))
+        held = [await taken(journal, f"{number}") for number in range(20)]
+
+        async def write_all() -> None:
+            for number, claim in enumerate(held):
+                await journal.write(claim, "x" * 20_000)
+                states[number] = "x" * 20_000
+
+        with full_disk(free=150_000), pytest.raises(JournalError, match=r"^the journal .*the\.journal") as caught:
+            await write_all()
+    assert caught.value.transient
+    assert None in states[1:]
+    async with SqliteJournal(path) as journal:
+        assert [(await taken(journal, f"{number}")).state for number in range(20)] == states
 
 
 async def test_closed_journal_refuses_everything_and_can_be_closed_again(path: Path) -> None:
@@ -240,23 +221,26 @@ async def test_closed_journal_refuses_everything_and_can_be_closed_again(path: P
         assert not caught.value.transient
 
 
-@pytest.mark.parametrize("path", [5, b"journal", None, "", "a\0b"])
-def test_invalid_path_is_refused_by_the_constructor(path: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"^journal: must be a path"):
-        SqliteJournal(path)
+@pytest.mark.parametrize(
+    ("path", "timeout", "problem"),
+    [
+        (5, 5, "journal: must be a path"),
+        ("", 5, "journal: must be a path"),
+        ("a\0b", 5, "journal: must be a path"),
+        ("journal", 0, "timeout: must be a number above 0 and of at most 3600, got 0"),
+        ("journal", True, "timeout: must be a number above 0 and of at most 3600, got "),
+        ("journal", 3600.5, "timeout: must be a number above 0 and of at most 3600, got "),
+    ],
+)
+def test_invalid_argument_is_refused_by_the_constructor(path: Any, timeout: Any, problem: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^{problem}"):
+        SqliteJournal(path, timeout=timeout)
 
 
 def test_sqlite_without_returning_is_refused_by_the_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
     with pytest.raises(ConfigurationError, match=r"^SqliteJournal needs SQLite 3\.35 \(RETURNING\), found "):
         SqliteJournal("journal")
-
-
-@pytest.mark.parametrize("timeout", [0, -1, True, "5", float("nan"), 3600.5])
-def test_invalid_timeout_is_refused_by_the_constructor(timeout: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"^timeout: must be a number above 0 and of at most 3600, got "):
-        SqliteJournal("journal", timeout=timeout)
-    SqliteJournal("journal", timeout=3600)
 
 
 # Processes, threads and event loops
@@ -298,8 +282,8 @@ async def test_forked_child_can_neither_use_the_journal_nor_keep_its_claims(path
 async def test_forked_child_holds_no_lock_and_closes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     journal = SqliteJournal(path)
     await taken(journal)
-    signing_async.storage.claims._after_fork_in_child()
-    signing_async.storage.claims._after_fork_in_child()
+    claims._after_fork_in_child()
+    claims._after_fork_in_child()
     async with SqliteJournal(path) as other:
         assert await other.claim("lease") is not None
     with monkeypatch.context() as patch:
@@ -329,28 +313,8 @@ async def test_unclosed_journal_warns_when_collected_and_frees_its_claims(path: 
         assert await other.claim("lease") is not None
 
 
-async def test_cancelled_write_is_made_before_later_operations(path: Path) -> None:
-    async with SqliteJournal(path) as journal:
-        claim = await taken(journal)
-        with locked(path):
-            writing = asyncio.create_task(journal.write(claim, "one"))
-            await asyncio.sleep(0.01)
-            writing.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await writing
-        await journal.release(claim)
-        assert (await taken(journal)).state == "one"
-
-
-async def test_paused_process_keeps_its_claim(path: Path) -> None:
-    with holder(path) as process:
-        process.send_signal(signal.SIGSTOP)
-        async with SqliteJournal(path) as journal:
-            assert await journal.claim("lease") is None
-        process.send_signal(signal.SIGCONT)
-
-
-async def test_event_loop_is_not_blocked_while_the_file_is_locked(path: Path) -> None:
+async def test_cancelled_write_to_a_locked_file_is_made_before_later_operations(path: Path) -> None:
+    """The event loop is not blocked meanwhile."""
     async with SqliteJournal(path) as journal:
         claim = await taken(journal)
         with locked(path):
@@ -358,57 +322,8 @@ async def test_event_loop_is_not_blocked_while_the_file_is_locked(path: Path) ->
             for _ in range(20):
                 await asyncio.sleep(0.001)
             assert not writing.done()
-        await writing
+            writing.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await writing
         await journal.release(claim)
         assert (await taken(journal)).state == "one"
-
-
-FORK = """
-import asyncio, os, sys, time
-from signing_async import SqliteJournal
-
-async def main():
-    journal = SqliteJournal(sys.argv[1])
-    claim = await journal.claim("lease")
-    ready, started = os.pipe()
-    child = os.fork()
-    if not child:
-        os.write(started, b"x")
-        time.sleep(600)
-    os.read(ready, 1)
-    await journal.write(claim, "begun")
-    print(child, flush=True)
-    await asyncio.sleep(600)
-
-asyncio.run(main())
-"""
-
-
-async def test_claims_of_a_dead_parent_are_free_while_its_child_lives(path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", FORK, str(path)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        child = int(process.stdout.readline())
-        try:
-            async with SqliteJournal(path) as journal:
-                assert await journal.claim("lease") is None
-                process.kill()
-                process.wait()
-                assert await journal.claim("lease") == Claim("lease", "begun", 2)
-        finally:
-            process.kill()
-            os.kill(child, signal.SIGKILL)
-
-
-async def test_journals_opened_together_share_one_file_and_each_package_has_one_claim(path: Path) -> None:
-    journals = [SqliteJournal(path) for _ in range(12)]
-    claims = await asyncio.gather(*(journal.claim("lease") for journal in journals))
-    assert sum(claim is not None for claim in claims) == 1
-    await asyncio.gather(*(journal.aclose() for journal in journals))
-
-
-async def test_opening_a_locked_file_is_retried_until_the_timeout(path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
-        database.execute("BEGIN EXCLUSIVE")
-        async with SqliteJournal(path, timeout=0.05) as journal:
-            with pytest.raises(JournalError, match="locked"):
-                await journal.claim("lease")

@@ -101,10 +101,6 @@ async def test_all_problems_are_reported_at_once_each_with_its_field(problems_of
         assert problem.startswith(start)
 
 
-def _with_extra(value: Any) -> SigningPackage:
-    return package(recipients=[NewRecipient("a@b.c", extra={"phone": value})])
-
-
 _SEQUENTIAL = {"signing_order": "sequential"}
 
 
@@ -113,31 +109,20 @@ _SEQUENTIAL = {"signing_order": "sequential"}
     [
         ({"name": "Lease"}, ["package: must be a SigningPackage, got dict"]),
         (package("lease.pdf"), ["documents: must be a list, got str"]),
-        (package(b"%PDF-"), ["documents: must be a list, got bytes"]),
-        (package(io.BytesIO(b"")), ["documents: must be a list, got BytesIO"]),
-        (package(5), ["documents: must be a list, got int"]),
-        (package([], []), ["recipients: must not be empty", "documents: must not be empty"]),
-        (package(recipients=ANNA), ["recipients: must be a list, got NewRecipient"]),
         (package(recipients=None, signing_order="sequential"), ["recipients: must be a list, got NoneType"]),
         (
-            package([], [ANNA, NewRecipient("no address", order=2)], signing_order="sequential"),
-            [
-                "recipients[1].email: must be an e-mail address, got 'no address'",
-                "recipients[0].order: missing, though other recipients have one",
-                "documents: must not be empty",
-            ],
+            package([], [ANNA, NewRecipient("d@e.f", order=2)], **_SEQUENTIAL),
+            ["recipients[0].order: missing, though other recipients have one", "documents: must not be empty"],
         ),
-        (package(key="k" * 1001), ["key: must be at most 1,000 bytes in UTF-8, got 1,001"]),
+        (package(recipients=[]), ["recipients: must not be empty"]),
         (package(key="Å" * 501), ["key: must be at most 1,000 bytes in UTF-8, got 1,002"]),
-        (_with_extra(object()), ["recipients[0].extra: cannot be sent as JSON"]),
-        (_with_extra(float("nan")), ["recipients[0].extra: cannot be sent as JSON"]),
+        (
+            package(recipients=[NewRecipient("a@b.c", extra={"phone": float("nan")})]),
+            ["recipients[0].extra: cannot be sent as JSON"],
+        ),
         (
             package(recipients=[NewRecipient("a@b.c", order=order) for order in (2, 1, 2)], **_SEQUENTIAL),
             ["recipients[2].order: 2 is the order of recipients[0]"],
-        ),
-        (
-            package(recipients=[NewRecipient("a@b.c", order=1), NewRecipient("d@e.f")], **_SEQUENTIAL),
-            ["recipients[1].order: missing, though other recipients have one"],
         ),
         (
             package([PdfSource(make_pdf(), "a.pdf", sha256="0" * 64)]),
@@ -150,7 +135,7 @@ async def test_invalid_package_is_refused(problems_of: Any, wrong: Any, problems
     assert [one[: len(start)] for one, start in zip(found, problems, strict=True)] == problems
 
 
-async def test_file_with_another_hash_is_refused(problems_of: Any, tmp_path: Path) -> None:
+async def test_large_file_with_another_hash_is_refused(problems_of: Any, tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(make_pdf(LARGE))
     (problem,) = await problems_of(package([PdfSource(tmp_path / "a.pdf", sha256="0" * 64)]))
     assert problem.startswith(f"documents[0]: a.pdf: sha256 mismatch: expected {'0' * 64}, found ")
@@ -201,7 +186,6 @@ async def test_same_content_has_the_same_key_whatever_its_source_and_any_change_
         package([tmp_path / "here" / "a.pdf"]),
         package([str(tmp_path / "there" / "a.pdf")]),
         package([PdfSource(data, "a.pdf")]),
-        package([PdfSource(io.BytesIO(data), "a.pdf")]),
         package([PdfSource(stream(), "a.pdf")]),
         package((source for source in [PdfSource(data, "a.pdf")]), recipients=iter([ANNA])),
     ]
@@ -233,15 +217,14 @@ async def test_content_key_is_the_same_in_every_version_and_for_every_normal_for
         assert key == "0ff14c1cfc103c9a14c658eef3322a08eec226d38c9f9a0e7b52aa7c44d4d03e"
 
 
-@pytest.mark.parametrize("size", [1500, LARGE])
 async def test_single_use_sources_are_kept_until_the_package_ends(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, size: int
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path
 ) -> None:
     """Their documents are uploaded again to a second draft. Also if a document is invalid, nothing stays open."""
-    data = [make_pdf(size, seed=seed) for seed in range(2)]
+    data = [make_pdf(LARGE, seed=0), make_pdf(seed=1)]
 
     async def stream() -> AsyncIterator[bytes]:
-        for at in range(0, size, 7000):
+        for at in range(0, LARGE, 7000):
             yield data[0][at : at + 7000]
 
     class Pipe(io.BytesIO):
@@ -264,31 +247,27 @@ async def test_single_use_sources_are_kept_until_the_package_ends(
     assert buffers() == before
 
 
-@pytest.mark.parametrize("size", [1500, 600_000])
-@pytest.mark.parametrize("kind", ["path", "bytearray", "file", "extra"])
+@pytest.mark.parametrize(("kind", "size"), [("path", 1500), ("path", LARGE), ("bytearray", 1500), ("file", 1500)])
 async def test_what_changed_after_the_check_is_not_sent(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, size: int, kind: str
+    sandbox: Sandbox, client: SigningClient, tmp_path: Path, kind: str, size: int
 ) -> None:
     path, data, extra = tmp_path / "a.pdf", bytearray(make_pdf(size)), {"phone": "+46 1"}
     path.write_bytes(data)
 
     class Changing(MemoryJournal):
         async def claim(self, key: str) -> Claim | None:
-            extra["phone"] = "+46 2"
+            extra["phone"] += "2"
             data[-20] ^= 1
             path.write_bytes(data)
             return await super().claim(key)
 
     with path.open("rb") as file:
-        source: Any = {"path": path, "bytearray": data, "file": file, "extra": make_pdf(size)}[kind]
-        changing = package([PdfSource(source, "a.pdf")], [NewRecipient("a@b.c", extra=extra)])
-        if kind == "extra":
-            signing = await client.dispatch(changing, Changing())
-            assert sandbox.recipients(signing.id)[0].phone == "+46 1"
-            return
+        source: Any = {"path": path, "bytearray": data, "file": file}[kind]
         with pytest.raises(InvalidRequest, match=r"a\.pdf changed after it was checked \(sha256 mismatch\)"):
-            await client.dispatch(changing, Changing())
+            await client.dispatch(package([PdfSource(source, "a.pdf")]), Changing())
     assert sandbox.documents() == []
+    signing = await client.dispatch(package(recipients=[NewRecipient("a@b.c", extra=extra)]), Changing())
+    assert sandbox.recipients(signing.id)[0].phone == "+46 12"
 
 
 def test_repr_of_a_package_does_not_contain_documents() -> None:

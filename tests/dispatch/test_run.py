@@ -29,7 +29,7 @@ from signing_async import (
 from signing_async.sandbox import Sandbox
 from tests.dispatch.deaths import MemoryJournal
 from tests.dispatch.kill import run
-from tests.dispatch.observing import all_of, counting_client, parcel_of, sent_well
+from tests.dispatch.observing import Office, all_of, counting_client, parcel_of, sent_well
 from tests.dispatch.parcels import make_parcel
 from tests.pdfs import make_pdf
 
@@ -39,7 +39,7 @@ async def test_fatal_error_is_the_result_of_every_remaining_package_and_nothing_
     sandbox: Sandbox, tmp_path: Path, problem: str
 ) -> None:
     """The packages that are waited for as well: another run holds every second one."""
-    parcels = [parcel_of(1, 1, name=f"Lease {number}", key=f"{number}") for number in range(40)]
+    parcels = [parcel_of(1, 1, name=f"Lease {number}", key=f"{number}") for number in range(20)]
     reports: list[Progress] = []
     async with SqliteJournal(tmp_path / "journal") as other, SigningClient(sandbox.base_url, "wrong") as client:
         for number in range(0, 4, 2):
@@ -50,9 +50,9 @@ async def test_fatal_error_is_the_result_of_every_remaining_package_and_nothing_
         async with asyncio.timeout(60):
             results = await all_of(client.dispatch_many(packages, tmp_path / "journal", 2, reports.append))
     kind = Unauthorized if problem == "rejected token" else ClientClosed
-    assert [type(result.error) for result in results] == [kind] * 40
+    assert [type(result.error) for result in results] == [kind] * 20
     assert {id(result.package) for result in results} == {id(package) for package in packages}
-    assert len({id(result.error) for result in results}) == 40
+    assert len({id(result.error) for result in results}) == 20
     assert len(sandbox.requests) <= 4
     assert reports[-1].files_total is not None
     async with SigningClient(sandbox.base_url, sandbox.access_token()) as client:
@@ -60,12 +60,10 @@ async def test_fatal_error_is_the_result_of_every_remaining_package_and_nothing_
     sent_well(sandbox, *parcels)
 
 
-async def test_failed_packages_are_results_and_a_second_run_sends_them(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    good = [make_parcel(number, tmp_path) for number in range(10)]
+async def test_failed_packages_are_results_and_a_second_run_sends_them(office: Office, tmp_path: Path) -> None:
+    good = [make_parcel(number, tmp_path) for number in range(5)]
     bad = SigningPackage("", "EN", [b"text"], [])
-    sandbox.faults.add("recipients.add", "429", skip=3, retry_after=3600)
+    office.fail("recipients.add", "429", skip=3, retry_after=3600)
 
     async def broken() -> AsyncIterator[bytes]:
         yield make_pdf()
@@ -73,7 +71,7 @@ async def test_failed_packages_are_results_and_a_second_run_sends_them(
 
     crooked = SigningPackage("Lease", "EN", [PdfSource(broken(), "a.pdf")], good[0].package.recipients)
     given: list[Any] = [good[0].package, bad, "lease.pdf", crooked, None, *(one.package for one in good[1:])]
-    results = await all_of(client.dispatch_many(given, tmp_path / "journal"))
+    results = await all_of(office.client.dispatch_many(given, office.path))
     errors = Counter(type(result.error).__name__ for result in results if result.error)
     assert errors == {"InvalidRequest": 3, "ZeroDivisionError": 1, "RateLimited": 1}
     assert Counter(id(result.package) for result in results) == Counter(id(one) for one in given)
@@ -81,19 +79,19 @@ async def test_failed_packages_are_results_and_a_second_run_sends_them(
     (refused,) = [result for result in results if isinstance(result.error, RateLimited)]
     assert refused.signing is not None
     assert refused.signing.is_draft is True
-    again = await all_of(client.dispatch_many([refused.package], tmp_path / "journal"))
+    again = await office.dispatch_many(refused)
     assert again[0].signing is not None
     assert again[0].signing.id == refused.signing.id
-    sent_well(sandbox, *good)
+    office.sent_well(*good)
 
 
-async def test_second_of_two_identical_packages_without_a_key_is_refused(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
+async def test_second_of_two_identical_packages_without_a_key_is_refused_unless_the_first_failed(
+    office: Office,
 ) -> None:
     first, second, other = parcel_of(), parcel_of(), parcel_of(name="Other")
     packages = [first.package, other.package, second.package]
     progress: list[Progress] = []
-    many = client.dispatch_many(packages, tmp_path / "journal", concurrency=1, on_progress=progress.append)
+    many = office.client.dispatch_many(packages, office.path, concurrency=1, on_progress=progress.append)
     errors = {id(result.package): result.error for result in await all_of(many)}
     assert (errors[id(first.package)], errors[id(other.package)]) == (None, None)
     refusal = errors[id(second.package)]
@@ -102,22 +100,14 @@ async def test_second_of_two_identical_packages_without_a_key_is_refused(
         "key: missing, and packages[2] is the same package as packages[0]; if both are to be sent, give each a key",
     )
     assert progress[-1].files_done == progress[-1].files_total == 4
-    sent_well(sandbox, first, other)
-
-
-async def test_package_without_a_key_that_failed_may_be_given_again_in_the_same_run(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    parcel = parcel_of()
-    sandbox.faults.add("recipients.add", "429", retry_after=3600)
-    results = await all_of(client.dispatch_many([parcel.package] * 2, tmp_path / "journal", concurrency=1))
+    third = parcel_of(name="Third")
+    office.fail("recipients.add", "429", retry_after=3600)
+    results = await all_of(office.client.dispatch_many([third.package] * 2, office.path, concurrency=1))
     assert [type(result.error) for result in results] == [RateLimited, type(None)]
-    sent_well(sandbox, parcel)
+    office.sent_well(first, other, third)
 
 
-async def test_endless_iterable_is_pulled_as_needed_and_leaving_releases_all_claims(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
+async def test_endless_iterable_is_pulled_as_needed_and_leaving_releases_all_claims(office: Office) -> None:
     pulled = 0
 
     def endless() -> Iterator[SigningPackage]:
@@ -126,8 +116,8 @@ async def test_endless_iterable_is_pulled_as_needed_and_leaving_releases_all_cla
             pulled += 1
             yield parcel_of(1, 1, name=f"Lease {pulled}").package
 
-    async with SqliteJournal(tmp_path / "journal") as journal:
-        async with client.dispatch_many(endless(), journal, concurrency=4) as results:
+    async with SqliteJournal(office.path) as journal:
+        async with office.client.dispatch_many(endless(), journal, concurrency=4) as results:
             taken = 0
             async for result in results:
                 assert result.error is None
@@ -136,28 +126,25 @@ async def test_endless_iterable_is_pulled_as_needed_and_leaving_releases_all_cla
                     break
         assert 10 <= pulled <= 10 + 3 * 4
         assert not [task for task in asyncio.all_tasks() if "signing_async bulk" in task.get_name()]
-        with contextlib.closing(sqlite3.connect(tmp_path / "journal")) as database:
+        with contextlib.closing(sqlite3.connect(office.path)) as database:
             async with asyncio.timeout(10):
                 # What was asked for at the moment of leaving is given back when it comes.
                 held = "SELECT count(*) FROM packages WHERE leased_until IS NOT NULL"
                 while database.execute(held).fetchone() != (0,):
                     await asyncio.sleep(0.01)
-        names = [f"Lease {number}" for number in range(1, pulled + 1)]
-        parcels = [parcel_of(1, 1, name=name) for name in names]
-        await all_of(client.dispatch_many([parcel.package for parcel in parcels], journal))
-    sent_well(sandbox, *parcels, spare=4)
+        parcels = [parcel_of(1, 1, name=f"Lease {number}") for number in range(1, pulled + 1)]
+        await all_of(office.client.dispatch_many([parcel.package for parcel in parcels], journal))
+    office.sent_well(*parcels, spare=4)
 
 
-async def test_progress_counts_all_documents_with_totals_once_the_last_package_is_known(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
+async def test_progress_counts_all_documents_with_totals_once_the_last_package_is_known(office: Office) -> None:
     parcels = [parcel_of(2, 1, name=f"Lease {number}") for number in range(10)]
     told: list[Progress] = []
-    sandbox.faults.add("documents.upload", "drop-before-commit", times=3)
+    office.fail("documents.upload", "drop-before-commit", times=3)
     size = sum(len(data) for parcel in parcels for _, data in parcel.documents)
     for _ in range(2):
         packages = [parcel.package for parcel in parcels] + [SigningPackage("", "EN", [], [])]
-        await all_of(client.dispatch_many(packages, tmp_path / "journal", on_progress=told.append))
+        await all_of(office.client.dispatch_many(packages, office.path, on_progress=told.append))
         assert told[0].files_total is None
         assert told[-1] == Progress(20, 20, size, size)
         assert all(one.files_done <= 20 and one.bytes_done <= size for one in told)
@@ -177,27 +164,28 @@ async def test_uploads_of_a_run_are_no_more_than_its_concurrency(sandbox: Sandbo
     sent_well(sandbox, *parcels)
 
 
-async def test_invalid_arguments_are_refused_by_the_call(client: SigningClient, tmp_path: Path) -> None:
-    packages = [parcel_of().package]
-    many: Any = client.dispatch_many
-    with pytest.raises(InvalidRequest, match="packages: must be an iterable of SigningPackage, got SigningPackage"):
-        many(packages[0], tmp_path / "journal")
-    for concurrency in (0, -1, True, "8", None):
-        with pytest.raises(InvalidRequest, match="concurrency: must be an integer of at least 1"):
-            many(packages, tmp_path / "journal", concurrency=concurrency)
-    half = type("Half", (), {"claim": print, "write": print})()
-    for journal in (None, 5, object(), half):
-        with pytest.raises(InvalidRequest, match=r"^journal: must be a path or a Journal, got .+"):
-            many(packages, journal)
-    with pytest.raises(ConfigurationError, match="journal: must be a path"):
-        many(packages, "")
-    with pytest.raises(ConfigurationError, match="got a URL; for PostgreSQL give a PostgresJournal") as caught:
-        many(packages, "postgresql://me:secret@host/signings")
+HALF_A_JOURNAL = type("Half", (), {"claim": print, "write": print})()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"packages": parcel_of().package}, "packages: must be an iterable of SigningPackage, got SigningPackage"),
+        ({"concurrency": 0}, "concurrency: must be an integer of at least 1"),
+        ({"journal": 5}, "journal: must be a path or a Journal, got 5"),
+        ({"journal": HALF_A_JOURNAL}, "journal: must be a path or a Journal, got "),
+        ({"journal": ""}, "journal: must be a path"),
+        ({"journal": "postgresql://me:secret@host/signings"}, "got a URL; for PostgreSQL give a PostgresJournal"),
+        ({"on_progress": 5}, "on_progress: must be callable"),
+    ],
+)
+async def test_invalid_argument_is_refused_by_the_call(
+    client: SigningClient, tmp_path: Path, arguments: Any, problem: str
+) -> None:
+    given = {"packages": [parcel_of().package], "journal": tmp_path / "journal", **arguments}
+    with pytest.raises((InvalidRequest, ConfigurationError), match=problem) as caught:
+        client.dispatch_many(**given)
     assert "secret" not in str(caught.value)
-    with pytest.raises(InvalidRequest, match="on_progress: must be callable"):
-        many(packages, tmp_path / "journal", on_progress=5)
-    with pytest.raises(InvalidRequest, match="journal: must be a path or a Journal"):
-        await client.dispatch(packages[0], 5)  # type: ignore[arg-type]  # wrong on purpose
 
 
 # What is told
@@ -226,29 +214,12 @@ async def test_token_is_redacted_from_journal_and_log(
 # Kills
 
 
-async def test_packages_are_sent_once_though_the_process_is_killed_ten_times() -> None:
-    outcome = await run(packages=50, kills=10, seed=1)
-    assert outcome.kills == 10
-    assert outcome.failures == []
-    assert outcome.verdict.wrong == []
-    assert outcome.verdict.sent == 50
-    assert outcome.faults > 20
-    # Of those under way at a kill, and after an answer that was lost.
-    assert outcome.verdict.spare <= 8 * 10 + outcome.faults
-
-
-async def test_two_killed_processes_on_one_journal_send_each_package_once() -> None:
-    outcome = await run(packages=40, kills=4, seed=2, workers=2)
-    assert outcome.kills == 4
-    assert outcome.failures == []
-    assert outcome.verdict.wrong == []
-    assert outcome.verdict.sent == 40
-
-
-async def test_no_document_is_read_after_an_error_that_ends_the_run(sandbox: Sandbox, tmp_path: Path) -> None:
-    first, late = parcel_of(1, 1, name="Lease").package, make_parcel(1, tmp_path).package
-    for file in tmp_path.glob("*.pdf"):
-        file.unlink()
-    async with SigningClient(sandbox.base_url, "wrong") as client:
-        results = await all_of(client.dispatch_many([first, late], tmp_path / "journal", 1))
-    assert [type(result.error) for result in results] == [Unauthorized] * 2
+@pytest.mark.parametrize(("packages", "kills", "workers"), [(30, 5, 1), (30, 3, 2)])
+async def test_killed_processes_on_one_journal_send_each_package_once(packages: int, kills: int, workers: int) -> None:
+    """`python -m tests.dispatch.kill` does this at length."""
+    outcome = await run(packages=packages, kills=kills, seed=workers, workers=workers)
+    assert (outcome.verdict.sent, outcome.verdict.wrong, outcome.failures) == (packages, [], [])
+    assert outcome.kills == kills
+    assert outcome.faults > 5
+    # Of those under way at a kill, and after a response that was lost.
+    assert outcome.verdict.spare <= 8 * kills + outcome.faults

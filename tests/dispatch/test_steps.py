@@ -3,44 +3,26 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
 
-from signing_async import (
-    InvalidRequest,
-    RetryPolicy,
-    Signing,
-    SigningClient,
-    SigningState,
-    Unauthorized,
-)
+from signing_async import InvalidRequest, RetryPolicy, Signing, SigningClient, SigningState, Unauthorized
 from signing_async.sandbox import Sandbox
 from tests.dispatch.deaths import MemoryJournal
-from tests.dispatch.observing import abandoned, count, parcel_of, sent_well, state_of
+from tests.dispatch.observing import Office, abandoned, parcel_of
 
 
-async def test_sent_package_is_returned_from_the_journal_without_a_request(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
+async def test_sent_package_is_returned_from_the_journal_without_a_request(office: Office) -> None:
     parcel = parcel_of(message="Please sign")
-    first = await client.dispatch(parcel.package, tmp_path / "journal")
-    before = len(sandbox.requests)
-    second = await client.dispatch(parcel.package, tmp_path / "journal")
-    assert len(sandbox.requests) == before
-    assert (second.id, second.name, second.language, second.signing_order, second.message, second.is_draft) == (
-        first.id,
-        "Lease",
-        "EN",
-        "sequential",
-        "Please sign",
-        False,
-    )
-    assert isinstance(second.documents, tuple)
+    first = await office.dispatch(parcel)
+    before = len(office.sandbox.requests)
+    second = await office.dispatch(parcel)
+    assert len(office.sandbox.requests) == before
+    assert (second.id, second.name, second.language, second.is_draft) == (first.id, "Lease", "EN", False)
+    assert (second.signing_order, second.message, second.state) == ("sequential", "Please sign", SigningState.SENT)
     assert sorted(document.id for document in second.documents) == sorted(document.id for document in first.documents)
-    assert second.state is SigningState.SENT
-    assert state_of(tmp_path / "journal")["status"] == "sent"
+    assert office.state()["status"] == "sent"
 
 
 async def test_journal_entry_has_a_fixed_format(sandbox: Sandbox, client: SigningClient) -> None:
@@ -65,131 +47,95 @@ async def test_dispatch_without_a_journal_sends_each_time(sandbox: Sandbox, clie
     assert [signing.state for signing in sandbox.signings] == ["sent", "sent"]
 
 
-async def test_package_without_faults_costs_no_extra_request(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    await client.dispatch(parcel_of(3, 2).package, tmp_path / "journal")
-    assert count(sandbox) == {
-        "signings.create": 1,
-        "documents.upload": 3,
-        "recipients.add": 2,
-        "signings.send": 1,
-        "signings.get": 1,
-    }
-
-
 async def test_draft_whose_documents_are_out_of_order_is_abandoned_by_an_ordered_run(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    office: Office, caplog: pytest.LogCaptureFixture
 ) -> None:
-    parcel, path = parcel_of(3), tmp_path / "journal"
-    sandbox.faults.add("documents.upload", "expired-token")
+    parcel = parcel_of(3)
+    office.fail("documents.upload", "expired-token")
     with pytest.raises(Unauthorized):
-        await client.dispatch(parcel.package, path, ordered=False)
-    draft = state_of(path)["signing"]
-    assert state_of(path)["documents"].keys() & {"1", "2"}
-    signing = await client.dispatch(parcel.package, path)
+        await office.dispatch(parcel, ordered=False)
+    draft = office.state()["signing"]
+    assert office.state()["documents"].keys() & {"1", "2"}
+    signing = await office.dispatch(parcel)
     assert [document.name for document in signing.documents] == [name for name, _ in parcel.documents]
     (message,) = abandoned(caplog)
     assert message.endswith(f"draft {draft} was abandoned: its documents are out of order")
-    sent_well(sandbox, parcel, spare=1)
+    office.sent_well(parcel, spare=1)
 
 
-async def test_abandoned_drafts_are_in_the_result_and_in_the_notes_of_the_error(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    parcel, path = parcel_of(1, 1), tmp_path / "journal"
-    sandbox.faults.add("documents.upload", "drop-before-commit")
-    sandbox.faults.add("recipients.add", "expired-token")
+async def test_abandoned_drafts_are_in_the_result_and_in_the_notes_of_the_error(office: Office) -> None:
+    parcel = parcel_of(1, 1)
+    office.fail("documents.upload", "drop-before-commit")
+    office.fail("recipients.add", "expired-token")
     with pytest.raises(Unauthorized) as caught:
-        await client.with_options(retry=RetryPolicy.none()).dispatch(parcel.package, path)
-    old, current = [signing.id for signing in sandbox.signings]
+        await office.client.with_options(retry=RetryPolicy.none()).dispatch(parcel.package, office.path)
+    old, current = [signing.id for signing in office.sandbox.signings]
     note = f"package 'Lease': its signing is {current}; status 'draft'; abandoned drafts: {old}"
     assert caught.value.__notes__ == [note]
     for _ in range(2):
-        (result,) = [result async for result in client.dispatch_many([parcel.package], path)]
+        (result,) = await office.dispatch_many(parcel)
         assert (result.error, result.abandoned) == (None, (old,))
 
 
-async def test_draft_with_a_refused_document_is_kept_and_completed_later(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path
-) -> None:
-    parcel, path = parcel_of(3), tmp_path / "journal"
-    sandbox.faults.add("documents.upload", "expired-token", skip=1)
-    with pytest.raises(Unauthorized) as caught:
-        await client.dispatch(parcel.package, path)
-    (draft,) = sandbox.signings
-    assert any(draft.id in note and "'draft'" in note for note in caught.value.__notes__)
-    sandbox.faults.add("documents.upload", "expired-token")
-    (result,) = [result async for result in client.dispatch_many([parcel.package], path)]
-    held = {one.id for one in sandbox.documents(draft.id)}
+@pytest.mark.parametrize("step", ["documents.upload", "recipients.add", "signings.send"])
+async def test_draft_with_a_refused_step_is_kept_and_resumed(office: Office, step: str) -> None:
+    parcel = parcel_of()
+    for skipped in (0 if step == "signings.send" else 1, 0):
+        office.fail(step, "expired-token", skip=skipped)
+        (result,) = await office.dispatch_many(parcel)
+        assert isinstance(result.error, Unauthorized)
+        (draft,) = office.sandbox.signings
+        assert any(draft.id in note and "'draft'" in note for note in result.error.__notes__)
     assert result.signing is not None
     assert (result.signing.id, result.signing.is_draft) == (draft.id, True)
+    held = {document.id for document in office.sandbox.documents(draft.id)}
     assert {document.id for document in result.signing.documents} == held
-    assert state_of(path)["signing"] == draft.id
-    assert state_of(path)["documents"].keys() == {"0"}
-    assert "401" in state_of(path)["error"]
-    signing = await client.dispatch(parcel.package, path)
-    assert signing.id == draft.id
-    assert count(sandbox)["documents.upload"] == 5
-    assert state_of(path)["error"] is None
-    sent_well(sandbox, parcel)
-
-
-@pytest.mark.parametrize("step", ["recipients.add", "signings.send"])
-async def test_draft_with_a_refused_step_is_resumed(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, step: str
-) -> None:
-    parcel, path = parcel_of(), tmp_path / "journal"
-    sandbox.faults.add(step, "expired-token", skip=1 if step == "recipients.add" else 0)
-    with pytest.raises(Unauthorized):
-        await client.dispatch(parcel.package, path)
-    assert state_of(path)["status"] == "draft"
-    assert None not in state_of(path)["recipients"].values()
-    before = count(sandbox)
-    await client.dispatch(parcel.package, path)
-    sent_well(sandbox, parcel)
+    state = office.state()
+    assert (state["status"], state["signing"], "401" in state["error"]) == ("draft", draft.id, True)
+    assert None not in [*state["documents"].values(), *state["recipients"].values()]
+    before = office.count()
+    assert (await office.dispatch(parcel)).id == draft.id
+    assert office.state()["error"] is None
+    office.sent_well(parcel)
     # The draft is read before it is completed and before it is sent, and the signing after it was sent.
-    added = {"recipients.add": 1} if step == "recipients.add" else {}
-    assert count(sandbox) - before == {**added, "signings.send": 1, "signings.get": 3, "recipients.list": 2}
+    missing = {"documents.upload": {step: 1, "recipients.add": 2}, "recipients.add": {step: 1}, "signings.send": {}}
+    added = {**missing[step], "signings.send": 1, "signings.get": 3, "recipients.list": 2}
+    assert office.count() - before == added
 
 
 async def test_refusal_after_an_ambiguous_attempt_leaves_the_draft_ambiguous(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    office: Office, caplog: pytest.LogCaptureFixture
 ) -> None:
-    parcel, path = parcel_of(1, 1), tmp_path / "journal"
-    sandbox.faults.add("documents.upload", "drop-before-commit")
-    sandbox.faults.add("documents.upload", "expired-token")
+    parcel = parcel_of(1, 1)
+    office.fail("documents.upload", "drop-before-commit")
+    office.fail("documents.upload", "expired-token")
     with pytest.raises(Unauthorized):
-        await client.dispatch(parcel.package, path)
-    assert state_of(path)["documents"] == {"0": None}
-    (draft,) = sandbox.signings
-    signing = await client.dispatch(parcel.package, path)
+        await office.dispatch(parcel)
+    assert office.state()["documents"] == {"0": None}
+    (draft,) = office.sandbox.signings
+    signing = await office.dispatch(parcel)
     assert signing.id != draft.id
     (message,) = abandoned(caplog)
     assert message.endswith(f": draft {draft.id} was abandoned: the outcome of one of its steps is unknown")
-    sent_well(sandbox, parcel, spare=1)
+    office.sent_well(parcel, spare=1)
 
 
 async def test_changed_package_replaces_an_unsent_version_and_is_refused_after_the_sending(
-    sandbox: Sandbox, client: SigningClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    office: Office, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path = tmp_path / "journal"
-    sandbox.faults.add("recipients.add", "expired-token")
+    office.fail("recipients.add", "expired-token")
     with pytest.raises(Unauthorized):
-        await client.dispatch(parcel_of(name="First", key="lease").package, path)
-    (draft,) = sandbox.signings
+        await office.dispatch(parcel_of(name="First", key="lease"))
+    (draft,) = office.sandbox.signings
     second = parcel_of(name="Second", key="lease")
-    signing = await client.dispatch(second.package, path)
-    assert state_of(path)["abandoned"] == [draft.id]
+    signing = await office.dispatch(second)
+    assert office.state()["abandoned"] == [draft.id]
     assert abandoned(caplog) == [f"package 'lease': draft {draft.id} was abandoned: the package was changed"]
-    assert (await client.dispatch(second.package, path)).id == signing.id
-    sent_well(sandbox, second)
-    third = client.dispatch_many([parcel_of(name="Third", key="lease").package], path)
+    assert (await office.dispatch(second)).id == signing.id
+    office.sent_well(second)
+    third = office.client.dispatch_many([parcel_of(name="Third", key="lease").package], office.path)
     (result,) = [result async for result in third]
     assert result.signing == Signing(signing.id, is_draft=False)
     assert "key: 'lease' names another package, which was sent as signing" in str(result.error)
     assert isinstance(result.error, InvalidRequest)
-    assert state_of(path)["error"] is None
-
-
-# The package itself
+    assert office.state()["error"] is None
