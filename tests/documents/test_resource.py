@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import io
 import subprocess
 import sys
@@ -13,13 +14,7 @@ from typing import Any
 
 import pytest
 
-from signing_async import (
-    PdfSource,
-    Progress,
-    RequestTimeout,
-    RetryPolicy,
-    SigningClient,
-)
+from signing_async import PdfSource, Progress, RequestTimeout, RetryPolicy, SigningClient
 from signing_async.sandbox import Sandbox
 from tests.documents.uploads import LARGE, in_chunks, recording, upload
 from tests.pdfs import make_pdf
@@ -31,12 +26,9 @@ QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 
 
 @pytest.mark.parametrize("size", [1500, 64 * 1024 + 1, LARGE])
-@pytest.mark.parametrize("kind", ["bytes", "path", "stream"])
-async def test_upload_is_one_form_part_with_a_length_and_not_chunked(tmp_path: Path, size: int, kind: str) -> None:
+async def test_upload_is_one_form_part_with_a_length_and_not_chunked(size: int) -> None:
     data = make_pdf(size)
-    (tmp_path / "lease.pdf").write_bytes(data)
-    sources: dict[str, Any] = {"bytes": data, "path": tmp_path / "lease.pdf", "stream": in_chunks(data)}
-    received = await upload(sources[kind], "lease.pdf")
+    received = await upload(in_chunks(data), "lease.pdf")
     assert received.line == "POST /api/1.0/signings/s1/documents HTTP/1.1"
     assert received.header("content-length") == str(len(received.body))
     assert received.header("transfer-encoding") is None
@@ -57,12 +49,9 @@ async def test_upload_is_one_form_part_with_a_length_and_not_chunked(tmp_path: P
     ("filename", "written"),
     [
         ("avtal åäö.pdf", "avtal åäö.pdf"),
-        ("契約.pdf", "契約.pdf"),
         ('a"b.pdf', "a%22b.pdf"),
         ("a\r\nX-Evil: 1\r\n\r\n.pdf", "a%0D%0AX-Evil: 1%0D%0A%0D%0A.pdf"),
         ("a;b=c\\d.pdf", "a;b=c\\d.pdf"),
-        ("50% off.pdf", "50% off.pdf"),
-        ("no extension", "no extension"),
     ],
 )
 async def test_file_names_are_escaped_as_browsers_do(filename: str, written: str) -> None:
@@ -75,38 +64,50 @@ async def test_file_names_are_escaped_as_browsers_do(filename: str, written: str
 # Every kind of source, against the sandbox
 
 
-@pytest.mark.parametrize("size", [1500, LARGE, 10 * 2**20])
+@pytest.mark.parametrize("size", [1500, LARGE])
 async def test_every_kind_of_source_arrives_byte_for_byte_also_after_a_retry(
     sandbox: Sandbox, client: SigningClient, tmp_path: Path, size: int
 ) -> None:
+    """File objects are read from their position, and keep it."""
     data = make_pdf(size)
     path = tmp_path / "lease.pdf"
     path.write_bytes(data)
     signing = await client.signings.create(name="Lease", language="EN")
-    with path.open("rb") as file, tempfile.SpooledTemporaryFile(max_size=2**20) as spooled:
-        spooled.write(data)
+    framed, packed = tmp_path / "framed.pdf", tmp_path / "packed.gz"
+    framed.write_bytes(b"before" + data)
+    packed.write_bytes(gzip.compress(data, 1))
+    with (
+        framed.open("rb") as file,
+        framed.open("rb", buffering=0) as raw,
+        gzip.open(packed) as unpacked,
+        tempfile.SpooledTemporaryFile(max_size=2**20) as spooled,
+    ):
+        memory = io.BytesIO(b"before" + data)
+        spooled.write(b"before" + data)
+        at_offset = [file, raw, spooled, memory]
+        for each in at_offset:
+            each.seek(6)
         sources: list[tuple[Callable[[], Any], str]] = [
             (lambda: path, "lease.pdf"),
             (lambda: str(path), "lease.pdf"),
             (lambda: data, "document.pdf"),
-            (lambda: bytearray(data), "document.pdf"),
             (lambda: memoryview(data), "document.pdf"),
-            (lambda: io.BytesIO(data), "document.pdf"),
-            (lambda: file, "lease.pdf"),
+            (lambda: memory, "document.pdf"),
+            (lambda: file, "framed.pdf"),
+            (lambda: raw, "framed.pdf"),
+            (lambda: unpacked, "packed.gz"),
             (lambda: spooled, "document.pdf"),
             (lambda: in_chunks(data), "document.pdf"),
-            (lambda: PdfSource(path), "lease.pdf"),
             (lambda: PdfSource(path, "Avtal.pdf"), "Avtal.pdf"),
         ]
         for make, name in sources:
             for fault in (None, "503", "500-after-commit") if size == LARGE else (None,):
-                file.seek(0)
-                spooled.seek(0)
                 if fault:
                     sandbox.faults.add("documents.upload", fault)
                 document = await client.documents.upload(signing, make())
                 assert sandbox.document_bytes(document.id) == data, (name, fault)
                 assert document.name == name
+        assert [each.tell() for each in at_offset] == [6] * len(at_offset)
     uploads = len(sources) * (3 if size == LARGE else 1)
     assert len(sandbox.documents(signing.id)) == uploads
     assert len(sandbox.requests_of("documents.upload")) == uploads + (len(sources) if size == LARGE else 0)
@@ -148,16 +149,10 @@ async def test_deadline_includes_reading_the_source(sandbox: Sandbox, client: Si
 # Progress
 
 
-@pytest.mark.parametrize("kind", ["bytes", "path", "stream"])
 @pytest.mark.parametrize("size", [1500, LARGE])
-async def test_progress_grows_with_the_bytes_sent_and_ends_with_one_file_done(
-    tmp_path: Path, kind: str, size: int
-) -> None:
-    data = make_pdf(size)
-    (tmp_path / "a.pdf").write_bytes(data)
-    sources: dict[str, Any] = {"bytes": data, "path": tmp_path / "a.pdf", "stream": in_chunks(data)}
+async def test_progress_grows_with_the_bytes_sent_and_ends_with_one_file_done(size: int) -> None:
     reports: list[Progress] = []
-    await upload(sources[kind], on_progress=reports.append)
+    await upload(make_pdf(size), on_progress=reports.append)
     assert reports[-2:] == [Progress(0, 1, size, size), Progress(1, 1, size, size)]
     assert [progress.bytes_done for progress in reports] == sorted(progress.bytes_done for progress in reports)
     assert all(progress.bytes_total == size for progress in reports)
@@ -191,16 +186,15 @@ async def test_on_progress_that_raises_is_logged_and_not_called_again(caplog: py
 # Resources
 
 
-@pytest.mark.parametrize("kind", ["path", "stream", "file"])
-async def test_upload_of_10_mib_takes_a_few_blocks_of_memory(tmp_path: Path, kind: str) -> None:
+async def test_upload_of_10_mib_takes_a_few_blocks_of_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(make_pdf(10 * 2**20))
     async with recording() as recorder:
-        command = [sys.executable, "-c", _MEASURE, recorder.origin, str(path), kind]
+        command = [sys.executable, "-c", _MEASURE, recorder.origin, str(path)]
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         out, _ = await process.communicate()
-        assert len(recorder.uploads[-1].body) > 10 * 2**20
-    assert int(out) < 3 * 2**20
+        assert [len(received.body) > 10 * 2**20 for received in recorder.uploads] == [False, True, True, True]
+    assert max(map(int, out.split())) < 3 * 2**20
 
 
 _MEASURE = """
@@ -213,15 +207,16 @@ async def chunks(path):
         while chunk := file.read(100_000):
             yield chunk
 
-async def main(origin, path, kind):
+async def main(origin, path):
     async with SigningClient(origin, "token") as client:
         # Imports of the first upload do not count.
         await client.documents.upload("s1", make_pdf(), "first.pdf")
-        tracemalloc.start()
         with open(path, "rb") as file:
-            source = {"path": lambda: path, "stream": lambda: chunks(path), "file": lambda: file}[kind]()
-            await client.documents.upload("s1", source)
-        print(tracemalloc.get_traced_memory()[1])
+            for source in (path, file, chunks(path)):
+                tracemalloc.start()
+                await client.documents.upload("s1", source)
+                print(tracemalloc.get_traced_memory()[1])
+                tracemalloc.stop()
 
 asyncio.run(main(*sys.argv[1:]))
 """

@@ -33,9 +33,7 @@ MOST = 3 * 2**20
     [
         ("folder/contract.pdf", None, "contract.pdf"),
         (Path("folder/contract.pdf"), "Lease.pdf", "Lease.pdf"),
-        (b"%PDF-", None, "document.pdf"),
         (io.BytesIO(), None, "document.pdf"),
-        (PdfSource(b"", filename="a.pdf"), None, "a.pdf"),
         (PdfSource(b"", filename="a.pdf"), "b.pdf", "b.pdf"),
         (os.fsdecode(b"folder/caf\xe9.pdf"), None, "caf?.pdf"),
         (FileStorage(io.BytesIO(), "lease.pdf", "selected_file"), None, "lease.pdf"),
@@ -48,24 +46,23 @@ def test_filename_is_the_given_one_or_that_of_the_path(source: Any, given: str |
     assert repr(PdfSource(source, given)) == f"PdfSource({expected!r})"
 
 
-class Asynchronous:
-    """An uploaded file of Starlette."""
-
-    async def read(self, size: int = -1) -> bytes:
-        return b""
+async def read_asynchronously(size: int = -1) -> bytes:
+    """Read as an uploaded file of Starlette does."""
+    return b""
 
 
 @pytest.mark.parametrize(
     ("source", "options", "problem"),
     [
         (None, {}, "source: must be a path, bytes, a binary file or an async iterable, got NoneType"),
-        ([b"%PDF-"], {}, "source: must be a path, bytes, a binary file or an async iterable, got list"),
         (io.StringIO(), {}, "source: the file is open as text; open it with mode 'rb'"),
-        (Asynchronous(), {}, "source: its read() is asynchronous; pass a binary file or an async iterable of bytes"),
+        (
+            SimpleNamespace(read=read_asynchronously),
+            {},
+            "source: its read() is asynchronous; pass a binary file or an async iterable of bytes",
+        ),
         (b"", {"filename": " "}, "filename: must be a non-empty string, got ' '"),
-        (b"", {"filename": 5}, "filename: must be a non-empty string, got 5"),
         (b"", {"sha256": "g" * 64}, f"sha256: must be 64 hexadecimal digits, got {'g' * 64!r}"),
-        (b"", {"sha256": 5}, "sha256: must be 64 hexadecimal digits, got 5"),
     ],
 )
 def test_wrong_argument_is_refused_with_its_name(source: Any, options: dict[str, Any], problem: str) -> None:
@@ -85,34 +82,6 @@ async def test_streams_and_files_must_give_bytes(chunk: Any) -> None:
     for source in (give(), SimpleNamespace(read=lambda size: chunk)):
         with pytest.raises(InvalidRequest, match=rf"^source: must yield bytes, got {type(chunk).__name__}$"):
             await upload(source)
-
-
-@pytest.mark.parametrize("size", [1500, LARGE])
-async def test_every_kind_of_source_gives_its_bytes_repeatedly_from_its_position(tmp_path: Path, size: int) -> None:
-    """File objects keep their position."""
-    data = make_pdf(size)
-    path = tmp_path / "a.pdf"
-    path.write_bytes(data)
-    framed = tmp_path / "framed"
-    framed.write_bytes(b"before" + data)
-    with gzip.open(tmp_path / "a.gz", "wb", 1) as packed:
-        packed.write(data)
-    with (
-        framed.open("rb") as buffered,
-        framed.open("rb", buffering=0) as raw,
-        gzip.open(tmp_path / "a.gz") as unpacked,
-        tempfile.SpooledTemporaryFile(max_size=10_000) as spooled,
-    ):
-        memory = io.BytesIO(b"before" + data)
-        spooled.write(b"before" + data)
-        at_offset: list[Any] = [buffered, raw, spooled, memory]
-        for file in at_offset:
-            file.seek(6)
-        for source in [*at_offset, unpacked, path, str(path), data, bytearray(data), memoryview(data)]:
-            for _ in range(2):
-                assert (await upload(source)).file == data, source
-        assert [file.tell() for file in at_offset] == [6] * len(at_offset)
-    assert (await upload(in_chunks(data))).file == data
 
 
 # Sources that cannot be read
@@ -145,40 +114,20 @@ async def test_error_of_a_path_names_it_and_the_reason(tmp_path: Path) -> None:
         assert open_files() == before
 
 
-@pytest.mark.parametrize(("number", "is_transient"), [(errno.EMFILE, True), (errno.EACCES, False)])
-async def test_failing_system_is_a_transient_error_unless_a_repeat_would_fail_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_transient: bool
-) -> None:
-    path = tmp_path / "lease.pdf"
-    path.write_bytes(make_pdf())
-    monkeypatch.setattr(os, "open", refusing(number))
-    with pytest.raises(InvalidRequest, match=f"^source: cannot open .*: {os.strerror(number)}$") as caught:
-        await upload(path)
-    assert (caught.value.transient, caught.value.exit_code) == ((True, 1) if is_transient else (False, 2))
-
-
-@pytest.mark.parametrize("kind", ["write-only", "closed", "corrupt", "lost connection"])
-async def test_file_object_that_cannot_be_read_is_an_error(tmp_path: Path, kind: str) -> None:
+async def test_file_object_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(gzip.compress(make_pdf())[:-8] + bytes(8))
-    opens: dict[str, Callable[[], Any]] = {
-        "write-only": lambda: path.open("ab"),
-        "closed": lambda: path.open("rb"),
-        "corrupt": lambda: gzip.GzipFile(path),
-        "lost connection": lambda: path.open("rb"),
-    }
-    with opens[kind]() as file:
-        source: Any = file
-        if kind == "closed":
-            file.close()
-        elif kind == "lost connection":
-            source = SimpleNamespace(read=refusing(errno.ECONNRESET))
-        with pytest.raises(InvalidRequest, match=r"^source: cannot read (a|document)\.pdf: ") as caught:
-            await upload(source)
-    assert caught.value.transient == (kind == "lost connection")
+    with path.open("rb") as closed:
+        pass
+    with path.open("ab") as write_only, gzip.GzipFile(path) as corrupt:
+        lost = SimpleNamespace(read=refusing(errno.ECONNRESET))
+        for source in (closed, write_only, corrupt, lost):
+            with pytest.raises(InvalidRequest, match=r"^source: cannot read (a|document)\.pdf: ") as caught:
+                await upload(source)
+            assert caught.value.transient == (source is lost)
 
 
-@pytest.mark.parametrize("make", [lambda path: path.open("rb"), lambda path: io.BytesIO(path.read_bytes()), gzip.open])
+@pytest.mark.parametrize("make", [lambda path: path.open("rb"), gzip.open])
 async def test_file_at_its_end_is_empty_and_the_error_says_so(tmp_path: Path, make: Callable[[Path], Any]) -> None:
     path = tmp_path / "a.pdf"
     path.write_bytes(gzip.compress(make_pdf()))
@@ -203,48 +152,24 @@ async def test_file_at_its_end_is_empty_and_the_error_says_so(tmp_path: Path, ma
         (lambda: make_pdf(MOST + 1), "too_large", "a.pdf: too large: at most 3145728 bytes may be uploaded"),
     ],
 )
-@pytest.mark.parametrize("kind", ["bytes", "path", "file"])
 async def test_preflight_refuses_with_a_reason_for_every_kind_of_source(
-    tmp_path: Path, make: Callable[[], bytes], reason: str, expected: str, kind: str
+    tmp_path: Path, make: Callable[[], bytes], reason: str, expected: str
 ) -> None:
     """Without it all are accepted."""
     data = make()
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
     with path.open("rb") as file:
-        source = {"bytes": data, "path": path, "file": file}[kind]
-        with pytest.raises(PdfRejected) as caught:
-            await upload(source, "a.pdf", max_bytes=MOST)
-        assert str(caught.value).startswith(expected)
-        assert (caught.value.reason, caught.value.filename) == (reason, "a.pdf")
-        assert (await upload(source, "a.pdf", max_bytes=MOST, preflight=False)).file == data
+        for source in (data, path, file):
+            with pytest.raises(PdfRejected) as caught:
+                await upload(source, "a.pdf", max_bytes=MOST)
+            assert str(caught.value).startswith(expected)
+            assert (caught.value.reason, caught.value.filename) == (reason, "a.pdf")
+        assert (await upload(data, "a.pdf", max_bytes=MOST, preflight=False)).file == data
 
 
-@pytest.mark.parametrize("size", [2000, LARGE])
-async def test_size_limit_is_exact_for_every_kind_of_source(tmp_path: Path, size: int) -> None:
-    data = make_pdf(size)
-    path = tmp_path / "a.pdf"
-    path.write_bytes(data)
-
-    class Unseekable(io.BytesIO):
-        def seekable(self) -> bool:
-            return False
-
-    makers: list[Callable[[], Any]] = [
-        lambda: path,
-        lambda: data,
-        lambda: io.BytesIO(data),
-        lambda: Unseekable(data),
-        lambda: in_chunks(data),
-    ]
-    for make in makers:
-        assert (await upload(make(), max_bytes=size)).file == data
-        found = f"{size} bytes" if make in makers[:2] else "more"
-        with pytest.raises(PdfRejected, match=f"at most {size - 1} bytes .* has {found}$"):
-            await upload(make(), max_bytes=size - 1)
-
-
-async def test_endless_stream_is_read_up_to_the_limit() -> None:
+async def test_size_limit_is_exact_for_every_kind_of_source(tmp_path: Path) -> None:
+    """A stream is read no further."""
     taken = 0
 
     async def endless() -> AsyncIterator[bytes]:
@@ -256,15 +181,33 @@ async def test_endless_stream_is_read_up_to_the_limit() -> None:
     with pytest.raises(PdfRejected, match=r"at most 1000000 bytes may be uploaded, this file has more$"):
         await upload(endless(), max_bytes=1_000_000)
     assert taken == 11
+    size, data = LARGE, make_pdf(LARGE)
+    path = tmp_path / "a.pdf"
+    path.write_bytes(data)
+
+    class Unseekable(io.BytesIO):
+        def seekable(self) -> bool:
+            return False
+
+    makers: list[tuple[Callable[[], Any], str]] = [
+        (lambda: path, f"{size} bytes"),
+        (lambda: data, f"{size} bytes"),
+        (lambda: io.BytesIO(data), "more"),
+        (lambda: Unseekable(data), "more"),
+        (lambda: in_chunks(data), "more"),
+    ]
+    for make, found in makers:
+        assert (await upload(make(), max_bytes=size)).file == data
+        with pytest.raises(PdfRejected, match=f"at most {size - 1} bytes .* has {found}$"):
+            await upload(make(), max_bytes=size - 1)
 
 
 # Disks
 
 
-@pytest.mark.parametrize("kind", ["path", "file", "stream"])
-@pytest.mark.parametrize("data", [make_pdf(LARGE), b"x" * LARGE], ids=["pdf", "no pdf"])
-async def test_no_file_stays_open_after_upload_refusal_or_cancellation(tmp_path: Path, kind: str, data: bytes) -> None:
-    path = tmp_path / "a.pdf"
+@pytest.mark.parametrize(("kind", "is_pdf"), [("path", True), ("path", False), ("file", True), ("stream", False)])
+async def test_no_file_stays_open_after_upload_refusal_or_cancellation(tmp_path: Path, kind: str, is_pdf: bool) -> None:
+    path, data = tmp_path / "a.pdf", make_pdf(LARGE) if is_pdf else b"x" * LARGE
     path.write_bytes(data)
 
     async def once() -> None:
@@ -278,7 +221,7 @@ async def test_no_file_stays_open_after_upload_refusal_or_cancellation(tmp_path:
         kept = error  # as a caller may, with its traceback
         assert kept.reason == "not_pdf"
     assert open_files() == before
-    for moment in range(0, 60, 3):
+    for moment in range(0, 60, 12):
         task = asyncio.create_task(once())
         for _ in range(moment):
             await asyncio.sleep(0)
@@ -341,23 +284,21 @@ def digest(data: bytes) -> str:
 
 
 @pytest.mark.parametrize("is_cached", [True, False])
-@pytest.mark.parametrize("size", [1500, BLOCK])
 async def test_small_file_is_sent_as_it_was_when_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, is_cached: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cached: bool
 ) -> None:
     """In each attempt, even if it changes in between; whether or not the system has it in memory."""
     if not is_cached:
         monkeypatch.setattr(os, "preadv", refusing(errno.EAGAIN))
     path = tmp_path / "lease.pdf"
-    path.write_bytes(make_pdf(size))
-    source = PdfSource(path, sha256=digest(make_pdf(size)).upper())
+    path.write_bytes(make_pdf(BLOCK))
+    source = PdfSource(path, sha256=digest(make_pdf(BLOCK)).upper())
     answers = (b"503 Unavailable",)
     received = await uploads_of(source, answers=answers, on_progress=lambda _: path.write_bytes(b"changed"))
-    assert [one.file for one in received] == [make_pdf(size)] * 2
+    assert [one.file for one in received] == [make_pdf(BLOCK)] * 2
 
 
-@pytest.mark.parametrize("is_cached", [True, False])
-@pytest.mark.parametrize("shrinks", [True, False])
+@pytest.mark.parametrize(("shrinks", "is_cached"), [(True, True), (True, False), (False, True)])
 async def test_small_file_that_changes_while_it_is_read_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shrinks: bool, is_cached: bool
 ) -> None:
@@ -375,22 +316,6 @@ async def test_small_file_that_changes_while_it_is_read_is_refused(
     monkeypatch.setattr(os, "preadv", change)
     with pytest.raises(InvalidRequest, match=r"^source: lease.pdf changed while it was read$"):
         await upload(path)
-
-
-async def test_large_file_is_not_read_on_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even the part that is in memory."""
-    path = tmp_path / "lease.pdf"
-    path.write_bytes(make_pdf(LARGE))
-    read: list[int] = []
-    preadv = os.preadv
-
-    def counting(*arguments: Any) -> int:
-        read.append(preadv(*arguments))
-        return read[-1]
-
-    monkeypatch.setattr(os, "preadv", counting)
-    assert len((await upload(path)).file) == LARGE
-    assert sum(read) == 0
 
 
 def appends(path: Path) -> None:
@@ -424,33 +349,14 @@ async def test_large_file_that_changes_is_not_sent_as_a_whole(tmp_path: Path, ch
         assert (caught.value.effect, caught.value.__cause__) == ("none", None)
 
 
-@pytest.mark.parametrize("size", [1500, BLOCK, BLOCK + 1, LARGE])
-@pytest.mark.parametrize("kind", ["bytes", "path", "stream"])
-async def test_content_with_another_hash_is_not_sent(tmp_path: Path, size: int, kind: str) -> None:
+@pytest.mark.parametrize("size", [BLOCK, LARGE])
+async def test_content_with_another_hash_is_not_sent(tmp_path: Path, size: int) -> None:
     """A source made from another keeps its hash."""
     data, right, other = make_pdf(size), digest(make_pdf(size)), digest(b"another")
     path = tmp_path / "a.pdf"
     path.write_bytes(data)
-    makers: dict[str, Callable[[], Any]] = {
-        "bytes": lambda: data,
-        "path": lambda: path,
-        "stream": lambda: in_chunks(data),
-    }
-    assert (await upload(PdfSource(PdfSource(makers[kind](), sha256=right.upper()), "a.pdf"))).file == data
-    wrong = PdfSource(PdfSource(makers[kind](), sha256=other), "a.pdf")
-    with pytest.raises(InvalidRequest, match=f"^source: a.pdf: sha256 mismatch: expected {other}, found {right}$"):
-        await upload(wrong)
-
-
-async def test_stalled_pipe_does_not_keep_other_sources_waiting() -> None:
-    reading, writing = os.pipe()
-    with os.fdopen(reading, "rb", buffering=0) as silent:
-        stalled = asyncio.create_task(upload(silent, "pipe.pdf"))
-        try:
-            await asyncio.sleep(0.05)
-            async with asyncio.timeout(30):
-                assert (await upload(io.BytesIO(make_pdf()), "a.pdf")).file == make_pdf()
-        finally:
-            os.write(writing, make_pdf())
-            os.close(writing)
-        assert (await stalled).file == make_pdf()
+    for make in (lambda: data, lambda: path, lambda: in_chunks(data)):
+        assert (await upload(PdfSource(PdfSource(make(), sha256=right.upper()), "a.pdf"))).file == data
+        wrong = PdfSource(PdfSource(make(), sha256=other), "a.pdf")
+        with pytest.raises(InvalidRequest, match=f"^source: a.pdf: sha256 mismatch: expected {other}, found {right}$"):
+            await upload(wrong)

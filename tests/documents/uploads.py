@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from signing_async import Assumptions, RetryPolicy, SigningClient
+from tests.servers import talking
 
 LARGE = 2_500_000
 BLOCK = 2**20
@@ -50,42 +51,26 @@ class Recorder:
         self.documents = b""
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError), contextlib.closing(writer):
-            while True:
-                line, *fields = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
-                headers = [(name, value.strip()) for name, _, value in (field.partition(":") for field in fields)]
-                received = Received(line, headers, b"")
-                body = await reader.readexactly(int(received.header("content-length") or 0))
-                response, status = b'{"id": "s1", "documents": [%b]}' % self.documents, b"200 OK"
-                if line.startswith("POST"):
-                    self.uploads.append(attrs.evolve(received, body=body))
-                    status = self.answers.pop(0) if self.answers else b"201 Created"
-                    response = b'{"id": "d1", "name": "lease.pdf"}'
-                    self.documents = response if status == b"201 Created" else self.documents
-                writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(response), response))
-                await writer.drain()
+        while True:
+            line, *fields = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
+            headers = [(name, value.strip()) for name, _, value in (field.partition(":") for field in fields)]
+            received = Received(line, headers, b"")
+            body = await reader.readexactly(int(received.header("content-length") or 0))
+            response, status = b'{"id": "s1", "documents": [%b]}' % self.documents, b"200 OK"
+            if line.startswith("POST"):
+                self.uploads.append(attrs.evolve(received, body=body))
+                status = self.answers.pop(0) if self.answers else b"201 Created"
+                response = b'{"id": "d1", "name": "lease.pdf"}'
+                self.documents = response if status == b"201 Created" else self.documents
+            writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(response), response))
+            await writer.drain()
 
 
 @asynccontextmanager
 async def recording() -> AsyncIterator[Recorder]:
     recorder = Recorder()
-    tasks: set[asyncio.Task[None]] = set()
-
-    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        tasks.add(task)
-        await recorder.talk(reader, writer)
-
-    server = await asyncio.start_server(talk, "127.0.0.1", 0)
-    recorder.origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    try:
+    async with talking(recorder.talk) as recorder.origin:
         yield recorder
-    finally:
-        server.close()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def uploads_of(
