@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -13,8 +14,7 @@ from typing import Any
 
 import pytest
 
-# In this process: many thousands of files are judged, and a worker process takes half a second for each.
-from signing_async._verify.judge import judge  # a process for each of hundreds of files takes too long
+from signing_async._verify.judge import judge  # a worker process for each of many files would take too long
 from signing_async.sealed import Report, inspect_sealed
 from tests import pdfs
 
@@ -23,11 +23,11 @@ TIMESTAMP = b"/Type/DocTimeStamp/Filter/Adobe.PPKLite/SubFilter/ETSI.RFC3161"
 BLANK = b"[0000000000 0000000000 0000000000 0000000000]"
 
 
-def judged(data: bytes, trust: Any = None, **settings: Any) -> Report:
+def judged(source: Any, trust: Any = None, **settings: Any) -> Report:
     """Return the report on a file, made in this process: for many files this is faster than a process for each."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("signing_async.sealed.run_worker", judge_here)
-        return inspect_sealed(data, trust=trust, **settings)
+        return inspect_sealed(source, trust=trust, **settings)
 
 
 def judge_here(content: bytes, roots: list[str] | None, settings: Mapping[str, bool], timeout: float) -> Any:
@@ -39,9 +39,7 @@ def judge_here(content: bytes, roots: list[str] | None, settings: Mapping[str, b
 @cache
 def sandbox_authority() -> Any:
     """Return the authority of a sandbox."""
-    import tempfile
-
-    from signing_async.sandbox.authority import Authority
+    from signing_async.sandbox.authority import Authority  # seals without a server, in any event loop
 
     with tempfile.TemporaryDirectory() as name:
         return Authority.open(Path(name), WHEN)
@@ -50,10 +48,8 @@ def sandbox_authority() -> Any:
 @cache
 def sealed_by_sandbox(level: Any = "B-B", original: bytes | None = None, when: datetime = WHEN) -> bytes:
     """Return a PDF sealed by the sandbox."""
-    import tempfile
-
-    from signing_async.sandbox.panel import Panel, Signer
-    from signing_async.sandbox.sealing import seal
+    from signing_async.sandbox.panel import Panel, Signer  # for the same reason
+    from signing_async.sandbox.sealing import seal  # for the same reason
 
     panel = Panel("Lease", "lease.pdf", "ref-1", [Signer("Anna Berg", "anna@example.com", "bankid", when)])
     with tempfile.TemporaryDirectory() as name:

@@ -17,6 +17,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from tests import pdfs
 
 NOW = datetime.now(UTC).replace(microsecond=0)
+"""pyHanko's command requires OCSP responses of today."""
 DER = serialization.Encoding.DER
 
 
@@ -48,19 +49,9 @@ class Holder:
         private = self.key.private_bytes(DER, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
         return keys.PrivateKeyInfo.load(private)
 
-    def issue(
-        self,
-        name: str,
-        *,
-        start: datetime | None = None,
-        end: datetime | None = None,
-        authority: bool = False,
-        stamping: bool = False,
-        content_commitment: bool = True,
-        crl_url: str | None = None,
-    ) -> Holder:
-        """Issue a certificate."""
-        return _holder(name, self, start, end, authority, stamping, content_commitment, crl_url)
+    def issue(self, name: str, **settings: Any) -> Holder:
+        """Issue a certificate, with the settings of `_holder`."""
+        return _holder(name, self, **settings)
 
     def revocations(self, when: datetime = NOW) -> Any:
         """Return the revocation list."""
@@ -95,18 +86,19 @@ class Holder:
 
 def root(name: str = "Root") -> Holder:
     """Return a new authority."""
-    return _holder(name, None, None, None, True, False, True, None)
+    return _holder(name, None, authority=True)
 
 
 def _holder(
     name: str,
     issuer: Holder | None,
-    start: datetime | None,
-    end: datetime | None,
-    authority: bool,
-    stamping: bool,
-    content_commitment: bool,
-    crl_url: str | None,
+    *,
+    start: datetime | None = None,
+    end: datetime | None = None,
+    authority: bool = False,
+    stamping: bool = False,
+    content_commitment: bool = True,
+    crl_url: str | None = None,
 ) -> Holder:
     key: Any = rsa.generate_private_key(65537, 2048) if stamping else ec.generate_private_key(ec.SECP256R1())
     subject = certificates.Name([certificates.NameAttribute(NameOID.COMMON_NAME, name)])

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from asn1crypto import parser
 
-from tests.needs import needs
 from tests.sealed.cases import CASES, Case, Parts, roots, sealed
 from tests.sealed.pdfs import judged, sandbox_authority
 
@@ -44,8 +43,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_report_and_pyhanko_give_each_file_its_verdict_of_the_table(case: Case, folder: Path) -> None:
-    if case.needs:
-        needs(case.needs)
     data = case.make()
     report = judged(data, roots())
     assert report.sound == (not case.words), report.problems
@@ -71,8 +68,11 @@ def altered(data: bytes, part: int, parts: int) -> Iterator[tuple[int, bytes]]:
         yield at, pieces.before + b"<" + changed.hex().encode() + b">" + pieces.after
 
 
+PARTS = 16
+
+
 # The other parts are tested by `.ci/nightly`.
-@pytest.mark.parametrize("part", range(8 if os.environ.get("SIGNING_NIGHTLY") else 1))
+@pytest.mark.parametrize("part", range(PARTS if os.environ.get("SIGNING_NIGHTLY") else 1))
 def test_no_altered_byte_of_a_signature_is_sound_if_pyhanko_refuses_it(part: int) -> None:
     import io
 
@@ -83,12 +83,12 @@ def test_no_altered_byte_of_a_signature_is_sound_if_pyhanko_refuses_it(part: int
 
     root = x509.Certificate.load(pem.unarmor(sandbox_authority().certificate_pem)[2])
     count = 0
-    for at, data in altered(sealed(), part, 8):
+    for at, data in altered(sealed(), part, PARTS):
         if judged(data).sound:
             signature = PdfFileReader(io.BytesIO(data)).embedded_signatures[-1]
             assert validate_pdf_signature(signature, ValidationContext(trust_roots=[root])).bottom_line, at
         count += 1
-    assert count > 150
+    assert count > 70
 
 
 def test_table_has_a_row_with_both_verdicts_for_each_file() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -114,47 +115,28 @@ def test_revocation_data_inside_the_signature_counts(ca: Holder) -> None:
     assert (report.trusted, report.seals[0].revocation, report.seals[0].level) == (True, "good", None)
 
 
-class _Lists(BaseHTTPRequestHandler):
-    """A server of one revocation list."""
-
-    content = b""
-    asked = 0
-
-    def do_GET(self) -> None:
-        """Serve it."""
-        type(self).asked += 1
-        self.send_response(200)
-        self.send_header("Content-Type", "application/pkix-crl")
-        self.send_header("Content-Length", str(len(self.content)))
-        self.end_headers()
-        self.wfile.write(self.content)
-
-    def log_message(self, *_: Any) -> None:
-        """Say nothing."""
-
-
-def test_fetch_finds_a_later_revocation_and_nothing_is_fetched_without_it() -> None:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Lists)
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        issuer = root()
-        anna = issuer.issue("Anna", crl_url=f"http://127.0.0.1:{server.server_port}/list.crl")
-        data = signed_by(anna)
-        _Lists.content = issuer.revocations().dump()
-        report = inspect_sealed(data, trust=issuer.der)
-        assert (report.trusted, report.seals[0].revocation, _Lists.asked) == (True, "unknown", 0)
-        report = inspect_sealed(data, trust=issuer.der, fetch=True)
-        assert (report.trusted, report.seals[0].revocation) == (True, "good")
-        assert _Lists.asked > 0
-        issuer.revoke(anna, NOW - timedelta(days=1))
-        _Lists.content = issuer.revocations().dump()
-        report = judged(data, issuer.der, fetch=True)
-        assert (report.trusted, report.seals[0].revocation) == (False, "revoked")
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+def test_fetch_finds_a_later_revocation_and_nothing_is_fetched_without_it(tmp_path: Path) -> None:
+    served = tmp_path / "list.crl"
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            issuer = root()
+            anna = issuer.issue("Anna", crl_url=f"http://127.0.0.1:{server.server_port}/list.crl")
+            data = signed_by(anna)
+            served.write_bytes(issuer.revocations().dump())
+            report = judged(data, issuer.der)
+            assert (report.trusted, report.seals[0].revocation) == (True, "unknown")
+            report = inspect_sealed(data, trust=issuer.der, fetch=True)
+            assert (report.trusted, report.seals[0].revocation) == (True, "good")
+            issuer.revoke(anna, NOW - timedelta(days=1))
+            served.write_bytes(issuer.revocations().dump())
+            report = judged(data, issuer.der, fetch=True)
+            assert (report.trusted, report.seals[0].revocation) == (False, "revoked")
+        finally:
+            server.shutdown()
+            thread.join()
     report = judged(data, issuer.der, fetch=True)  # nobody answers any more
     assert (report.trusted, report.seals[0].revocation) == (True, "unknown")
 
@@ -178,14 +160,10 @@ def test_pades_level_follows_from_the_contents_of_the_file(ca: Holder, tsa: Hold
     for name, data in files.items():
         assert judged(data).seals[0].level == name.split(",")[0], name
         assert judged(data, ca.der).trusted, name
+    without_root = with_store(timestamped, crls=[ca.revocations()])
+    assert (judged(without_root).seals[0].level, judged(without_root, ca.der).seals[0].level) == ("B-T", "B-LT")
     adobe = judged(signed_by(anna, pades=False, timestamper=stamp))
     assert adobe.seals[0].level is None
-
-
-def test_level_counts_a_given_root_that_is_not_in_the_file(ca: Holder, tsa: Holder) -> None:
-    data = with_store(signed_by(ca.issue("Anna"), timestamper=tsa.timestamper(NOW)), crls=[ca.revocations()])
-    assert judged(data).seals[0].level == "B-T"
-    assert judged(data, ca.der).seals[0].level == "B-LT"
 
 
 def test_roots_may_be_pem_der_files_folders_bytes_or_several(tmp_path: Path) -> None:
@@ -206,7 +184,6 @@ def test_roots_may_be_pem_der_files_folders_bytes_or_several(tmp_path: Path) -> 
     [
         ("none.pem", "trust: cannot read 'none.pem': No such file or directory"),
         ("letter.pem", "trust: no readable certificate in 'letter.pem': "),
-        ("empty", "trust: no certificate given"),
         ("leaf.pem", "trust: no authority's certificate in 'leaf.pem'; pass that of the issuer"),
         (b"", "trust: no readable certificate in the given bytes: "),
         ([], "trust: no certificate given"),
@@ -218,7 +195,6 @@ def test_error_of_an_unusable_root_names_the_file_and_what_to_do(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "letter.pem").write_text("Dear Sir or Madam")
-    (tmp_path / "empty").mkdir()
     (tmp_path / "leaf.pem").write_bytes(ca.issue("Anna").der)
     with pytest.raises(InvalidRequest, match=re.escape(words)):
         inspect_sealed(sealed_by_sandbox(), trust=given)
