@@ -5,7 +5,11 @@ from __future__ import annotations
 import asyncio
 import inspect
 import re
+from functools import partial
+from unittest.mock import Mock
 
+import aiohttp
+import aioresponses.core
 import pytest
 from aiohttp import web
 
@@ -272,3 +276,26 @@ async def test_wait_timeout_carries_the_last_state(sandbox: Sandbox, client: Sig
     for name in ("timeout", "poll", "max_poll"):
         with pytest.raises(InvalidRequest, match=rf"^{name}: must be a number above 0, got 0"):
             await client.signings.wait_until_completed(signing, **{name: 0})
+
+
+# Suites that replace aiohttp's requests
+
+
+async def test_calls_are_answered_and_retried_under_aioresponses(monkeypatch: pytest.MonkeyPatch) -> None:
+    # aioresponses 0.7.9 does not know aiohttp 3.14, whose responses need a writer, and whose readers a protocol.
+    response = partial(aiohttp.ClientResponse, stream_writer=Mock(output_size=0))
+    monkeypatch.setattr(aioresponses.core, "ClientResponse", response)
+
+    def reader(loop: asyncio.AbstractEventLoop) -> aiohttp.StreamReader:
+        return aiohttp.StreamReader(Mock(_reading_paused=False), limit=2**30, loop=loop)
+
+    monkeypatch.setattr(aioresponses.core, "stream_reader_factory", reader)
+    origin, policy = "https://tenant.example.com", RetryPolicy(base_delay=0.0)
+    with aioresponses.aioresponses() as answers:
+        answers.get(f"{origin}/api/1.0/signings/s1", status=503)
+        answers.get(f"{origin}/api/1.0/signings/s1", payload={"id": "s1", "is_draft": True})
+        answers.post(f"{origin}/api/1.0/signings/s1/recipients", payload={"id": "r1", "email": "a@example.com"})
+        async with SigningClient(origin, "token", retry=policy) as client:
+            assert (await client.signings.get("s1")).state is SigningState.DRAFT
+            assert (await client.recipients.add("s1", email="a@example.com")).id == "r1"
+        assert sum(len(calls) for calls in answers.requests.values()) == 3
