@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
@@ -369,3 +371,26 @@ async def test_with_flat_an_item_has_any_number_of_results() -> None:
 
     results: Results[int] = Results(range(100), repeat, 4, flat=True)
     assert sorted(await consume(results)) == [i for i in range(100) for _ in range(i % 3)]
+
+
+def test_results_that_outlive_their_loop_are_collected_without_error() -> None:
+
+    async def main() -> Results[int]:
+        workers = Workers()
+        results: Results[int] = Results(Source().plain(), workers.endless, 2)
+        await anext(results)
+        while workers.hanging < 2:
+            await asyncio.sleep(0.001)
+        return results
+
+    loop = asyncio.new_event_loop()
+    results = loop.run_until_complete(main())
+    loop.run_until_complete(settle())
+    tasks = asyncio.all_tasks(loop)
+    loop.close()
+    for task in tasks:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is left behind on purpose
+    gone = weakref.ref(results)
+    del results
+    gc.collect()
+    assert gone() is None

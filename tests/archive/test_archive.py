@@ -267,6 +267,8 @@ async def test_only_matching_signings_are_archived(tenant: Tenant) -> None:
     [
         ({"name": 7}, "name: must be a pattern"),
         ({"since": datetime(2031, 1, 1)}, "since: must be a datetime with a time zone"),
+        ({"where": "Lease"}, "where: must be callable, got 'Lease'"),
+        ({"to": 7}, "to: must be a folder or an ArchiveStore, got 7"),
         ({"template": "{x}"}, "template: unknown field {x}"),
         ({"to": "s3://key:hunter2@contracts"}, "to: must be a folder, got a URL; for a bucket give an S3Store(url)"),
         ({"journal": 7}, "journal: must be a path or a Journal, got 7"),

@@ -457,13 +457,14 @@ async def test_cancellation_at_any_moment_leaves_the_old_or_the_new_file_and_not
     assert open_files() == before
 
 
-async def test_stalled_download_ends_at_its_deadline(target: Path) -> None:
+@pytest.mark.parametrize("read", [to_file, streamed])
+async def test_stalled_download_ends_at_its_deadline(target: Path, read: Read) -> None:
     respond = in_pieces(make_pdf(LARGE), 1000, 5)
     # The idle timeout is longer than the deadline, so the deadline ends the download.
     timeouts = Timeouts(call=5, transfer=0.3)
     async with serving(respond) as server, SigningClient(server.origin, "token", timeout=timeouts) as client:
         with pytest.raises(RequestTimeout):
-            await to_file(client, target)
+            await read(client, target)
     assert untouched(target)
 
 
