@@ -52,13 +52,15 @@ async def test_rejected_token_is_refreshed_and_the_request_sent_again(
 ) -> None:
     """An upload with its whole body; the policy need not allow a retry. The hook and the log are told."""
     seen: list[Attempt] = []
-    options = {"retry": RetryPolicy.none(), "assumptions": Assumptions(expired_token_statuses=status)}
+    once, assumptions = RetryPolicy.none(), Assumptions(expired_token_statuses=status)
     async with Sandbox(profile=Profile(expired_token_status=status)) as sandbox:
         app = sandbox.register_app(redirect_uri="http://127.0.0.1:1/cb")
         settings = {"client_id": app.client_id, "client_secret": app.client_secret, "redirect_uri": app.redirect_uri}
         async with (
             OAuth(sandbox.base_url, **settings) as oauth,
-            SigningClient(sandbox.base_url, oauth, on_attempt=seen.append, **options) as client,  # type: ignore[arg-type]
+            SigningClient(
+                sandbox.base_url, oauth, on_attempt=seen.append, retry=once, assumptions=assumptions
+            ) as client,
         ):
             await oauth.exchange(sandbox.authorize(app))
             tokens = [await oauth.access_token()]

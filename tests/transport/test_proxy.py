@@ -165,14 +165,11 @@ async def test_proxy_that_refuses_the_password_is_one_permanent_error(
 @pytest.mark.parametrize(("refusal", "transient"), [("403 Forbidden", False), ("503 Busy", True)])
 async def test_request_that_a_proxy_refuses_to_connect_was_not_sent(refusal: str, transient: bool) -> None:
     retry = RetryPolicy(max_attempts=3, base_delay=0.01)
-    async with (
-        proxying(refusal) as proxy,
-        SigningClient(
-            "https://tenant.example.com", "token", proxy=proxy.url.replace("anna", "bert"), retry=retry
-        ) as client,
-    ):
-        with pytest.raises(TransportError, match=rf"the proxy refused to connect \(HTTP {refusal[:3]}\)") as caught:
-            await client.signings.send("s")
+    async with proxying(refusal) as proxy:
+        url = proxy.url.replace("anna", "bert")
+        async with SigningClient("https://tenant.example.com", "token", proxy=url, retry=retry) as client:
+            with pytest.raises(TransportError, match=rf"the proxy refused to connect \(HTTP {refusal[:3]}\)") as caught:
+                await client.signings.send("s")
     error = caught.value
     assert (error.transient, error.client_wide, error.effect) == (transient, not transient, "none")
     assert proxy.refused == (3 if transient else 1)
