@@ -106,7 +106,7 @@ class PostgresTokenStore:
     a newer token (`TokenSuperseded`).
 
     No refresh token is used twice: if a holder loses its connection, no other worker refreshes until it has saved, or
-    until ``grace`` seconds have passed since the lock was found to be lost, and since the server started.
+    until ``grace`` seconds have passed since another worker found that the lock was lost.
     ``postgres/README.md`` says why, and what this does not cover.
 
     If PostgreSQL does not respond within ``timeout`` seconds, `AuthError` is raised, and an `OAuth` uses its current
