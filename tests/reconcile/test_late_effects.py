@@ -98,11 +98,11 @@ async def _authorized(
 class FickleStore(MemoryTokenStore):
     """Fails on command."""
 
-    broken = False
+    error: OSError | None = None
 
     async def load(self) -> Token | None:
-        if self.broken:
-            raise OSError(errno.EIO, "the disk is gone")
+        if self.error is not None:
+            raise self.error
         return await super().load()
 
 
@@ -296,7 +296,7 @@ async def test_token_store_that_fails_while_a_call_is_ambiguous_leaves_the_outco
     """Whatever the store raises."""
     store = FickleStore(Token("old", "refresh"))
     async with _authorized(service, store) as client:
-        store.broken = service.rejects_after_a_write = True
+        store.error, service.rejects_after_a_write = OSError(errno.EIO, "the disk is gone"), True
         key, call = make_call(client, write)
         service.scripts[key] += script("504")
         error, _ = await outcome(call)
@@ -310,7 +310,8 @@ async def test_token_store_that_fails_during_the_verification_leaves_the_outcome
     store = FickleStore(Token("old", "refresh"))
 
     def break_the_store(fate: Fate, record: Any) -> None:
-        store.broken = service.rejects_after_a_write = fate.kind == "ok"
+        if fate.kind == "ok":
+            store.error, service.rejects_after_a_write = OSError("the disk is gone"), True
 
     service.before_response = break_the_store
     service.scripts["s1"] += script("503", "ok")
