@@ -426,6 +426,23 @@ async def test_event_is_collected_at_once_and_one_that_names_no_signing_starts_a
     assert tenant.count("signings.list") == 2
 
 
+async def test_event_during_a_sweep_is_collected_at_once(tenant: Tenant, results: asyncio.Queue[ArchiveResult]) -> None:
+    await tenant.complete("Slow", "a.pdf")
+    signing = await sent(tenant.client)
+    store, wakeups = Store(tenant.folder), Wakeups()
+    async with tenant.archive(store) as archive:
+        following = asyncio.create_task(archive.follow(wakeups, 60, results.put_nowait))
+        await store.reached.wait()
+        await tenant.sandbox.complete(signing.id)
+        wakeups.publish(event(signing_id=signing.id))
+        assert {result.signing.id for result in await taken_from(results, 2)} == {signing.id}
+        store.opened.set()
+        await taken_from(results, 1)
+        following.cancel()
+        await asyncio.wait([following])
+    assert (await judge(tenant.sandbox, tenant.folder)).wrong == []
+
+
 async def test_sweep_that_fails_for_now_does_not_end_the_following(
     tenant: Tenant, follow: Follow, results: asyncio.Queue[ArchiveResult], caplog: pytest.LogCaptureFixture
 ) -> None:
