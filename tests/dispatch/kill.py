@@ -2,7 +2,8 @@
 
 The sandbox runs in the parent, with faults: 5xx after a commit, dropped and truncated responses, 429. The workers share
 one journal. One at a time is killed with SIGKILL at a random moment, and started again. In the end each package must
-have been sent once, with exactly its documents and recipients.
+have been sent once, with exactly its documents and recipients. With ``--postgres``, the journal is in PostgreSQL, and
+a killed process's claims end with their leases.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from signing_async.sandbox import Sandbox
 from tests.dispatch.parcels import Verdict, judge, make_parcel
 from tests.dispatch.victim import UNFINISHED, work
+from tests.postgres.server import PostgresServer
 
 FAULTS = {
     "500-after-commit": 0.02,
@@ -84,7 +86,7 @@ class Worker:
             self._process.join()
 
 
-async def run(packages: int, kills: int, seed: int, workers: int = 1) -> Outcome:
+async def run(packages: int, kills: int, seed: int, workers: int = 1, dsn: str = "") -> Outcome:
     """Dispatch packages with this number of workers and kills."""
     chance = random.Random(seed)
     started = time.monotonic()
@@ -94,7 +96,7 @@ async def run(packages: int, kills: int, seed: int, workers: int = 1) -> Outcome
             for index, (kind, share) in enumerate(FAULTS.items()):
                 details = {"retry_after": 0} if kind == "429" else {}
                 sandbox.faults.add("*", kind, times=None, probability=share, seed=f"{seed} {index}", **details)
-            arguments = (sandbox.base_url, sandbox.access_token(), folder, packages, seed)
+            arguments = (sandbox.base_url, sandbox.access_token(), folder, packages, seed, dsn)
             crew = [Worker(*arguments) for _ in range(workers)]
             outcome = Outcome(Verdict())
             try:
@@ -108,6 +110,12 @@ async def run(packages: int, kills: int, seed: int, workers: int = 1) -> Outcome
             outcome.faults = sum(fault.hits for fault in sandbox.faults.arranged)
     outcome.seconds = time.monotonic() - started
     return outcome
+
+
+async def run_with_postgres(packages: int, kills: int, seed: int, workers: int = 1) -> Outcome:
+    """As `run`, with the journal in a PostgreSQL of its own."""
+    with PostgresServer() as server:
+        return await run(packages, kills, seed, workers, await server.new_schema())
 
 
 async def _run_and_kill(
@@ -128,8 +136,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (("packages", 100), ("kills", 20), ("seed", 1), ("workers", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--postgres", action="store_true", help="use a journal in PostgreSQL")
     given = parser.parse_args()
-    outcome = asyncio.run(run(given.packages, given.kills, given.seed, given.workers))
+    trial = run_with_postgres if given.postgres else run
+    outcome = asyncio.run(trial(given.packages, given.kills, given.seed, given.workers))
     verdict = outcome.verdict
     print(
         f"{given.packages} packages, {given.workers} workers, {outcome.kills} kills, {outcome.runs} runs,"
