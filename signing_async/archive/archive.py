@@ -223,10 +223,10 @@ class Archive:
             for signing in subscription.signings - {None}:
                 with _transient_errors_logged():
                     found = Signing(str(signing))
-                    if not await self._is_archived(found):
-                        # A signing that another run works on is left to that run: other events must not wait.
-                        for result in await self._collector.collect(found, self._matches) or ():
-                            report(result)
+                    is_archived = await self._is_archived(found)
+                    # A signing that another run works on is left to that run: other events must not wait.
+                    for result in () if is_archived else await self._collector.collect(found, self._matches) or ():
+                        report(result)
 
     async def _is_archived(self, signing: Signing) -> bool:
         await self._collector.manifest.refresh()

@@ -257,12 +257,12 @@ class _Run:
     def _write_report(self, lines: list[str], *, is_partial: bool) -> bool:
         """Write the report of failures, add what to say about it, and return whether this run's failures are in it."""
         path, manifest = self.failures.path, self.manifest.path
-        had_report = path.exists()
-        if is_partial and had_report:
-            # The earlier report may be the only record of packages that were not tried, or not sent yet.
-            lines.append(f"{path} is kept until a run has sent its packages.")
-            return False
         try:
+            had_report = path.exists()
+            if is_partial and had_report:
+                # The earlier report may be the only record of packages that were not tried, or not sent yet.
+                lines.append(f"{path} is kept until a run has sent its packages.")
+                return False
             reported = self.failures.write()
         except OSError as error:  # the journal has all results
             problem = f"--failures: {str(path)!r} cannot be written: {error.strerror}"

@@ -184,6 +184,15 @@ async def test_lost_token_is_raised_on_close(who: str) -> None:
         assert len(server.requests) == 1
 
 
+async def test_lost_token_is_raised_at_the_end_of_the_block() -> None:
+    store = WatchedStore(expired())
+    store.fail_saves = 2
+    with pytest.raises(AuthError, match="a new token could not be saved and is lost"):
+        async with oauth_on(grants(), store=store) as (oauth, _):
+            with pytest.raises(AuthError, match=FAILED):
+                await oauth.access_token()
+
+
 @pytest.mark.parametrize("stored", [None, expired("theirs")], ids=["logout", "another process"])
 async def test_unsaved_token_does_not_overwrite_a_changed_store_on_close(stored: Token | None) -> None:
     store = WatchedStore(expired())
@@ -229,4 +238,6 @@ async def test_lock_that_is_never_released_is_auth_error() -> None:
                 await oauth.access_token()
             assert caught.value.__context__ is None
             assert caught.value.transient
+            with pytest.raises(AuthError, match="could not acquire"):
+                await oauth.exchange("code")  # which works only once
         assert not server.requests
