@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import multiprocessing
 import os
@@ -31,6 +32,15 @@ def mode(path: Path) -> int:
 
 def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
+
+
+def open_files(folder: Path) -> list[str]:
+    """Return the files below the folder that this process has open, one for each descriptor."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the descriptor of this listing
+            found.append(str(descriptor.readlink()))
+    return [path for path in found if path.startswith(f"{folder}/")]
 
 
 async def test_files_have_mode_0600_and_folders_0700_whatever_the_umask(tmp_path: Path) -> None:
@@ -237,7 +247,6 @@ async def test_old_temporary_files_of_killed_processes_are_removed(tmp_path: Pat
 
 async def test_cancelled_waiter_and_holder_leave_no_file_open(tmp_path: Path) -> None:
     store = FileTokenStore(tmp_path / "token.json")
-    before = len(names(Path("/proc/self/fd")))
 
     async def hold() -> None:
         async with store.lock():
@@ -245,10 +254,11 @@ async def test_cancelled_waiter_and_holder_leave_no_file_open(tmp_path: Path) ->
 
     tasks = [asyncio.create_task(hold()) for _ in range(5)]
     await asyncio.sleep(0.05)
+    assert open_files(tmp_path)
     for task in reversed(tasks):
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    assert len(names(Path("/proc/self/fd"))) == before
+    assert open_files(tmp_path) == []
     async with asyncio.timeout(5), store.lock():
         pass
 
