@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import re
 import signal
@@ -36,15 +37,20 @@ def complete(service: Service) -> Complete:
     return make
 
 
-def follow(folder: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
-    """Start `archive --follow` in a process of its own."""
-    return start(
+@contextlib.contextmanager
+def follow(folder: Path, *options: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """Run `archive --follow` in a process of its own, and kill it if it was not ended."""
+    with start(
         *("archive", "contracts", "--follow", "--every", "1", "--json", *options),
         cwd=folder,
         environment={"SIGNING_MAX_ATTEMPTS": "1", **environment},
         # The process that runs the tests may ignore Ctrl-C, as in the background of a shell.
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
-    )
+    ) as following:
+        try:
+            yield following
+        finally:
+            following.kill()
 
 
 def end(following: subprocess.Popen[str], number: signal.Signals, code: int) -> dict[str, int]:
@@ -145,8 +151,8 @@ def test_document_that_is_not_yet_sealed_is_counted_and_is_no_failure(run: Run) 
 
 
 def test_follow_reports_a_failure_of_a_document_that_was_not_yet_sealed(run: Run, tmp_path: Path) -> None:
-    with listening(completed(chain([None], repeat(b"no PDF")))) as origin:
-        following = follow(tmp_path, SIGNING_BASE_URL=origin)
+    sealed = chain([None], repeat(b"no PDF"))
+    with listening(completed(sealed)) as origin, follow(tmp_path, SIGNING_BASE_URL=origin) as following:
         (line,) = read(following.stdout, 1)
         assert (line["signing"], line["error"]["type"]) == ("s0", "DecodeError")
         assert end(following, signal.SIGINT, 130)["failed"] == 1
@@ -158,17 +164,17 @@ def test_follow_goes_on_after_outages_archives_what_is_completed_later_and_ends_
     """With a summary, an archive that verifies, and nothing left behind."""
     make_archive()
     service.fault("signings.list", "500", times=None)
-    following = follow(tmp_path, "--remind-after", "0d")
-    missing = {"reminders are retried later: HTTP 500", "archiving continues after: HTTP 500"}
-    while missing:
-        warning = str(read(following.stderr, 1))
-        missing = {text for text in missing if text not in warning}
-    service.do(service.sandbox.faults.clear)
-    documents = set()
-    for _ in range(2):
-        complete(1)
-        documents |= {line["document"] for line in read(following.stdout, 2)}
-    assert (len(documents), end(following, signal.SIGTERM, 143)["archived"]) == (4, 4)
+    with follow(tmp_path, "--remind-after", "0d") as following:
+        missing = {"reminders are retried later: HTTP 500", "archiving continues after: HTTP 500"}
+        while missing:
+            warning = str(read(following.stderr, 1))
+            missing = {text for text in missing if text not in warning}
+        service.do(service.sandbox.faults.clear)
+        documents = set()
+        for _ in range(2):
+            complete(1)
+            documents |= {line["document"] for line in read(following.stdout, 2)}
+        assert (len(documents), end(following, signal.SIGTERM, 143)["archived"]) == (4, 4)
     assert run("archive", "verify", "contracts").code == 0
     assert not list(tmp_path.rglob(".incoming/*"))
 
