@@ -26,7 +26,6 @@ from signing_async.postgres import PostgresTokenStore
 from signing_async.redis import RedisTokenStore
 from signing_async.sandbox import Profile, Sandbox
 
-FORK = multiprocessing.get_context("fork")
 REDIRECT = "https://app.example.com/callback"
 QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 LIFETIME = 1.0
@@ -135,8 +134,9 @@ async def race(
         tasks = (wrong + [task] * workers)[:workers]
         async with open_store(where) as store, task.oauth(store) as oauth:
             await oauth.exchange(sandbox.authorize(app))
-        results = FORK.SimpleQueue()
-        run = Race(sandbox, where, [FORK.Process(target=work, args=(each, results)) for each in tasks])
+        fork = multiprocessing.get_context("fork")
+        results = fork.SimpleQueue()
+        run = Race(sandbox, where, [fork.Process(target=work, args=(each, results)) for each in tasks])
         try:
             for worker in run.workers:
                 worker.start()
