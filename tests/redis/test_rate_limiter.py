@@ -22,29 +22,29 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-async def open_for(gate: RateLimiter, seconds: float) -> bool:
+async def open_for(limiter: RateLimiter, seconds: float) -> bool:
     """Return whether a request may be sent within ``seconds``; it ends at once."""
-    passed = await gate.acquire(now() + seconds)
+    passed = await limiter.acquire(now() + seconds)
     if passed:
-        gate.release(now(), True)
+        limiter.release(now(), True)
     return passed
 
 
-async def closed_soon(gate: RateLimiter) -> float:
-    """Wait until the gate has heard of a pause, and return how long it lasts."""
+async def closed_soon(limiter: RateLimiter) -> float:
+    """Wait until the rate limiter has learnt of a pause, and return how long it lasts."""
     async with asyncio.timeout(60):
-        while await open_for(gate, 0.05) or gate.next_at <= now():
+        while await open_for(limiter, 0.05) or limiter.next_at <= now():
             await asyncio.sleep(0.02)
-    return gate.next_at - now()
+    return limiter.next_at - now()
 
 
 async def test_429_for_one_worker_pauses_all_workers(redis: RedisServer) -> None:
     """Another worker's call waits for the Retry-After without sending a request."""
     async with (
         Scripted(says({}, 429, **{"Retry-After": "3"}), says(ME)) as server,
-        RedisRateLimiter(redis.url, "429") as gate,
+        RedisRateLimiter(redis.url, "429") as limiter,
         RedisRateLimiter(redis.url, "429") as other,
-        SigningClient(server.base_url, "token", rate_limiter=gate) as client,
+        SigningClient(server.base_url, "token", rate_limiter=limiter) as client,
         SigningClient(server.base_url, "token", rate_limiter=other, timeout=0.3) as hasty,
         SigningClient(server.base_url, "token", rate_limiter=other) as patient,
     ):
@@ -64,10 +64,10 @@ async def test_429_for_one_worker_pauses_all_workers(redis: RedisServer) -> None
 
 async def test_pause_applies_to_workers_that_start_later(redis: RedisServer) -> None:
     """It reads the pause before its first request; a shorter pause does not replace a longer one."""
-    async with RedisRateLimiter(redis.url, "later") as gate:
-        await open_for(gate, 5)
-        gate.pause(30)
-        gate.pause(2)
+    async with RedisRateLimiter(redis.url, "later") as limiter:
+        await open_for(limiter, 5)
+        limiter.pause(30)
+        limiter.pause(2)
         await asyncio.sleep(0.5)
         async with RedisRateLimiter(redis.url, "later") as late, RedisRateLimiter(redis.url, "another") as apart:
             assert not await open_for(late, 20)
@@ -75,25 +75,25 @@ async def test_pause_applies_to_workers_that_start_later(redis: RedisServer) -> 
             assert await open_for(apart, 5)
 
 
-async def spend(gates: list[RedisRateLimiter], each: int) -> list[float]:
+async def spend(limiters: list[RedisRateLimiter], each: int) -> list[float]:
     """Return when each request could be sent, in seconds from now."""
     times: list[float] = []
     began = now()
 
-    async def one(gate: RedisRateLimiter) -> None:
-        assert await open_for(gate, 60)
+    async def one(limiter: RedisRateLimiter) -> None:
+        assert await open_for(limiter, 60)
         times.append(now())
 
-    await asyncio.gather(*(one(gate) for gate in gates for _ in range(each)))
+    await asyncio.gather(*(one(limiter) for limiter in limiters for _ in range(each)))
     return [time - began for time in sorted(times)]
 
 
 async def test_all_workers_together_keep_to_the_rate(redis: RedisServer) -> None:
     """At any time no more requests were sent than the rate and the burst allow."""
-    gates = [RedisRateLimiter(redis.url, "rate", rate=200, burst=10) for _ in range(3)]
-    times = await spend(gates, 40)
-    for gate in gates:
-        await gate.aclose()
+    limiters = [RedisRateLimiter(redis.url, "rate", rate=200, burst=10) for _ in range(3)]
+    times = await spend(limiters, 40)
+    for limiter in limiters:
+        await limiter.aclose()
     assert len(times) == 120
     assert times[-1] >= (120 - 10 - 1) / 200 * 0.95
     for place, time in enumerate(times):
@@ -102,25 +102,25 @@ async def test_all_workers_together_keep_to_the_rate(redis: RedisServer) -> None
 
 async def test_request_whose_slot_comes_after_its_deadline_is_rejected_at_once(redis: RedisServer) -> None:
     """It takes no slot, and `next_at` says when the slot is."""
-    async with RedisRateLimiter(redis.url, "late", rate=0.4, burst=1) as gate:
+    async with RedisRateLimiter(redis.url, "late", rate=0.4, burst=1) as limiter:
         began = now()
-        assert await open_for(gate, 5)
-        assert not await open_for(gate, 1)
-        assert not await open_for(gate, 1)
+        assert await open_for(limiter, 5)
+        assert not await open_for(limiter, 1)
+        assert not await open_for(limiter, 1)
         assert now() - began < 2
-        assert 2 < gate.next_at - began < 6
-        assert await open_for(gate, 30)
+        assert 2 < limiter.next_at - began < 6
+        assert await open_for(limiter, 30)
         assert now() - began > 2
 
 
 async def test_no_slots_are_used_during_a_pause(redis: RedisServer) -> None:
     """After the pause, waiting requests are sent at the rate, not all at once."""
-    async with RedisRateLimiter(redis.url, "closed", rate=100, burst=1) as gate:
-        await open_for(gate, 5)
-        gate.pause(1)
-        assert not await open_for(gate, 0.1)
-        opens = gate.next_at
-        await spend([gate], 20)
+    async with RedisRateLimiter(redis.url, "closed", rate=100, burst=1) as limiter:
+        await open_for(limiter, 5)
+        limiter.pause(1)
+        assert not await open_for(limiter, 0.1)
+        opens = limiter.next_at
+        await spend([limiter], 20)
         # One or two slots may have been fetched ahead.
         assert now() >= opens + 15 / 100
 
@@ -139,52 +139,52 @@ async def test_workers_continue_alone_while_redis_is_unavailable(
     """
     caplog.set_level(logging.INFO)
     async with (
-        RedisRateLimiter(redis.url, how, rate=100, burst=1, timeout=0.5) as gate,
+        RedisRateLimiter(redis.url, how, rate=100, burst=1, timeout=0.5) as limiter,
         RedisRateLimiter(redis.url, how, timeout=0.5) as other,
     ):
-        await spend([gate], 2)
+        await spend([limiter], 2)
         await open_for(other, 5)
         caplog.clear()
         with redis.outage(how):
             began = now()
-            times = await spend([gate], 90)
+            times = await spend([limiter], 90)
             assert now() - began < 30
             assert times[-1] > 0.5
             async with asyncio.timeout(60):
                 while warned(caplog) < 2:
                     await open_for(other, 1)
                     await asyncio.sleep(0.02)
-            gate.pause(60)
+            limiter.pause(60)
             await asyncio.sleep(0.7)
-            assert not await open_for(gate, 1)
+            assert not await open_for(limiter, 1)
             assert await open_for(other, 1)
             assert warned(caplog) == 2
             assert "this worker continues alone" in caplog.text
         assert 1 < await closed_soon(other) < 60
         async with asyncio.timeout(60):
             while caplog.text.count("Redis is back") < 2:
-                await open_for(gate, 0.05)
+                await open_for(limiter, 0.05)
                 await asyncio.sleep(0.02)
         assert warned(caplog) == 2
 
 
-def test_unclosed_gate_works_in_a_second_event_loop(redis: RedisServer) -> None:
+def test_unclosed_rate_limiter_works_in_a_second_event_loop(redis: RedisServer) -> None:
     """It publishes its own 429 there."""
     code = f"""
 import asyncio
 from signing_async.redis import RedisRateLimiter
 
-gate, other = (RedisRateLimiter({redis.url!r}, "loops", rate=200) for _ in range(2))
+limiter, other = (RedisRateLimiter({redis.url!r}, "loops", rate=200) for _ in range(2))
 
 async def use():
-    async with gate, asyncio.timeout(20):
-        gate.pause(60)
+    async with limiter, asyncio.timeout(20):
+        limiter.pause(60)
         while await other.acquire(asyncio.get_running_loop().time() + 1):
             await asyncio.sleep(0.01)
         await other.aclose()
         print("published")
 
-asyncio.run(gate.acquire(1e9))
+asyncio.run(limiter.acquire(1e9))
 asyncio.run(use())
 """
     # The connections of the first loop are lost with it, which is a warning.
@@ -194,9 +194,9 @@ asyncio.run(use())
 
 
 async def test_request_is_rejected_at_its_deadline_while_slots_are_being_reserved(redis: RedisServer) -> None:
-    async with slow_way(redis.port) as way, RedisRateLimiter(way.url, "way", rate=50) as gate:
-        await open_for(gate, 5)
+    async with slow_way(redis.port) as way, RedisRateLimiter(way.url, "way", rate=50) as limiter:
+        await open_for(limiter, 5)
         await asyncio.sleep(0.25)
         way.delay = 0.3
-        passed = [await open_for(gate, 0.05) for _ in range(3)]
+        passed = [await open_for(limiter, 0.05) for _ in range(3)]
         assert passed[-1] is False
