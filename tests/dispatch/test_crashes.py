@@ -12,6 +12,7 @@ from signing_async.sandbox import Sandbox
 from tests.dispatch.deaths import Died, Fate, Fated, MemoryJournal, fated_client
 from tests.dispatch.observing import Office, parcel_of, sent_well
 from tests.dispatch.parcels import Parcel
+from tests.pdfs import make_pdf
 
 FAULTS = [
     "500-after-commit",
@@ -89,3 +90,21 @@ async def test_run_paused_at_any_moment_while_another_takes_over_sends_nothing_t
                 fate.resumed.set()
                 assert (await first).id == second.id
             sent_well(sandbox, each, spare=1)
+
+
+async def test_upload_of_a_killed_run_that_arrives_late_is_not_in_the_signing_that_is_sent(office: Office) -> None:
+    """The next run abandons the draft to which it is added."""
+    parcel, fate = parcel_of(), Fate()
+    office.fail("documents.upload", "hang")
+    async with SqliteJournal(office.path) as journal, fated_client(office.sandbox, fate) as dying:
+        run = asyncio.create_task(dying.dispatch(parcel.package, Fated(journal, fate)))
+        while not run.done() and not office.sandbox.requests_of("documents.upload"):
+            await asyncio.sleep(0.005)
+        fate.is_dead = True
+        run.cancel()
+        with pytest.raises((Died, asyncio.CancelledError)):
+            await run
+    await office.dispatch(parcel)
+    (draft,) = office.state()["abandoned"]
+    await office.client.documents.upload(draft, make_pdf(), "late.pdf")
+    office.sent_well(parcel, spare=1)
