@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,15 @@ from tests.archive.archive_stores import content_of, put
 @pytest.fixture
 def store(folder: Path) -> FolderStore:
     return FolderStore(folder)
+
+
+def failing(code: int) -> Callable[..., None]:
+    """Return a function that raises this `OSError`."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
 
 
 async def test_symbolic_link_in_place_of_a_file_is_another_file(
@@ -32,16 +44,41 @@ async def test_symbolic_link_in_place_of_a_file_is_another_file(
 async def test_file_is_copied_and_never_replaces_one_where_it_cannot_be_linked(
     store: FolderStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
-    def link(*_: object, **__: object) -> None:
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(os, "link", failing(code))
     await put(store, "x/a.pdf", b"one", tmp_path)
     await put(store, "x/a.pdf", b"one", tmp_path)
     with pytest.raises(ArchiveConflict):
         await put(store, "x/a.pdf", b"two", tmp_path)
     assert await content_of(store, "x/a.pdf") == b"one"
     assert [path.name for path in (folder / "x").iterdir()] == ["a.pdf"]
+
+
+async def test_copied_file_is_stored_whole_or_not_at_all(
+    store: FolderStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "link", failing(errno.EXDEV))
+    monkeypatch.setattr(Path, "replace", failing(errno.EIO))
+    with pytest.raises(ArchiveError, match=os.strerror(errno.EIO)):
+        await put(store, "a.pdf", b"one", tmp_path)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("way", ["link", "copy"])
+async def test_file_is_synced_before_it_gets_its_name_and_its_folder_after(
+    store: FolderStore, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    sync, target, synced = os.fsync, folder / "a.pdf", list[tuple[int, bool]]()
+
+    def watched_sync(descriptor: int) -> None:
+        synced.append((os.fstat(descriptor).st_ino, target.exists()))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched_sync)
+    if way == "copy":
+        monkeypatch.setattr(os, "link", failing(errno.EXDEV))
+    await put(store, "a.pdf", b"one", tmp_path)
+    assert (target.stat().st_ino, False) in synced
+    assert synced[-1] == (folder.stat().st_ino, True)
 
 
 async def test_name_that_cannot_hold_a_file_is_a_conflict_of_that_name(
@@ -75,10 +112,7 @@ async def test_file_in_place_of_the_archive_is_a_permanent_error_of_all_names(
 async def test_full_disk_is_a_transient_error(
     store: FolderStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(descriptor: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
     with pytest.raises(ArchiveError, match="No space left on device") as caught:
         await put(store, "a.pdf", b"one", tmp_path)
     assert (caught.value.transient, caught.value.client_wide) == (True, True)
@@ -99,6 +133,19 @@ async def test_append_removes_an_incomplete_line(store: FolderStore, folder: Pat
         file.write(torn)
     await store.append("lines", 4, b"two\n")
     assert await content_of(store, "lines") == b"one\ntwo\n"
+
+
+async def test_append_waits_for_the_lock_of_its_file(store: FolderStore, folder: Path) -> None:
+    await store.append("lines", 0, b"one\n")
+    with (folder / "lines").open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        append = asyncio.create_task(store.append("lines", 4, b"two\n"))
+        await asyncio.wait({append}, timeout=0.2)
+        assert not append.done()
+        other.write(b"another\n")
+    with pytest.raises(ArchiveConflict):
+        await append
+    assert await content_of(store, "lines") == b"one\nanother\n"
 
 
 def test_path_is_checked(tmp_path: Path) -> None:
