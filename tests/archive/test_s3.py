@@ -56,6 +56,7 @@ async def opened(proxy: Proxy, bucket: str) -> AsyncIterator[S3Store]:
 def store(opened: S3Store, proxy: Proxy) -> S3Store:
     """The store, behind a proxy that forwards everything until the test sets `Proxy.fail`."""
     proxy.fail = lambda request: "forward"
+    proxy.page_size = None
     return opened
 
 
@@ -173,7 +174,6 @@ async def test_lists_of_many_pages_are_read_to_the_end(proxy: Proxy, s3_server: 
         assert await content_of(other, "manifest.jsonl") == b"x\n" * 7
         assert len([name async for name in other.names()]) == 9
         await other.append("manifest.jsonl", 14, b"y\n")
-    proxy.page_size = None
 
 
 @pytest.mark.parametrize("content", [None, b"{}\n"], ids=["removed", "changed length"])
