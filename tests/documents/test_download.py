@@ -230,24 +230,31 @@ async def test_new_file_honours_the_umask(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a.pdf").stat().st_mode) == 0o640
 
 
-async def test_replaced_file_keeps_its_mode_and_a_link_leads_to_the_new_file(tmp_path: Path) -> None:
-    """The temporary file is as private as the target."""
+async def test_replaced_file_keeps_its_mode_and_a_link_leads_to_the_new_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The temporary file is private."""
     (folder := tmp_path / "private").mkdir()
     (file := folder / "a.pdf").write_bytes(OLD)
-    file.chmod(0o600)
+    file.chmod(0o640)
     (link := tmp_path / "link.pdf").symlink_to(file)
-    modes = set()
+    modes, sync = set(), os.fsync
 
     def look(_: int) -> None:
-        modes.update(stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir())
+        modes.update(stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir() if path != file)
 
+    def watched_sync(descriptor: int) -> None:
+        look(descriptor)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched_sync)
     respond = in_pieces(make_pdf(LARGE), 100_000, 0.001, look)
     async with serving(respond) as server, SigningClient(server.origin, "token") as client:
         sealed = await client.documents.download_signed("s1", "d1", link)
     assert sealed.path == link
     assert link.is_symlink()
     assert file.read_bytes() == link.read_bytes() == make_pdf(LARGE)
-    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.stat().st_mode) == 0o640
     assert modes == {0o600}
     assert set(tmp_path.rglob("*")) == {folder, file, link}
 
