@@ -359,6 +359,29 @@ async def test_around_is_entered_before_the_first_pull_and_left_after_the_last_w
     assert events == ["entered", "pulled", *raised[way], "left"]
 
 
+async def test_closing_twice_does_not_interrupt_the_leaving_of_around() -> None:
+    leaving, go_on, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @asynccontextmanager
+    async def around() -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            leaving.set()
+            await go_on.wait()
+            left.set()
+
+    results = Results(range(100), Workers().endless, 2, around=around())
+    await anext(results)
+    first = asyncio.create_task(results.aclose())
+    await leaving.wait()
+    second = asyncio.create_task(results.aclose())
+    await settle()
+    go_on.set()
+    await asyncio.gather(first, second)
+    assert left.is_set()
+
+
 @pytest.mark.parametrize("concurrency", [0, True])
 async def test_invalid_concurrency_is_rejected(concurrency: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"concurrency: must be an integer of at least 1, got "):
