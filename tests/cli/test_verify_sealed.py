@@ -12,6 +12,7 @@ from tests import pdfs
 from tests.cli.terminal import screen
 from tests.sealed.cases import edited, fill_form
 from tests.sealed.pdfs import judge_here, sandbox_authority, sealed_by_sandbox
+from tests.sealed.pki import root, signed_by
 
 EVIL = "a\nlease.pdf: sound\nb.pdf"
 
@@ -26,6 +27,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "filled.pdf").write_bytes(edited(sealed_by_sandbox(original=pdfs.with_form()), fill_form))
     for name in ("unsigned.pdf", EVIL):
         (folder / name).write_bytes(pdfs.make_pdf())
+    (folder / "hostile.pdf").write_bytes(signed_by(root("Root\x1b[2J").issue("Anna\x1b[31m")))
     (folder / "letter.txt").write_text("Dear Sir or Madam")
     (folder / "roots.pem").write_bytes(sandbox_authority().certificate_pem)
     return folder
@@ -50,6 +52,7 @@ LASTING = ("05:06:07+00:00 by a timestamp\n", "    level   B-LTA\n", "    revoke
     [
         (["changed.pdf"], 7, ["changed.pdf: NOT SOUND\n  problem: its signature: it was followed by changes"], ""),
         ([EVIL], 7, ["a lease.pdf: sound b.pdf: NOT SOUND\n  problem: it is not signed\n"], ""),
+        (["hostile.pdf"], 0, ["  signature by Anna [31m, ", "    issuer  CN=Root [2J\n"], ""),
         (["letter.txt"], 2, [], "Error: 'letter.txt': not a PDF\n"),
         (["none.pdf"], 2, [], "Error: cannot open 'none.pdf': No such file or directory\n"),
         (
