@@ -221,7 +221,8 @@ async def test_request_is_repeated_if_it_is_a_reading_or_harmless_or_had_no_effe
 
 
 @pytest.mark.parametrize(
-    ("method", "kind"), [("POST", "500"), ("POST", "504"), ("POST", "drop"), ("POST", "303"), ("DELETE", "drop")]
+    ("method", "kind"),
+    [("POST", "500"), ("POST", "504"), ("POST", "drop"), ("POST", "303"), ("DELETE", "drop"), ("PUT", "drop")],
 )
 async def test_write_that_may_have_taken_effect_is_not_repeated(method: str, kind: str) -> None:
     async with _failing(kind) as (client, server):

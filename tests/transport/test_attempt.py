@@ -107,6 +107,20 @@ async def test_sixth_redirect_is_an_error() -> None:
         assert len(server.requests) == 6
 
 
+async def test_lost_response_after_a_redirect_has_no_status() -> None:
+    async def handle(request: web.Request) -> web.Response:
+        if request.path == "/api/1.0/me":
+            raise web.HTTPFound("/elsewhere", headers={"request_id": "of-the-redirect"})
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
+
+    async with serving(handle) as server, SigningClient(server.origin, "token", retry=RetryPolicy.none()) as client:
+        with pytest.raises(TransportError) as caught:
+            await client.me()
+    assert (caught.value.status, caught.value.request_id) == (None, None)
+
+
 # Hostile responses
 
 
