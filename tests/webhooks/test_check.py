@@ -33,6 +33,18 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ELSEWHERE = "is plain http to another machine; use https, or allow plain http"
 FORGERY = {"wrong signature", "no signature", "re-encoded body"}
 FAST: dict[str, Any] = {"slow_limit": 1.0, "over_long": 300_000}
+ADVICE = {
+    "valid delivery": "valid deliveries are rejected: check the secret",
+    "duplicate": "acknowledge a duplicate, and do not handle it again",
+    "reordered pair": "events may arrive out of order: accept each",
+    "unusual JSON layout": "the signature is verified over re-encoded JSON: verify it over the bytes",
+    "wrong signature": "anyone can forge an event",
+    "no signature": "anyone can forge an event",
+    "re-encoded body": "the signature is verified over re-encoded JSON: verify it over the bytes",
+    "over-long body": "a body of any size is read: set a limit",
+    "slow body": "a body that trickles in is read to its end: set a timeout",
+}
+"""The start of the advice of each check."""
 
 
 async def check(handler: Handler, **settings: Any) -> dict[str, CheckResult]:
@@ -51,8 +63,10 @@ async def check(handler: Handler, **settings: Any) -> dict[str, CheckResult]:
 
 
 def failed(results: dict[str, CheckResult]) -> set[str]:
-    """Return the names of the failed checks."""
-    return {name for name, one in results.items() if not one.ok}
+    """Return the names of the failed checks; each gives its advice."""
+    names = {name for name, one in results.items() if not one.ok}
+    assert [name for name in names if not results[name].advice.startswith(ADVICE[name])] == []
+    return names
 
 
 def is_genuine(body: bytes, signature: str | None) -> bool:
@@ -115,8 +129,17 @@ async def test_endpoint_that_accepts_everything_fails_the_checks_for_forgery_and
     results = await check(handler)
     assert failed(results) == FORGERY | {"over-long body", "slow body"}
     assert (results["wrong signature"].got, results["slow body"].got) == ("200", "no response in time")
-    assert results["wrong signature"].advice == "anyone can forge an event"
     assert json.loads(json.dumps(results["slow body"].as_dict()))["ok"] is False
+
+
+async def test_endpoint_that_never_responds_fails_every_check() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(60)
+        return web.Response()
+
+    results = await check(handler, response_timeout=0.05, slow_limit=0.05)
+    assert failed(results) == ADVICE.keys()
+    assert {outcome for one in results.values() for outcome in one.got.split(", ")} == {"no response in time"}
 
 
 async def test_endpoint_that_verifies_reencoded_json_fails_both_ways() -> None:
