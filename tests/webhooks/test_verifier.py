@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from signing_async import ConfigurationError
-from signing_async.webhooks import STANDARD_WEBHOOKS, STRIPE, InvalidSignature, Scheme, WebhookVerifier
+from signing_async.webhooks import SLACK, STANDARD_WEBHOOKS, STRIPE, InvalidSignature, Scheme, WebhookVerifier, sign
+from tests.fuzz import webhooks as fuzzed
+from tests.fuzz.running import Found, by_mutation
 from tests.webhooks.deliveries import SECRET, base64_of, event_body, hex_of, mac
 
 BODY = event_body("evt_1")
@@ -58,6 +60,25 @@ def test_any_of_several_secrets_is_accepted_during_a_rotation(secrets: Any) -> N
     verifier.verify(BODY, None, headers=[("X-Signature", hex_of(BODY, "x")), ("x-signature", hex_of(BODY, "old"))])
     with pytest.raises(InvalidSignature):
         verifier.verify(BODY, hex_of(BODY, "oldest"))
+
+
+@pytest.mark.parametrize("other", [BODY + b"\n", BODY[:-1]], ids=["newline", "cut"])
+@pytest.mark.parametrize("scheme", [Scheme(), Scheme(encodings=("base64",)), STRIPE, SLACK, STANDARD_WEBHOOKS])
+def test_signature_of_a_body_with_one_byte_more_or_less_is_a_mismatch(scheme: Scheme, other: bytes) -> None:
+    """Both bodies are accepted with their own signatures."""
+    verifier = WebhookVerifier(b"key", scheme)
+    for body, changed in ((BODY, other), (other, BODY)):
+        headers = sign(b"key", body, scheme, id="msg_1")
+        verifier.verify(body, None, headers=headers)
+        with pytest.raises(InvalidSignature, match="no secret matches the signature"):
+            verifier.verify(changed, None, headers=headers)
+
+
+def test_fuzzing_finds_a_verifier_that_accepts_every_signature(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From genuine deliveries alone, by mutation."""
+    monkeypatch.setattr("signing_async.webhooks.verifier.compare_digest", lambda *_: True)
+    with pytest.raises(Found, match="a forged delivery was accepted"):
+        by_mutation(replace(fuzzed.TARGET, seeds=fuzzed.GENUINE), seconds=1.0, seed=7)
 
 
 @pytest.mark.parametrize("signature", [HEX, None, b"\xff"])
