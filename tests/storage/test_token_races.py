@@ -13,7 +13,7 @@ import pytest
 from tests.storage.token_races import Race, race
 
 pytestmark = [
-    pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="this system cannot fork processes"),
+    pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="processes cannot be forked here"),
     pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning"),
 ]
 
