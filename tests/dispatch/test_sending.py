@@ -38,7 +38,7 @@ async def proxy(sandbox: Sandbox, path: Path) -> AsyncIterator[Proxy]:
         yield running
 
 
-async def _leave_in_doubt(office: Office, parcel: Parcel) -> None:
+async def _leave_ambiguous(office: Office, parcel: Parcel) -> None:
     """It is not known whether the package was sent (it was not)."""
     fault = office.fail("signings.send", "500")
     reading = office.fail("signings.get", "503", times=None)
@@ -52,7 +52,7 @@ async def _leave_in_doubt(office: Office, parcel: Parcel) -> None:
 
 async def test_unknown_sending_that_had_no_effect_is_sent_again_with_the_same_draft(office: Office) -> None:
     parcel = parcel_of()
-    await _leave_in_doubt(office, parcel)
+    await _leave_ambiguous(office, parcel)
     reading = office.fail("signings.get", "503", times=None)
     words = r"the outcome is unknown: the service could not be read: HTTP 503"
     with pytest.raises(OutcomeUnknown, match=words) as caught:
@@ -87,7 +87,7 @@ async def test_unknown_sending_is_not_transient_where_another_run_would_not_know
 
 async def test_unknown_sending_that_took_effect_is_not_repeated(office: Office) -> None:
     parcel = parcel_of()
-    await _leave_in_doubt(office, parcel)
+    await _leave_ambiguous(office, parcel)
     await office.client.signings.send(office.sandbox.signings[0].id)
     sends, told = office.count()["signings.send"], list[Progress]()
     (result,) = await office.dispatch_many(parcel, on_progress=told.append)
@@ -99,7 +99,7 @@ async def test_unknown_sending_that_took_effect_is_not_repeated(office: Office) 
 
 async def test_unknown_sending_whose_draft_was_changed_is_not_repeated(office: Office) -> None:
     parcel = parcel_of()
-    await _leave_in_doubt(office, parcel)
+    await _leave_ambiguous(office, parcel)
     await office.client.documents.upload(office.sandbox.signings[0].id, make_pdf(), "other.pdf")
     words = "holds more or less than this package; it was not sent by this run"
     with pytest.raises(DraftChanged, match=words) as caught:
