@@ -163,7 +163,7 @@ async def test_role_without_create_gets_the_statement_in_the_error(postgres: Pos
 
 
 async def test_given_pool_is_used_and_stays_open(dsn: str) -> None:
-    """It may have codecs of its own."""
+    """The pool may have its own codecs."""
 
     async def init(connection: Any) -> None:
         await connection.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")

@@ -229,7 +229,7 @@ async def test_last_attempt_is_settled_before_its_error_is_raised(service: LateS
 
 
 async def test_deadline_that_leaves_no_settle_time_is_an_unknown_outcome(service: LateService) -> None:
-    """Not a guess."""
+    """The error does not guess whether the write took effect."""
     patient = service.client.with_options(retry=RetryPolicy(), timeout=Timeouts(call=0.5, transfer=0.5))
     errors = await _make_each_write(service, patient, Fate("504", 1.0))
     for error in errors:
