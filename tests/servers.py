@@ -1,4 +1,4 @@
-"""Small real servers for what the sandbox does not do: odd answers, raw bytes, silence."""
+"""Small real servers for what the sandbox does not do: odd responses, raw bytes, silence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Web:
 
 @asynccontextmanager
 async def serving(handler: Handler, *, ssl: SSLContext | None = None, host: str = "127.0.0.1") -> AsyncIterator[Web]:
-    """A server that answers every request with ``handler``."""
+    """A server that responds to every request with ``handler``."""
     server = Web("")
 
     async def watch(request: web.Request) -> web.StreamResponse:
@@ -59,16 +59,16 @@ async def echo(request: web.Request) -> web.Response:
 async def answering(
     raw: bytes, *, then: Callable[[asyncio.StreamWriter], Awaitable[None]] | None = None
 ) -> AsyncIterator[str]:
-    """A server that answers the first request on a connection with these bytes; gives its origin."""
+    """A server that responds to the first request on a connection with these bytes; gives its origin."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def respond(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(raw)
         await writer.drain()
         if then is not None:
             await then(writer)
 
-    async with talking(answer) as origin:
+    async with talking(respond) as origin:
         yield origin
 
 

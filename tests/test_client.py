@@ -221,7 +221,7 @@ async def test_waiting_for_completion_survives_an_outage(sandbox: Sandbox, clien
 async def test_waiting_survives_an_outage_of_the_token_endpoint_but_not_a_rejected_refresh_token(status: int) -> None:
     statuses = [status, 200]
 
-    async def answer(request: web.Request) -> web.Response:
+    async def respond(request: web.Request) -> web.Response:
         if request.path != "/api/oauth/token":
             return web.json_response({"id": "s1", "is_completed": True})
         return web.json_response({"access_token": "new", "error": "invalid_grant"}, status=statuses.pop(0))
@@ -229,7 +229,7 @@ async def test_waiting_survives_an_outage_of_the_token_endpoint_but_not_a_reject
     store = MemoryTokenStore(Token("old", "refresh", expires_at=1))
     app = {"client_id": "c", "client_secret": "s", "redirect_uri": "https://app.example.com/"}
     async with (
-        serving(answer) as server,
+        serving(respond) as server,
         OAuth(server.origin, retry=RetryPolicy.none(), **app, store=store) as oauth,
         SigningClient(server.origin, oauth) as client,
     ):
@@ -281,7 +281,7 @@ async def test_wait_timeout_carries_the_last_state(sandbox: Sandbox, client: Sig
 # Suites that replace aiohttp's requests
 
 
-async def test_calls_are_answered_and_retried_under_aioresponses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_succeed_and_are_retried_under_aioresponses(monkeypatch: pytest.MonkeyPatch) -> None:
     # aioresponses 0.7.9 does not know aiohttp 3.14, whose responses need a writer, and whose readers a protocol.
     response = partial(aiohttp.ClientResponse, stream_writer=Mock(output_size=0))
     monkeypatch.setattr(aioresponses.core, "ClientResponse", response)
@@ -291,11 +291,11 @@ async def test_calls_are_answered_and_retried_under_aioresponses(monkeypatch: py
 
     monkeypatch.setattr(aioresponses.core, "stream_reader_factory", reader)
     origin, policy = "https://tenant.example.com", RetryPolicy(base_delay=0.0)
-    with aioresponses.aioresponses() as answers:
-        answers.get(f"{origin}/api/1.0/signings/s1", status=503)
-        answers.get(f"{origin}/api/1.0/signings/s1", payload={"id": "s1", "is_draft": True})
-        answers.post(f"{origin}/api/1.0/signings/s1/recipients", payload={"id": "r1", "email": "a@example.com"})
+    with aioresponses.aioresponses() as responses:
+        responses.get(f"{origin}/api/1.0/signings/s1", status=503)
+        responses.get(f"{origin}/api/1.0/signings/s1", payload={"id": "s1", "is_draft": True})
+        responses.post(f"{origin}/api/1.0/signings/s1/recipients", payload={"id": "r1", "email": "a@example.com"})
         async with SigningClient(origin, "token", retry=policy) as client:
             assert (await client.signings.get("s1")).state is SigningState.DRAFT
             assert (await client.recipients.add("s1", email="a@example.com")).id == "r1"
-        assert sum(len(calls) for calls in answers.requests.values()) == 3
+        assert sum(len(calls) for calls in responses.requests.values()) == 3

@@ -196,23 +196,23 @@ def escaped(text: str) -> str:
 def tells(status: int, shape: Callable[[str], Any], **headers: str) -> Any:
     """Respond with that status and everything in the shape: text as it is, the rest as JSON."""
 
-    async def answer(request: web.Request, received: Received) -> web.StreamResponse:
+    async def respond(request: web.Request, received: Received) -> web.StreamResponse:
         body = shape(everything(request, received))
         text = body if isinstance(body, str | bytes) else json.dumps(body)
         data = text.encode() if isinstance(text, str) else text
         return web.Response(status=status, body=data, headers={"Content-Type": "application/json"} | headers)
 
-    return answer
+    return respond
 
 
 def heads(status: int, header: str, prefix: str = "") -> Any:
     """Respond with everything in a header."""
 
-    async def answer(request: web.Request, received: Received) -> web.StreamResponse:
+    async def respond(request: web.Request, received: Received) -> web.StreamResponse:
         said = everything(request, received).encode("ascii", "replace").decode()
         return web.Response(status=status, headers={header: prefix + said}, body=b"{}")
 
-    return answer
+    return respond
 
 
 async def reasons(request: web.Request, received: Received) -> web.StreamResponse:
@@ -232,7 +232,7 @@ async def breaks_off(request: web.Request, received: Received) -> web.StreamResp
     return response
 
 
-ANSWERS: dict[str, Any] = {
+RESPONSES: dict[str, Any] = {
     "message": tells(400, lambda said: {"message": said, "code": said.replace(" ", ""), "request_id": said}),
     "oauth": tells(400, lambda said: {"error": "invalid_grant", "error_description": said}),
     "oauth code": tells(400, lambda said: {"error": said.replace(" ", "")}),
@@ -304,24 +304,24 @@ def secret_oauth(base_url: str, token: Token | None = OLD, **settings: Any) -> O
 
 
 @asynccontextmanager
-async def served(answer: Any, token: Token | None = OLD) -> AsyncIterator[tuple[OAuth, SigningClient]]:
+async def served(response: Any, token: Token | None = OLD) -> AsyncIterator[tuple[OAuth, SigningClient]]:
     """Serve this response, and yield what asks for it."""
     async with (
-        Scripted(answer) as server,
+        Scripted(response) as server,
         secret_oauth(server.base_url, token) as oauth,
         SigningClient(server.base_url, oauth) as client,
     ):
         yield oauth, client
 
 
-@pytest.mark.parametrize("name", ANSWERS)
+@pytest.mark.parametrize("name", RESPONSES)
 async def test_no_secret_appears_whatever_the_server_responds(name: str, watch: Watch) -> None:
     """Each response meets every way to read one, and each operation every third response."""
-    number = list(ANSWERS).index(name)
+    number = list(RESPONSES).index(name)
     operations = [
         operation for index, operation in enumerate(OPERATIONS) if operation in OF_EACH_KIND or index % 3 == number % 3
     ]
-    async with Scripted(ANSWERS[name]) as server:
+    async with Scripted(RESPONSES[name]) as server:
         for operation in operations:
             retry = RetryPolicy(max_attempts=2 if operation in {"me", "refresh"} else 1, base_delay=0.001)
             async with (
@@ -461,7 +461,7 @@ def reachable(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str,
 async def test_recent_tokens_and_the_client_secret_are_redacted(watch: Watch) -> None:
     count = 0
 
-    async def answer(request: web.Request, received: Received) -> web.StreamResponse:
+    async def respond(request: web.Request, received: Received) -> web.StreamResponse:
         nonlocal count
         if request.path == "/api/oauth/token":
             count += 1
@@ -470,7 +470,7 @@ async def test_recent_tokens_and_the_client_secret_are_redacted(watch: Watch) ->
         told = " ".join([CLIENT_SECRET, *(f"{MARK}-{kind}{n}" for n in range(count - 3, count + 1) for kind in "ar")])
         return await says({"message": told}, 400)(request, received)
 
-    async with served(answer) as (oauth, client):
+    async with served(respond) as (oauth, client):
         for _ in range(30):
             await oauth.refresh()
         error = await watch.failing(client.me())
@@ -556,7 +556,7 @@ async def test_corrupt_token_file_shows_none_of_its_content(watch: Watch, tmp_pa
 
 
 async def test_background_refresh_logs_no_secret(watch: Watch) -> None:
-    async with served(ANSWERS["message"]) as (oauth, _):
+    async with served(RESPONSES["message"]) as (oauth, _):
         task = asyncio.create_task(oauth.refresh(rejected=OLD.access_token))
         await asyncio.sleep(0)
         task.cancel()
@@ -567,7 +567,7 @@ async def test_background_refresh_logs_no_secret(watch: Watch) -> None:
 
 async def test_failed_early_refresh_is_logged_without_secrets(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
     token = Token(OLD.access_token, OLD.refresh_token, datetime.now(UTC) + timedelta(seconds=50))
-    async with served(ANSWERS["message"], token) as (oauth, _):
+    async with served(RESPONSES["message"], token) as (oauth, _):
         await oauth.token()
         let_pass(monkeypatch, 48)
         assert (await oauth.token()).access_token == OLD.access_token

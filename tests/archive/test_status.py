@@ -83,13 +83,13 @@ async def listing(
 ) -> AsyncIterator[SigningClient]:
     """Yield a client of a service with these signings, which responds to other paths with a body and a status."""
 
-    async def answer(request: web.Request) -> web.Response:
+    async def handle(request: web.Request) -> web.Response:
         if request.path.endswith("/signings"):
             return web.json_response({"data": listed})
         body, status = respond(request.path)
         return web.json_response(body, status=status)
 
-    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
         yield client
 
 

@@ -34,14 +34,14 @@ class Received:
     body: bytes
 
 
-Answer = Callable[[web.Request, Received], Awaitable[web.StreamResponse]]
+ScriptedResponse = Callable[[web.Request, Received], Awaitable[web.StreamResponse]]
 
 
 class Scripted(contextlib.AbstractAsyncContextManager["Scripted"]):
     """A server that gives one scripted response after the other; the last one repeats."""
 
-    def __init__(self, *answers: Answer) -> None:
-        self.answers = list(answers)
+    def __init__(self, *responses: ScriptedResponse) -> None:
+        self.responses = list(responses)
         self.requests: list[Received] = []
         self._running = serving(self._serve)
 
@@ -55,31 +55,31 @@ class Scripted(contextlib.AbstractAsyncContextManager["Scripted"]):
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         received = Received(request.method, request.path_qs, dict(request.headers), await request.read())
         self.requests.append(received)
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        return await answer(request, received)
+        respond = self.responses.pop(0) if len(self.responses) > 1 else self.responses[0]
+        return await respond(request, received)
 
 
-def raw(status: int, body: bytes | str = b"", **headers: str) -> Answer:
+def raw(status: int, body: bytes | str = b"", **headers: str) -> ScriptedResponse:
     """Respond with these bytes. Underscores in header names become dashes, except in request_id."""
     data = body.encode() if isinstance(body, str) else body
     named = {name if name == "request_id" else name.replace("_", "-"): value for name, value in headers.items()}
 
-    async def answer(request: web.Request, received: Received) -> web.StreamResponse:
+    async def respond(request: web.Request, received: Received) -> web.StreamResponse:
         return web.Response(status=status, body=data, headers=named)
 
-    return answer
+    return respond
 
 
-def says(data: Any, status: int = 200, **headers: str) -> Answer:
+def says(data: Any, status: int = 200, **headers: str) -> ScriptedResponse:
     """Respond with JSON."""
 
-    async def answer(request: web.Request, received: Received) -> web.StreamResponse:
+    async def respond(request: web.Request, received: Received) -> web.StreamResponse:
         return web.json_response(data, status=status, headers=headers)
 
-    return answer
+    return respond
 
 
-def grants(name: str = "new", **fields: Any) -> Answer:
+def grants(name: str = "new", **fields: Any) -> ScriptedResponse:
     """Respond with a token."""
     return says({"access_token": f"access-{name}", "refresh_token": f"refresh-{name}", "expires_in": 3600} | fields)
 
@@ -145,11 +145,11 @@ def oauth_for(base_url: str, **settings: Any) -> OAuth:
 
 @asynccontextmanager
 async def oauth_on(
-    *answers: Answer, token: Token | None = None, **settings: Any
+    *responses: ScriptedResponse, token: Token | None = None, **settings: Any
 ) -> AsyncIterator[tuple[OAuth, Scripted]]:
     """Run a server with these responses, and an `OAuth` for it; ``token`` is in its store."""
     async with (
-        Scripted(*answers) as server,
+        Scripted(*responses) as server,
         oauth_for(server.base_url, **{"store": MemoryTokenStore(token), **settings}) as oauth,
     ):
         yield oauth, server

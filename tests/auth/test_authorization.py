@@ -13,7 +13,7 @@ from signing_async.sandbox import Sandbox
 from tests.auth.oauth_servers import (
     BASE,
     REDIRECT,
-    Answer,
+    ScriptedResponse,
     drops,
     grants,
     oauth_for,
@@ -91,7 +91,7 @@ async def test_object_that_made_the_request_remembers_its_verifier(sandbox: Sand
 
 
 @pytest.mark.parametrize(
-    ("answer", "transient"),
+    ("response", "transient"),
     [
         (says({"error": "invalid_grant"}, 400), False),
         (raw(503), True),
@@ -99,8 +99,10 @@ async def test_object_that_made_the_request_remembers_its_verifier(sandbox: Sand
         (says({"hello": "world"}), False),
     ],
 )
-async def test_failed_exchange_does_not_concern_calls_with_the_current_token(answer: Answer, transient: bool) -> None:
-    async with oauth_on(answer, token=Token("valid", "refresh")) as (oauth, _):
+async def test_failed_exchange_does_not_concern_calls_with_the_current_token(
+    response: ScriptedResponse, transient: bool
+) -> None:
+    async with oauth_on(response, token=Token("valid", "refresh")) as (oauth, _):
         with pytest.raises(SigningError) as caught:
             await oauth.exchange("code")
         assert (caught.value.transient, caught.value.client_wide, caught.value.fatal) == (transient, False, False)

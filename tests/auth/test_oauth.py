@@ -121,7 +121,7 @@ def test_oauth_works_with_clients_of_several_event_loops() -> None:
         return user.id
 
     with another_loop() as run:
-        server = Scripted(*(answer for n in (1, 3, 5) for answer in (grants(f"{n}"), me, grants(f"{n + 1}"))))
+        server = Scripted(*(response for n in (1, 3, 5) for response in (grants(f"{n}"), me, grants(f"{n + 1}"))))
         run(server.__aenter__()).result()
         oauth = oauth_for(server.base_url, store=store)
         assert [asyncio.run(work()) for _ in range(3)] == ["Bearer access-1", "Bearer access-3", "Bearer access-5"]

@@ -189,8 +189,8 @@ async def test_rejected_token_without_refresh_token_is_unauthorized_unless_the_s
 async def test_failed_early_refresh_returns_the_old_token_and_warns_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    answers = grants("old"), says({"error": "server_error"}, 503)
-    async with oauth_on(*answers, retry=RetryPolicy.none()) as (oauth, server):
+    responses = grants("old"), says({"error": "server_error"}, 503)
+    async with oauth_on(*responses, retry=RetryPolicy.none()) as (oauth, server):
         await oauth.exchange("code")
         let_pass(monkeypatch, 3580)
         tokens = await asyncio.gather(*(oauth.access_token() for _ in range(50)))
@@ -222,8 +222,8 @@ async def test_slow_early_refresh_returns_the_old_token_and_completes_later(monk
 
 async def test_rejected_refresh_token_is_sent_once_until_the_store_holds_another() -> None:
     store = MemoryTokenStore(expired())
-    answers = [says({"error": "invalid_grant"}, 400, request_id="req-9"), grants("1"), says({"error": "x"}, 400)]
-    async with oauth_on(*answers, store=store) as (oauth, server):
+    responses = [says({"error": "invalid_grant"}, 400, request_id="req-9"), grants("1"), says({"error": "x"}, 400)]
+    async with oauth_on(*responses, store=store) as (oauth, server):
         rejections = []
         for _ in range(50):
             with pytest.raises(RefreshRejected, match="invalid_grant") as caught:
@@ -245,8 +245,8 @@ async def test_rejected_refresh_token_is_sent_once_until_the_store_holds_another
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_invalid_grant_with_429_or_5xx_is_not_final(status: int) -> None:
-    answers = says({"error": "invalid_grant"}, status), grants()
-    async with oauth_on(*answers, token=expired(), retry=RetryPolicy.none()) as (oauth, _):
+    responses = says({"error": "invalid_grant"}, status), grants()
+    async with oauth_on(*responses, token=expired(), retry=RetryPolicy.none()) as (oauth, _):
         with pytest.raises(AuthError, match="invalid_grant") as caught:
             await oauth.access_token()
         assert type(caught.value) is AuthError

@@ -32,11 +32,11 @@ FAILED = "the token store failed: OSError"
 async def test_refresh_locks_loads_posts_saves_and_unlocks_in_this_order() -> None:
     store = WatchedStore(expired())
 
-    async def answer(request: web.Request, received: Received) -> web.StreamResponse:
+    async def respond(request: web.Request, received: Received) -> web.StreamResponse:
         store.done.append("post")
         return await grants()(request, received)
 
-    async with oauth_on(answer, store=store) as (oauth, _):
+    async with oauth_on(respond, store=store) as (oauth, _):
         await oauth.token()
     assert store.done == ["load", "lock", "load", "post", "save", "unlock"]
 

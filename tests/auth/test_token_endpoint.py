@@ -124,8 +124,8 @@ async def test_429_delays_the_next_token_request() -> None:
 
 @pytest.mark.parametrize("retry_after", ["61", "31"], ids=["cap", "deadline"])
 async def test_429_with_too_long_retry_after_raises_and_later_requests_are_not_sent(retry_after: str) -> None:
-    answer = says({"error": "slow_down"}, 429, **{"Retry-After": retry_after})
-    async with oauth_on(answer, token=expired(), timeout=30) as (oauth, server):
+    response = says({"error": "slow_down"}, 429, **{"Retry-After": retry_after})
+    async with oauth_on(response, token=expired(), timeout=30) as (oauth, server):
         with pytest.raises(AuthError) as caught:
             await oauth.access_token()
         assert (caught.value.status, caught.value.retry_after) == (429, float(retry_after))
@@ -138,7 +138,7 @@ async def test_429_with_too_long_retry_after_raises_and_later_requests_are_not_s
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "words", "requests"),
+    ("response", "kind", "words", "requests"),
     [
         (raw(503), AuthError, r"^HTTP 503 on oauth\.refresh", 5),
         (drops, TransportError, r"^oauth\.refresh: the connection was closed", 2),
@@ -148,12 +148,12 @@ async def test_429_with_too_long_retry_after_raises_and_later_requests_are_not_s
     ids=["503", "lost response", "timeout", "refused connection"],
 )
 async def test_unavailable_endpoint_is_a_transient_failure_of_every_call(
-    answer: Any, kind: type[SigningError], words: str, requests: int
+    response: Any, kind: type[SigningError], words: str, requests: int
 ) -> None:
     """A lost response is retried once, a timeout is not. The token is not touched."""
-    store, timeout = MemoryTokenStore(expired()), 0.2 if answer is hangs else 20
-    async with oauth_on(answer or grants(), store=store, timeout=timeout) as (oauth, server):
-        base_url = server.base_url if answer else f"http://127.0.0.1:{free_port()}"
+    store, timeout = MemoryTokenStore(expired()), 0.2 if response is hangs else 20
+    async with oauth_on(response or grants(), store=store, timeout=timeout) as (oauth, server):
+        base_url = server.base_url if response else f"http://127.0.0.1:{free_port()}"
         async with (
             oauth_for(base_url, store=store, timeout=timeout) as oauth,
             SigningClient(base_url, oauth) as client,
@@ -173,7 +173,7 @@ async def test_lost_response_is_retried() -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "kind", "code"),
+    ("response", "kind", "code"),
     [
         (says({"error": "invalid_grant", "error_description": "gone"}, 400), RefreshRejected, "invalid_grant"),
         (says({"error": "invalid_grant", "code": 400}, 400), RefreshRejected, "invalid_grant"),
@@ -187,10 +187,10 @@ async def test_lost_response_is_retried() -> None:
     ids=range(8),
 )
 async def test_refused_refresh_token_is_refresh_rejected_and_other_refusals_are_auth_errors(
-    answer: Any, kind: type[AuthError], code: str | None
+    response: Any, kind: type[AuthError], code: str | None
 ) -> None:
     store = MemoryTokenStore(expired())
-    async with oauth_on(answer, store=store) as (oauth, server):
+    async with oauth_on(response, store=store) as (oauth, server):
         with pytest.raises(AuthError, match=r"^HTTP \d+ on oauth\.refresh") as caught:
             await oauth.access_token()
         assert (type(caught.value), caught.value.code) == (kind, code)
@@ -200,8 +200,8 @@ async def test_refused_refresh_token_is_refresh_rejected_and_other_refusals_are_
 
 async def test_codes_that_reject_a_refresh_token_can_be_replaced() -> None:
     assumptions = Assumptions(refresh_rejected_codes=["Invalid_Request"])
-    answers = says({"error": "invalid_grant"}, 400), says({"error": "invalid_request"}, 401)
-    async with oauth_on(*answers, token=expired(), assumptions=assumptions) as (oauth, server):
+    responses = says({"error": "invalid_grant"}, 400), says({"error": "invalid_request"}, 401)
+    async with oauth_on(*responses, token=expired(), assumptions=assumptions) as (oauth, server):
         with pytest.raises(AuthError) as caught:
             await oauth.access_token()
         assert type(caught.value) is AuthError
@@ -212,7 +212,7 @@ async def test_codes_that_reject_a_refresh_token_can_be_replaced() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "response",
     [
         raw(200, b""),
         raw(200, b"<html>Hello</html>"),
@@ -224,9 +224,9 @@ async def test_codes_that_reject_a_refresh_token_can_be_replaced() -> None:
     ],
     ids=range(7),
 )
-async def test_success_without_token_is_auth_error_and_not_retried(answer: Any) -> None:
+async def test_success_without_token_is_auth_error_and_not_retried(response: Any) -> None:
     words = r"^oauth\.exchange: the response holds no usable token \(HTTP 20[04](, request id r-1)?\)$"
-    async with oauth_on(answer) as (oauth, server):
+    async with oauth_on(response) as (oauth, server):
         with pytest.raises(AuthError, match=words) as caught:
             await oauth.exchange("code")
         assert caught.value.status in {200, 204}

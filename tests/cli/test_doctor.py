@@ -131,7 +131,7 @@ def test_rejected_token_is_exit_code_4_and_its_status_is_learned_with_one_reques
 
 # Services that the sandbox does not simulate
 
-Answers = dict[str, Any]
+Responses = dict[str, Any]
 Examine = Callable[..., Awaitable[tuple[dict[str, Any], dict[str, Any]]]]
 
 
@@ -139,9 +139,9 @@ Examine = Callable[..., Awaitable[tuple[dict[str, Any], dict[str, Any]]]]
 def examine(run: Run, tmp_path: Path) -> Examine:
     """Return a function that runs the command against a service with the given responses, by their paths."""
 
-    async def examine(answers: Answers, *options: str, tls: ssl.SSLContext | None = None) -> Any:
+    async def examine(responses: Responses, *options: str, tls: ssl.SSLContext | None = None) -> Any:
         async def handle(request: web.Request) -> web.StreamResponse:
-            found = answers.get(request.path.removeprefix("/api/1.0"), web.Response(status=404))
+            found = responses.get(request.path.removeprefix("/api/1.0"), web.Response(status=404))
             found = found(request) if callable(found) else found
             return found if isinstance(found, web.StreamResponse) else web.json_response(found)
 
@@ -173,7 +173,7 @@ def hidden(items: list[dict[str, Any]], more: bool) -> Any:
 
 TWO = [{"id": "a", "name": "a"}, {"id": "b", "name": "b"}]
 NO_CURSOR = "the first page has no cursor, or holds all signings"
-LEARNED: dict[str, tuple[Answers, str, dict[str, Any]]] = {
+LEARNED: dict[str, tuple[Responses, str, dict[str, Any]]] = {
     "unknown names": (
         {"/signings": pages(hidden, "size", "start"), "/signings/a": {"thing": {"id": "a"}}},
         "the cursor in meta.paging.nextToken is sent back as 'start'",
@@ -204,11 +204,11 @@ LEARNED: dict[str, tuple[Answers, str, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("answers", "words", "firsts"), LEARNED.values(), ids=LEARNED)
+@pytest.mark.parametrize(("responses", "words", "firsts"), LEARNED.values(), ids=LEARNED)
 async def test_list_conventions_are_found_by_their_effect(
-    answers: Answers, words: str, firsts: dict[str, Any], examine: Examine
+    responses: Responses, words: str, firsts: dict[str, Any], examine: Examine
 ) -> None:
-    found, values = await examine({"/me": {}, **answers})
+    found, values = await examine({"/me": {}, **responses})
     assert found["next page"]["message"] == words
     assert {name: values[name] if isinstance(values[name], str) else values[name][0] for name in firsts} == firsts
     assert found["token"]["message"] == "works: GET /me succeeds"
@@ -237,7 +237,7 @@ async def test_malformed_responses_are_reported_and_the_other_checks_run(examine
         assert found["list"]["message"].startswith("no list in the response to GET /signings (HTTP ")
         assert found["token"]["message"] == "works: Anna"
         assert "errors" in found
-    odd: Answers = {"/me": [], "/signings": [{"id": 5, "updated_at": "soon"}, 7, {"id": 6}]}
+    odd: Responses = {"/me": [], "/signings": [{"id": 5, "updated_at": "soon"}, 7, {"id": 6}]}
     found, _ = await examine(odd | {"/signings/5": {"a": {"b": 1}}, "/signings/5/recipients": [{"signed_at": None}, 3]})
     assert found["record"]["message"] == "no id in the response for a signing"
     assert (found["recipients"]["state"], found["page size"]["state"]) == ("ok", "unknown")
@@ -246,17 +246,17 @@ async def test_malformed_responses_are_reported_and_the_other_checks_run(examine
 
 async def test_field_of_finished_recipients_that_is_always_empty_is_chosen_by_its_name(examine: Examine) -> None:
     people = {"people": [{"email": "anna@example.com", "ApprovedOn": None, "signed": True}]}
-    answers: Answers = {
+    responses: Responses = {
         "/me": {},
         "/signings": {"data": TWO, "links": {"next": "/2"}},
         "/signings/a/recipients": people,
     }
-    found, values = await examine(answers)
+    found, values = await examine(responses)
     assert (found["recipients"]["state"], found["recipients"]["field"]) == ("warning", "ApprovedOn")
     assert (values["item_paths"][0], values["recipient_done_fields"][0]) == ("people", "ApprovedOn")
-    found, values = await examine({**answers, "/signings/a/recipients": [{"signed_at": "2031-03-31"}]})
+    found, values = await examine({**responses, "/signings/a/recipients": [{"signed_at": "2031-03-31"}]})
     assert (found["recipients"]["state"], values["recipient_done_fields"]) == ("ok", ["signed_at", "completed_at"])
-    found, values = await examine({**answers, "/signings/a/recipients": [{"email": "anna@example.com"}]})
+    found, values = await examine({**responses, "/signings/a/recipients": [{"email": "anna@example.com"}]})
     assert (found["recipients"]["state"], "recipient_done_fields" in values) == ("unknown", False)
 
 

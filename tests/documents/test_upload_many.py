@@ -292,10 +292,10 @@ async def test_file_of_the_same_name_and_another_content_is_not_skipped(
 
 
 async def test_nothing_is_skipped_or_sent_if_the_service_does_not_list_documents() -> None:
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def respond(request: web.Request) -> web.StreamResponse:
         return web.json_response({"id": "s1"})
 
-    async with serving(answer) as server, SigningClient(server.origin, "token") as client:
+    async with serving(respond) as server, SigningClient(server.origin, "token") as client:
         many = client.documents.upload_many("s1", [make_pdf()], skip_existing=True)
         errors = [str(result.error) async for result in many]
         assert [request.method for request in server.requests] == ["GET"]

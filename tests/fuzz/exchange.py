@@ -1,4 +1,4 @@
-"""The whole client against a server that may answer with any bytes, over real sockets."""
+"""The whole client against a server that may respond with any bytes, over real sockets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OPERATIONS: tuple[Operate, ...] = (
 
 
 class _Server:
-    """Answers every request with the same bytes, and hangs up; another one counts who comes to it by mistake."""
+    """Responds to every request with the same bytes, and hangs up; another one counts who comes to it by mistake."""
 
     raw = b""
     strangers = 0

@@ -73,7 +73,7 @@ class LateService:
         self.refresh_seconds = 0.0
         self.refresh_fails = False
         self.rejects_after_a_write = False
-        """Whether readings are answered with 401 from the first write on."""
+        """Whether readings are rejected with 401 from the first write on."""
         self.before_response: Callable[[Fate, dict[str, Any]], object] = lambda fate, record: None
         """Called before each response to a write: what happens at this very moment."""
         self.pending: set[asyncio.Task[None]] = set()
@@ -200,10 +200,10 @@ class LateService:
             assert request.transport is not None
             request.transport.close()
             return web.Response(status=200)
-        answer = response()
+        made = response()
         if self._site is None:
-            answer.force_close()
-        return answer
+            made.force_close()
+        return made
 
     # Connections
 

@@ -1,4 +1,4 @@
-"""Writes are repeated without ever taking effect twice: each operation, under each way to lose an answer."""
+"""Writes are repeated without ever taking effect twice: each operation, under each way to lose a response."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ def _sends(sandbox: Sandbox, signing: Signing) -> int:
 
 @pytest.mark.parametrize("kind", COMMITTED + NOT_COMMITTED)
 async def test_each_write_takes_effect_once(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
-    """However its answer is lost; and the record that is returned is the server's."""
+    """However its response is lost; and the record that is returned is the server's."""
 
     def lose(operation: str) -> None:
         sandbox.faults.add(operation, kind, **({"retry_after": 0} if kind == "429" else {}))
 
     lose("signings.create")
     signing = await _draft(client)
-    # A lost answer leaves a spare draft at most.
+    # A lost response leaves a spare draft at most.
     assert [one.id for one in sandbox.signings[kind in COMMITTED :]] == [signing.id]
     bo = await client.recipients.add(signing, email="bo@example.com", first_name="Bo", last_name="Ek", order=1)
     lose("recipients.add")
@@ -174,7 +174,7 @@ async def test_older_document_of_the_same_name_is_not_taken_for_the_new_one(sand
 
 @pytest.mark.parametrize("kind", ["500-after-commit", "drop-after-commit", "503", "drop-before-commit", "429"])
 async def test_concurrent_uploads_create_one_document_each(sandbox: Sandbox, client: SigningClient, kind: str) -> None:
-    """Also those of one name."""
+    """Also uploads of the same name."""
     signing = await _draft(client)
     # Each further 429 lowers the rate.
     sandbox.faults.add("documents.upload", kind, times=8, **({"retry_after": 0} if kind == "429" else {}))

@@ -1,4 +1,4 @@
-"""Services whose answers do not say enough: what cannot be told is never guessed."""
+"""Services whose responses do not say enough: what cannot be told is never guessed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUICK = RetryPolicy(base_delay=0.01, settle=0.1)
 
 @asynccontextmanager
 async def _failing(**reads: Any) -> AsyncIterator[tuple[SigningClient, Web]]:
-    """A service whose writes end in 500, and whose reads answer with what is given by the end of their path."""
+    """A service whose writes end in 500, and whose reads respond with what is given by the end of their path."""
 
     async def handle(request: web.Request) -> web.Response:
         if request.method == "POST":

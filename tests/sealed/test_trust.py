@@ -137,7 +137,7 @@ def test_fetch_finds_a_later_revocation_and_nothing_is_fetched_without_it(tmp_pa
         finally:
             server.shutdown()
             thread.join()
-    report = judged(data, issuer.der, fetch=True)  # nobody answers any more
+    report = judged(data, issuer.der, fetch=True)  # no server responds any more
     assert (report.trusted, report.seals[0].revocation) == (True, "unknown")
 
 

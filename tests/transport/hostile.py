@@ -98,7 +98,7 @@ async def hostile(behave: Behave) -> AsyncIterator[Hostile]:
 
 
 def saying(raw: bytes) -> Behave:
-    """Answers every request with these bytes, and hangs up."""
+    """Responds to every request with these bytes, and hangs up."""
 
     async def behave(talk: Conversation) -> None:
         await talk.request()

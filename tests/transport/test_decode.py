@@ -376,8 +376,8 @@ async def test_decode_error_carries_the_parsed_body_without_secrets() -> None:
     """It helps to find what was created; none of it is in any text."""
 
     async def handler(request: web.Request) -> web.Response:
-        answer = {"id": "s9", "is_draft": "perhaps", "message": "by secret-token", "secret-token": [{"x": 1}]}
-        return web.json_response({"data": answer}, status=201)
+        record = {"id": "s9", "is_draft": "perhaps", "message": "by secret-token", "secret-token": [{"x": 1}]}
+        return web.json_response({"data": record}, status=201)
 
     async with serving(handler) as server, SigningClient(server.origin, "secret-token") as client:
         with pytest.raises(DecodeError, match="is_draft: expected true or false, got 'perhaps'") as caught:

@@ -1,4 +1,4 @@
-"""An error answer of any shape becomes an exception that says what the service said, and holds no secret."""
+"""An error response of any shape becomes an exception that says what the service said, and holds no secret."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ async def proxying(refusal: str = "407 Proxy Authentication Required") -> AsyncI
         yield proxy
 
 
-async def _answer(request: web.Request) -> web.Response:
+async def _respond(request: web.Request) -> web.Response:
     return web.json_response({"id": "s1", "access_token": "new", "authorization": request.headers.get("Authorization")})
 
 
@@ -97,7 +97,7 @@ def _no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_calls_uploads_and_token_requests_go_through_the_proxy() -> None:
-    async with serving(_answer) as server, proxying() as proxy:
+    async with serving(_respond) as server, proxying() as proxy:
         async with _oauth(server.origin, proxy=proxy.url) as oauth:
             await oauth.refresh()
             async with SigningClient(server.origin, oauth, proxy=proxy.url) as client:
@@ -117,7 +117,7 @@ async def test_tls_goes_through_a_tunnel_of_the_proxy() -> None:
     trusting = ssl.create_default_context()
     authority.configure_trust(trusting)
     async with (
-        serving(_answer, ssl=context) as server,
+        serving(_respond, ssl=context) as server,
         proxying() as proxy,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=trusting)) as session,
         SigningClient(server.origin, "token", session=session, proxy=proxy.url) as client,
@@ -128,7 +128,7 @@ async def test_tls_goes_through_a_tunnel_of_the_proxy() -> None:
 
 @pytest.mark.parametrize("name", ["http_proxy", "ALL_PROXY"])
 async def test_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    async with serving(_answer) as server, proxying() as proxy:
+    async with serving(_respond) as server, proxying() as proxy:
         monkeypatch.setenv(name, proxy.url.removeprefix("http://"))
         async with SigningClient(server.origin, "token") as client:
             await client.me()
@@ -137,7 +137,7 @@ async def test_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize("name", ["localhost,127.0.0.1", "*", "127.0.0.1:{port}"])
 async def test_no_proxy_names_hosts_without_a_proxy(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    async with serving(_answer) as server, proxying() as proxy:
+    async with serving(_respond) as server, proxying() as proxy:
         monkeypatch.setenv("HTTP_PROXY", proxy.url)
         monkeypatch.setenv("NO_PROXY", name.format(port=server.origin.rpartition(":")[2]))
         async with SigningClient(server.origin, "token") as client:
@@ -150,7 +150,7 @@ async def test_proxy_that_refuses_the_password_is_one_permanent_error(
     scheme: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with serving(_answer) as server, proxying() as proxy:
+    async with serving(_respond) as server, proxying() as proxy:
         wrong = proxy.url.replace("anna", "bert")
         client = SigningClient(server.origin.replace("http", scheme), "token", proxy=wrong, retry=QUICK)
         async with client:
@@ -203,7 +203,7 @@ async def test_netrc_file_is_never_used(monkeypatch: pytest.MonkeyPatch, tmp_pat
     file.write_text("machine 127.0.0.1 login anna password netrc-password\n")
     monkeypatch.setenv("NETRC", str(file))
     async with (
-        serving(_answer) as server,
+        serving(_respond) as server,
         aiohttp.ClientSession(trust_env=trust_env, middlewares=[_add_header]) as session,
     ):
         oauth = _oauth(server.origin, session=session)
@@ -215,7 +215,7 @@ async def test_netrc_file_is_never_used(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 async def test_default_content_type_of_the_session_does_not_replace_the_bodys_own() -> None:
-    async with serving(_answer) as server, aiohttp.ClientSession(headers={"Content-Type": "text/odd"}) as session:
+    async with serving(_respond) as server, aiohttp.ClientSession(headers={"Content-Type": "text/odd"}) as session:
         oauth = _oauth(server.origin, session=session)
         client = SigningClient(server.origin, oauth, session=session)
         await client.signings.create(name="Lease", language="EN")

@@ -47,7 +47,7 @@ def _client_side(authority: trustme.CA) -> ssl.SSLContext:
     return context
 
 
-async def _answer(request: web.Request) -> web.Response:
+async def _respond(request: web.Request) -> web.Response:
     if request.content_type == "multipart/form-data":
         part = await (await request.multipart()).next()
         assert isinstance(part, aiohttp.BodyPartReader)
@@ -59,7 +59,7 @@ async def _answer(request: web.Request) -> web.Response:
 
 
 async def test_unknown_authority_is_refused_before_any_request(authority: trustme.CA) -> None:
-    async with serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server:
+    async with serving(_respond, ssl=_server_side(authority, "127.0.0.1")) as server:
         async with SigningClient(server.origin, TOKEN, retry=QUICK) as client:
             with pytest.raises(TransportError, match=r"certificate is not trusted.*local issuer") as caught:
                 await client.me()
@@ -71,7 +71,7 @@ async def test_unknown_authority_is_refused_before_any_request(authority: trustm
 async def test_custom_authority_of_the_callers_session_is_accepted(authority: trustme.CA) -> None:
     """Uploads of several megabytes arrive whole."""
     async with (
-        serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server,
+        serving(_respond, ssl=_server_side(authority, "127.0.0.1")) as server,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_client_side(authority))) as session,
     ):
         client = SigningClient(server.origin, TOKEN, session=session)
@@ -97,7 +97,7 @@ async def test_ssl_cert_file_adds_an_authority(authority: trustme.CA, tmp_path: 
     """The variable is read when a process starts."""
     bundle = tmp_path / "authority.pem"
     authority.cert_pem.write_to_path(str(bundle))
-    async with serving(_answer, ssl=_server_side(authority, "127.0.0.1")) as server:
+    async with serving(_respond, ssl=_server_side(authority, "127.0.0.1")) as server:
         child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -135,7 +135,7 @@ async def test_untrusted_server_receives_no_request(authority: trustme.CA, tmp_p
     """In no call; and the outcome is not unknown."""
     make, said = UNTRUSTED[name]
     async with (
-        serving(_answer, ssl=make(authority, "127.0.0.1")) as server,
+        serving(_respond, ssl=make(authority, "127.0.0.1")) as server,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_client_side(authority))) as session,
         connected(server, session=session, retry=QUICK) as client,
     ):

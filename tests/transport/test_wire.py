@@ -1,4 +1,4 @@
-"""The wire: who is to blame when a body cannot be sent, and answers read to their end and no further."""
+"""The wire: who is to blame when a body cannot be sent, and responses read to their end and no further."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_session_that_fails_before_a_request_is_sent_leaves_no_unknown_out
 # aiohttp's pool
 
 
-async def _answer(request: web.Request) -> web.Response:
+async def _respond(request: web.Request) -> web.Response:
     return web.json_response({"id": "u1"})
 
 
@@ -86,7 +86,7 @@ def _connections(server: Web) -> tuple[int, set[str | None]]:
 
 async def test_the_pool_of_this_aiohttp_can_be_checked(caplog: pytest.LogCaptureFixture) -> None:
     """A canary: it fails if a release of aiohttp keeps its connections differently."""
-    async with serving(_answer) as server, SigningClient(server.origin, "token") as client:
+    async with serving(_respond) as server, SigningClient(server.origin, "token") as client:
         for _ in range(3):
             await client.me()
         sessions = client._shared.sessions
@@ -109,7 +109,7 @@ async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
 
     drop = wire.Sessions.drop_desynchronized
     monkeypatch.setattr(wire.Sessions, "drop_desynchronized", hidden)
-    async with serving(_answer) as server, SigningClient(server.origin, "token") as client:
+    async with serving(_respond) as server, SigningClient(server.origin, "token") as client:
         for _ in range(3):
             assert (await client.me()).id == "u1"
     assert _connections(server) == (3, {"close"})
