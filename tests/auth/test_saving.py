@@ -187,10 +187,14 @@ async def test_lost_token_is_raised_on_close(who: str) -> None:
 async def test_lost_token_is_raised_at_the_end_of_the_block() -> None:
     store = WatchedStore(expired())
     store.fail_saves = 2
-    with pytest.raises(AuthError, match="a new token could not be saved and is lost"):
+
+    async def use() -> None:
         async with oauth_on(grants(), store=store) as (oauth, _):
             with pytest.raises(AuthError, match=FAILED):
                 await oauth.access_token()
+
+    with pytest.raises(AuthError, match="a new token could not be saved and is lost"):
+        await use()
 
 
 @pytest.mark.parametrize("stored", [None, expired("theirs")], ids=["logout", "another process"])
