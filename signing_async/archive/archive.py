@@ -17,7 +17,7 @@ from .._api import Client
 from ..bulk import Deferrals, Progress, ProgressReporter, Results, log
 from ..dispatch.entry import NoJournal, open_journal
 from ..dispatch.journal import Journal
-from ..errors import ConfigurationError, InvalidRequest, SigningError
+from ..errors import ConfigurationError, DecodeError, InvalidRequest, SigningError
 from ..models import Signing, SigningState
 from ..signings import id_of, signing_path
 from ..storage.journal import SqliteJournal
@@ -296,6 +296,8 @@ def _transient_errors_logged() -> Iterator[None]:
     try:
         yield
     except SigningError as error:
-        if not error.transient:
+        # A list that cannot be decoded may be a page of a proxy, such as one for maintenance.
+        if not error.transient and not isinstance(error, DecodeError):
+            log.error("archiving ends: %s", error)  # `follow` raises it
             raise
         log.warning("archiving continues after: %s", error)

@@ -94,13 +94,14 @@ async def download(
 
     Files are named after their documents, as in lease-signed.pdf, and appear only once they are complete and checked.
     With --all, --output is always a folder. Existing files in a folder are kept and not downloaded again unless
-    --force is given: the command can be repeated. With --verify, they are checked too.
+    --force is given: the command can be repeated. With --verify, they are checked too. Use a folder for each signing:
+    another signing's file of the same name would be kept, too.
 
     Exit code 7: with --verify, a file is not sound; it was not kept.
 
     \b
     Example:
-      signing-async download $SIGNING --all --output signed
+      signing-async download $SIGNING --all --output signed/$SIGNING
       signing-async download $SIGNING lease.pdf --output - > sealed.pdf
     """
     if documents and everything:

@@ -108,7 +108,7 @@ class Inbox:
         async def archive(event: Event) -> None: ...
 
         receiver = Receiver(WebhookVerifier(secret), inbox)
-        async with inbox.running():
+        async with inbox, inbox.running():
             await serve(receiver)
 
     ``store`` is the path of a SQLite file, or an `EventStore`. Any number of receivers and workers may share it; all

@@ -396,6 +396,18 @@ async def listed(tenant: Tenant, times: int) -> None:
             await asyncio.sleep(0.005)
 
 
+@pytest.mark.parametrize("fault", ["not-json", "503"])
+async def test_follow_continues_after_an_unreadable_or_failed_list(
+    fault: str, tenant: Tenant, follow: Follow, results: asyncio.Queue[ArchiveResult], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A page for maintenance may have the status 200."""
+    tenant.sandbox.faults.add("signings.list", fault, times=10)
+    await tenant.complete()
+    follow(every=0.05)
+    assert [result.error for result in await taken_from(results, 2)] == [None] * 2
+    assert "archiving continues after: " in caplog.text
+
+
 @pytest.mark.parametrize("wakeups", [None, Wakeups()], ids=["sweeps", "events"])
 async def test_follow_sweeps_at_once_and_again(
     tenant: Tenant, follow: Follow, results: asyncio.Queue[ArchiveResult], wakeups: Wakeups | None
@@ -456,10 +468,13 @@ async def test_sweep_that_fails_for_now_does_not_end_the_following(
 
 
 @pytest.mark.parametrize("wakeups", [None, Wakeups()], ids=["sweeps", "events"])
-async def test_rejected_token_ends_the_following(tenant: Tenant, follow: Follow, wakeups: Wakeups | None) -> None:
+async def test_rejected_token_ends_the_following(
+    tenant: Tenant, follow: Follow, wakeups: Wakeups | None, caplog: pytest.LogCaptureFixture
+) -> None:
     tenant.sandbox.faults.add("signings.list", "expired-token", times=None)
     with pytest.raises(Unauthorized):
         await follow(wakeups)
+    assert "archiving ends: HTTP 401" in caplog.text
 
 
 async def test_closing_ends_the_iteration_of_a_sweep(tenant: Tenant) -> None:
