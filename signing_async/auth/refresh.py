@@ -163,12 +163,7 @@ class CurrentToken:
                 self._unsaved = (None, token)
                 await self._save(token)
         except AuthError as error:
-            if token is None:
-                raise
-            if isinstance(error, TokenSuperseded):
-                raise amended(error, transient=False, effect="unknown", client_wide=False) from None
-            text = "the code was used, so do not repeat the exchange: its token is saved as soon as the store works"
-            raise AuthError(f"{error}; {text}", effect="unknown", client_wide=False) from None
+            raise error if token is None else _after_exchange(error) from None
         log.debug("token obtained")
         return token
 
@@ -337,3 +332,11 @@ def _is_same(one: Token | None, other: Token | None) -> bool:
 
 def _seconds_left(token: Token) -> float:
     return math.inf if token.expires_at is None else token.expires_at.timestamp() - time.time()
+
+
+def _after_exchange(error: AuthError) -> AuthError:
+    """Return the error for a code that was exchanged for a token, which could not be saved."""
+    if isinstance(error, TokenSuperseded):
+        return amended(error, transient=False, effect="unknown", client_wide=False)
+    text = "the code was used, so do not repeat the exchange: its token is saved as soon as the store works"
+    return AuthError(f"{error}; {text}", effect="unknown", client_wide=False)

@@ -56,6 +56,18 @@ async def test_token_superseded_adopts_the_newer_token_of_the_store() -> None:
         assert parse_qs(server.requests[1].body.decode())["refresh_token"] == ["refresh-theirs"]
 
 
+async def test_exchange_whose_token_was_superseded_says_that_it_took_effect() -> None:
+    class Overtaken(MemoryTokenStore):
+        async def save(self, token: Token) -> None:
+            raise TokenSuperseded("another worker has saved a newer token")
+
+    async with oauth_on(grants(), store=Overtaken()) as (oauth, server):
+        with pytest.raises(TokenSuperseded) as caught:
+            await oauth.exchange("code")
+        assert (caught.value.transient, caught.value.effect, caught.value.client_wide) == (False, "unknown", False)
+        assert len(server.requests) == 1
+
+
 async def test_new_token_is_not_used_before_it_is_saved() -> None:
     saving, go = asyncio.Event(), asyncio.Event()
 
