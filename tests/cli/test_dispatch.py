@@ -234,6 +234,7 @@ def test_terminal_shows_progress_failures_and_unknown_outcomes(
     office(8)
     service.fault("signings.create", "500", times=2)
     service.fault("signings.send", "drop-after-commit", skip=3)
+    service.fault("signings.get", "slow", times=None, seconds=0.4)  # the readings, longer than the bar's next refresh
     service.fault("*", "slow", times=None, seconds=0.08)
     environment = {**service.environment, "SIGNING_MAX_ATTEMPTS": "2"}
     shown = screen("dispatch", "leases.csv", "--concurrency", "1", environment=environment)
