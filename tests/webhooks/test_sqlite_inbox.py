@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from signing_async import InboxError
+from signing_async import ConfigurationError, InboxError
 from signing_async.webhooks import EventStatus, HandlerRetryPolicy, Inbox, Receiver, WebhookVerifier
 from tests.webhooks.deliveries import SECRET, event_body, signed
 from tests.webhooks.inboxes import add, settled, until
@@ -172,3 +172,9 @@ async def test_unclosed_inbox_warns_when_collected_and_frees_its_claims(tmp_path
     gc.collect()
     async with Inbox(tmp_path / "inbox.db") as other:
         assert await other.store.claim(1)
+
+
+def test_inbox_that_could_not_be_opened_is_collected_silently() -> None:
+    with pytest.raises(ConfigurationError, match="inbox: must be a path, got ''"):
+        Inbox("")
+    gc.collect()
