@@ -73,7 +73,7 @@ def _accepts(verifier: WebhookVerifier, body: bytes, pairs: list[tuple[str, str]
 def _is_genuine(scheme: Scheme, body: bytes, pairs: list[tuple[str, str]]) -> bool:
     """Return whether a word of the signature's header is the HMAC of what the scheme covers."""
     headers = {name.lower(): value.strip() for name, value in pairs}
-    signature = ",".join(value for name, value in pairs if name.lower() == scheme.header.lower())
+    signature = ",".join(value.strip() for name, value in pairs if name.lower() == scheme.header.lower())
 
     def labelled(label: str) -> list[str]:
         return re.findall(rf"(?<![^ \t,]){re.escape(label)}([^ \t,]+)", signature, re.IGNORECASE)
