@@ -56,7 +56,7 @@ def accepted() -> dict[str, bytes]:
 
 
 def protected() -> dict[str, bytes]:
-    """Return encrypted files, also those that open without a password, and some that nobody can open."""
+    """Return encrypted files: with and without a password, with an unknown filter, and cut off in the trailer."""
     broken = b"%PDF-1.7\n1 0 obj\n<</Type/Catalog>>\nendobj\ntrailer\n<</Root 1 0 R/Encrypt 9"
     lock = pdfs.with_catalog(b"", {6: b"<</Filter/Acme.Lock/V 9>>"}, trailer=b"/Encrypt 6 0 R")
     report = pdfs.by_reportlab()

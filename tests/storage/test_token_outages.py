@@ -68,7 +68,7 @@ class Engine:
 
 @pytest.fixture(params=["redis", "postgres"])
 async def engine(request: pytest.FixtureRequest) -> Any:
-    """The server, and stores of a token that nobody has saved yet."""
+    """A server, and token stores on it that do not hold a token yet."""
     server: Any = request.getfixturevalue(request.param)
     async with contextlib.AsyncExitStack() as opened:
         if request.param == "redis":

@@ -89,7 +89,7 @@ RAW = {
     "no gzip": sized(b"not gzip", JSON + b"Content-Encoding: gzip\r\n"),
     "half a gzip": sized(gzip.compress(SIGNING * 50)[:-30], JSON + b"Content-Encoding: gzip\r\n"),
     "brotli": sized(b"\x0b\x02\x80{}\n\x03", JSON + b"Content-Encoding: br\r\n"),
-    "two responses": sized(SIGNING) + sized(b'{"id": "of somebody else"}'),
+    "two responses": sized(SIGNING) + sized(b'{"id": "another signing"}'),
     "an error of escapes": b"HTTP/1.1 400 \x1b[31mBad\r\nContent-Length: 18\r\n\r\n\x1b]0;t\x07\x1b[2J\r\nOwned\x9b31m",
     "a 429 of ages": b"HTTP/1.1 429 Slow\r\nRetry-After: 99999999999999999999\r\nContent-Length: 0\r\n\r\n",
     "a 429 of the past": b"HTTP/1.1 429 X\r\nRetry-After: Thu, 01 Jan 1970 00:00:00 GMT\r\nContent-Length: 0\r\n\r\n",

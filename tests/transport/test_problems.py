@@ -204,7 +204,7 @@ async def test_error_shapes_of_the_sandbox_are_read_with_default_assumptions(
     async with (
         Sandbox(profile=profile) as sandbox,
         SigningClient(sandbox.base_url, sandbox.access_token(), retry=RetryPolicy.none()) as client,
-        SigningClient(sandbox.base_url, "nobody") as other,
+        SigningClient(sandbox.base_url, "invalid-token") as other,
     ):
         signing = await client.signings.create(name="Lease", language="EN", message="Hello")
         refused: dict[type[APIError], Awaitable[object]] = {

@@ -1,4 +1,4 @@
-"""The wire: who is to blame when a body cannot be sent, and responses read to their end and no further."""
+"""One request and one response: errors of bodies that cannot be sent, and where a response ends."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def test_mypy_accepts_guides_apps_and_examples_and_finds_mistakes(folder: Path, 
     for path in _APPS:
         assert not (folder / path.name).exists(), f"an app and a guide have a file {path.name}"
         shutil.copy(path, folder)
-    # The package itself is checked on its own: here it is like one that is installed.
+    # The package's own errors are not shown: another run of mypy checks the package.
     silent = ("--follow-imports=silent", "--cache-dir=/dev/null")
     options = ("--ignore-missing-imports", "--disable-error-code=unused-ignore", *silent)
     found, shown = _errors(folder, "mypy", "--strict", "--config-file=", *options, ".")

@@ -290,7 +290,7 @@ async def test_events_that_cannot_be_decrypted_stay_pending_and_block_no_other_s
 async def test_handlers_whose_client_fails_use_up_no_attempts_and_block_no_other_signing(
     inbox: Inbox, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The policy retries at once, but these events wait behind those that are due."""
+    """With a policy without delays, these events still wait until the due events have been handled."""
     fails, handled = True, list[str]()
 
     @inbox.on("*")
