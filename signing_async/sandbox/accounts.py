@@ -1,6 +1,6 @@
 """Users, their applications, and OAuth 2.0: authorization codes, access tokens, rotating refresh tokens.
 
-Only hashes of secrets and tokens are stored.
+Of codes and tokens only hashes are stored. An app's secret is stored as it is: `keep_app` returns it again.
 """
 
 from __future__ import annotations
@@ -83,22 +83,24 @@ class Accounts:
                 "created_at": self._clock.micros(),
             }
             secret = self._ids.secret("client secret", "secret_")
-            self._database.insert("apps", secret_hash=_hash(secret), **row)
+            self._database.insert("apps", secret=secret, **row)
         return App(**row, client_secret=secret)
 
     def keep_app(self, name: str, redirect_uri: str) -> App:
-        """Register an application unless it is registered; a registered one keeps its id and gets a new secret."""
+        """Return the application with its secret; register it if it is not registered."""
         for app in self.apps():
             if (app.name, app.redirect_uri) == (name.strip(), redirect_uri):
-                secret = self._ids.secret("client secret", "secret_")
-                self._database.run("UPDATE apps SET secret_hash = ? WHERE client_id = ?", _hash(secret), app.client_id)
-                return replace(app, client_secret=secret)
+                return replace(app, client_secret=self._secret(app.client_id))
         return self.register_app(name, redirect_uri)
 
     def apps(self) -> list[App]:
         """Return all applications, without their secrets."""
         sql = "SELECT client_id, name, redirect_uri, user_id, created_at FROM apps ORDER BY created_at, client_id"
         return [App(*row) for row in self._database.run(sql)]
+
+    def _secret(self, client_id: str) -> str | None:
+        secret: str | None = self._database.value("SELECT secret FROM apps WHERE client_id = ?", client_id)
+        return secret
 
     def app(self, client_id: str) -> App | None:
         """Return the application with this id, or None."""
@@ -149,8 +151,8 @@ class Accounts:
             message = "grant_type must be authorization_code or refresh_token."
             raise Refused(400, "unsupported_grant_type", message)
         client_id, secret = _required(parameters, "client_id"), _required(parameters, "client_secret")
-        known = self._database.value("SELECT secret_hash FROM apps WHERE client_id = ?", client_id)
-        if known is None or not hmac.compare_digest(known, _hash(secret)):
+        known = self._secret(client_id)
+        if known is None or not hmac.compare_digest(known.encode(), secret.encode("utf-8", "replace")):
             raise Refused(401, "invalid_client", "The client_id or the client_secret is wrong.")
         if kind == "refresh_token":
             return self._refresh(client_id, _required(parameters, "refresh_token"))

@@ -15,14 +15,14 @@ from .refused import not_found
 
 Record = TypeVar("Record")
 
-VERSION = 3
+VERSION = 4
 
 SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE counters (kind TEXT PRIMARY KEY, value INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE users (id TEXT PRIMARY KEY, tenant TEXT NOT NULL, name TEXT NOT NULL, email TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE apps (
-    client_id TEXT PRIMARY KEY, secret_hash TEXT NOT NULL, name TEXT NOT NULL, redirect_uri TEXT NOT NULL,
+    client_id TEXT PRIMARY KEY, secret TEXT NOT NULL, name TEXT NOT NULL, redirect_uri TEXT NOT NULL,
     user_id TEXT NOT NULL, created_at INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE grants (
     id TEXT PRIMARY KEY, client_id TEXT, user_id TEXT NOT NULL, created_at INTEGER NOT NULL, revoked_at INTEGER)

@@ -69,8 +69,11 @@ def _is_signed(pdf: pikepdf.Pdf) -> bool:
 
 
 def _signatures(fields: Any, seen: set[tuple[int, int]], *, inherits: bool) -> Iterator[Any]:
-    """Yield the values of the signature fields, each field once even if the tree has cycles."""
-    for field in fields if isinstance(fields, Array) else ():
+    """Yield the values of the signature fields, each field once even if the tree has cycles or shares its branches."""
+    if not isinstance(fields, Array) or fields.objgen in seen:
+        return
+    seen |= {fields.objgen} - {(0, 0)}
+    for field in fields:
         if field.objgen in seen:
             continue
         seen |= {field.objgen} - {(0, 0)}

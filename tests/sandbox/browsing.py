@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 from typing import Any
 
 import aiohttp
+from multidict import CIMultiDictProxy
 
 from signing_async.sandbox import Sandbox
 
@@ -90,19 +91,26 @@ class Page:
 
     status: int
     path: str
-    headers: dict[str, str]
+    headers: CIMultiDictProxy[str]
     html: str
     root: Element
-
-    @property
-    def text(self) -> str:
-        """The visible text."""
-        return self.root.find("body").text
 
     @property
     def main(self) -> Element:
         """The main element."""
         return self.root.find("main")
+
+    @property
+    def notice(self) -> str:
+        """What was done, as a page says after a redirect."""
+        assert self.status == 200, self.status
+        return self.main.find("p", role="status").text
+
+    @property
+    def refusal(self) -> str:
+        """Why a form was refused with 400."""
+        assert self.status == 400, self.status
+        return self.main.find("p", role="alert").text
 
     def form(self, action: str, button: str | None = None) -> Element:
         """Return the form with that action (and that button)."""
@@ -134,9 +142,8 @@ class Visitor:
         options.setdefault("headers", {"Accept": "text/html"})
         async with self.session.request(method, path, **options) as response:
             html = await response.text() if response.content_type.startswith("text/") else ""
-            headers = {name.lower(): value for name, value in response.headers.items()}
             root = read(html) if response.content_type == "text/html" else Element("document", {}, None)
-            return Page(response.status, response.url.path_qs, headers, html, root)
+            return Page(response.status, response.url.path_qs, response.headers, html, root)
 
     async def get(self, path: str, **options: Any) -> Page:
         """Request a page with GET."""

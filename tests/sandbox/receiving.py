@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from aiohttp import web
@@ -15,28 +16,27 @@ SECRET = "a shared secret"
 class Receiver:
     """An endpoint that records deliveries and responds as told: to /bad with 500, to /verbose with a body."""
 
-    url: str = ""
+    base: str = ""
     bodies: list[bytes] = field(default_factory=list)
     signatures: list[str] = field(default_factory=list)
-    broken: int = 0
     responses: list[int] = field(default_factory=list)
     location: str = ""
     delay: float = 0
 
     async def take(self, request: web.Request) -> web.Response:
         """Record a delivery."""
-        try:
-            body = await request.read()
-        except Exception:
-            self.broken += 1
-            raise
-        self.bodies.append(body)
+        self.bodies.append(await request.read())
         self.signatures.append(request.headers["X-Signature"])
         await asyncio.sleep(self.delay)
         if request.path == "/verbose":
             return web.Response(text="<taken>", headers={"X-Reply": "yes", "Set-Cookie": "session=1"})
         status = 500 if request.path == "/bad" else self.responses.pop(0) if self.responses else 202
         return web.Response(status=status, headers={"Location": self.location} if self.location else None)
+
+    @property
+    def url(self) -> str:
+        """The URL that responds with `responses`, and then with 202."""
+        return f"{self.base}/hook"
 
     @property
     def events(self) -> list[tuple[str, str]]:
@@ -50,6 +50,11 @@ class Receiver:
 
     async def got(self, count: int) -> None:
         """Wait until so many deliveries have arrived."""
-        async with asyncio.timeout(10):
-            while len(self.bodies) < count:
-                await asyncio.sleep(0.005)
+        await until(lambda: len(self.bodies) >= count)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until the condition is true."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)

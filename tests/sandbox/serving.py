@@ -1,46 +1,24 @@
-"""A sandbox in a thread, for tools outside of an event loop; and a caller of the API."""
+"""A caller of the API, and the bodies of its uploads and token requests."""
 
 from __future__ import annotations
 
 import asyncio
 import io
-import threading
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import asynccontextmanager, contextmanager
-from functools import partial
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
+from yarl import URL
 
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
 
-Part = tuple[str | None, str | None, bytes | None]
-
 API = "/api/1.0"
-
-
-@contextmanager
-def in_thread(**settings: Any) -> Iterator[tuple[str, str]]:
-    """Run a sandbox in a thread; return its URL and an access token."""
-    started: Future[tuple[str, str]] = Future()
-    stops: list[Callable[[], object]] = []
-
-    async def serve() -> None:
-        stop = asyncio.Event()
-        async with Sandbox(**settings) as sandbox:
-            stops.append(partial(asyncio.get_running_loop().call_soon_threadsafe, stop.set))
-            started.set_result((sandbox.base_url, sandbox.access_token()))
-            await stop.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    try:
-        yield started.result(30)
-    finally:
-        stops[0]()
-        thread.join(10)
+TOKEN = "/api/oauth/token"
+CALLBACK = "http://127.0.0.1:1/callback"
+VERIFIER = "dBjftJeZ4CVP-mB92K27uhbUJU1p1r_wW1gFWFOEjXk"
+CHALLENGE = "E9Melhoa2OwvFrEMTJguCHaoeK1t8URWbuGJSstw-cM"  # both are RFC 7636's example
 
 
 class Caller:
@@ -51,7 +29,7 @@ class Caller:
         self.session = session
         self.headers: dict[str, str] = {}
 
-    async def __call__(self, method: str, path: str, **options: Any) -> tuple[int, Any]:
+    async def __call__(self, method: str, path: str | URL, **options: Any) -> tuple[int, Any]:
         """Return the status and the body: decoded JSON, or bytes."""
         async with self.session.request(method, path, **options) as response:
             self.headers = {name.lower(): value for name, value in response.headers.items()}
@@ -65,6 +43,11 @@ class Caller:
         status, body = await self(method, path, **options)
         assert 200 <= status < 300, (status, body)
         return body
+
+    async def refusal(self, method: str, path: str | URL, **options: Any) -> tuple[int, str]:
+        """Return the status and the code of an error response."""
+        status, body = await self(method, path, **options)
+        return status, body["code"]
 
     async def draft(self, **fields: Any) -> str:
         """Return the id of a new draft."""
@@ -83,13 +66,20 @@ class Caller:
         body = {"email": "anna@example.com", "first_name": "Anna", "last_name": "Berg"} | fields
         return str((await self.ok("POST", f"{API}/signings/{signing_id}/recipients", json=body))["id"])
 
-    async def sent(self, recipients: int = 1, **fields: Any) -> tuple[str, str, list[str]]:
+    async def sent(
+        self, recipients: int = 1, person: Mapping[str, Any] = {}, **fields: Any
+    ) -> tuple[str, str, list[str]]:
         """Return a sent signing's id, its document's, and its recipients'."""
         signing_id = await self.draft(**fields)
         _, document = await self.upload(signing_id)
-        people = [await self.recipient(signing_id, email=f"p{n}@example.com") for n in range(recipients)]
+        people = [await self.recipient(signing_id, email=f"p{n}@example.com", **person) for n in range(recipients)]
         await self.ok("POST", f"{API}/signings/{signing_id}/send")
         return signing_id, document["id"], people
+
+    async def works(self, access_token: str) -> bool:
+        """Return whether the API accepts this access token."""
+        status, _ = await self("GET", f"{API}/me", headers={"Authorization": f"Bearer {access_token}"})
+        return bool(status == 200)
 
 
 @asynccontextmanager
@@ -98,6 +88,12 @@ async def caller(sandbox: Sandbox) -> AsyncIterator[Caller]:
     headers = {"Authorization": f"Bearer {sandbox.access_token()}"}
     async with aiohttp.ClientSession(sandbox.base_url, headers=headers) as session:
         yield Caller(sandbox, session)
+
+
+def contents(sandbox: Sandbox) -> list[object]:
+    """Return what the sandbox holds, without events and deliveries."""
+    held = [sandbox.signings, sandbox.documents(), sandbox.recipients(), sandbox.notifications, sandbox.apps]
+    return [*held, sandbox.accounts.users(), sandbox.webhooks.endpoints(), sandbox.clock.offset]
 
 
 async def begin_upload(
@@ -116,15 +112,24 @@ async def begin_upload(
     return reader, writer
 
 
-def body_of(parts: Sequence[Part], boundary: str = "bOuNdArY") -> tuple[bytes, str]:
-    """Return a multipart body and its content type. Parts are name, filename and content (None: a small PDF)."""
-    out = b""
-    for name, filename, content in parts:
-        disposition = "form-data"
-        if name is not None:
-            disposition += f'; name="{name}"'
-        if filename is not None:
-            disposition += '; filename="{}"'.format(filename.replace("\\", "\\\\").replace('"', '\\"'))
-        out += f"--{boundary}\r\nContent-Disposition: {disposition}\r\n\r\n".encode()
-        out += (make_pdf() if content is None else content) + b"\r\n"
-    return out + f"--{boundary}--\r\n".encode(), f"multipart/form-data; boundary={boundary}"
+def multipart(*dispositions: str) -> dict[str, Any]:
+    """Return the options of an upload: a small PDF for each of these Content-Disposition headers."""
+    parts = [f"--b\r\nContent-Disposition: {one}\r\n\r\n".encode() + make_pdf() + b"\r\n" for one in dispositions]
+    return {"data": b"".join(parts) + b"--b--\r\n", "headers": {"Content-Type": "multipart/form-data; boundary=b"}}
+
+
+def exchange(sandbox: Sandbox, app: Any, **changes: str) -> dict[str, str]:
+    """Return the parameters of a valid code exchange with changes."""
+    return {
+        "grant_type": "authorization_code",
+        "client_id": app.client_id,
+        "client_secret": app.client_secret,
+        "redirect_uri": app.redirect_uri,
+        "code": sandbox.authorize(app),
+    } | changes
+
+
+def refresh(app: Any, token: str) -> dict[str, str]:
+    """Return the parameters of a valid refresh."""
+    secret = {"client_id": app.client_id, "client_secret": app.client_secret}
+    return {"grant_type": "refresh_token", "refresh_token": token} | secret

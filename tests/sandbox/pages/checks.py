@@ -1,4 +1,4 @@
-"""What every page must satisfy, and a sandbox with something of everything to crawl."""
+"""What every page must satisfy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 from tests.sandbox.browsing import Page, Visitor
-from tests.sandbox.serving import API, Caller
 
 CALLBACK = "http://127.0.0.1:9/callback"
 
@@ -17,49 +16,17 @@ def consent(app: Any, **changes: str) -> str:
     return f"/oauth/authorize?{urlencode(query | changes)}"
 
 
-async def full(call: Caller, receiver: str) -> None:
-    """Fill the sandbox with something for every page."""
-    sandbox = call.sandbox
-    sandbox.webhooks.register(f"{receiver}/ok")
-    sandbox.webhooks.register(f"{receiver}/bad")
-    sandbox.register_app(CALLBACK, "An app")
-    sandbox.faults.add("signings.send", "503", times=2, retry_after=3, skip=500)
-    sandbox.faults.add("*", "slow", times=None, probability=0.5, seconds=0)
-    sandbox.rate_limit(1000)
-    await call.sent()
-    _, _, people = await call.sent(3, signing_order="sequential", language="SV", message="Hej!\nVälkommen")
-    _, _, (declining,) = await call.sent()
-    await sandbox.decline(declining)
-    _, _, (only,) = await call.sent()
-    await sandbox.sign(only)
-    await sandbox.sign(people[0])
-    await call.draft(name="Empty")
-    many = await call.draft(name="Many")
-    for number in range(6):
-        await call.upload(many, filename=f"{number}.pdf")
-    fields = {"phone": "+46 70 000 00 00", "personal_number": "19900101-0000"}
-    await call.recipient(many, **fields, signing_method="sms")
-    await call("GET", f"{API}/signings/none")
-    await sandbox.webhooks.settled()
-
-
-def addresses(page: Page) -> set[str]:
-    """Return the paths of the page's links, forms, styles, scripts and documents."""
-    named = {"a": "href", "form": "action", "object": "data", "link": "href", "script": "src"}
-    return {e.attributes[named[e.name]] for e in page.root.every(*named) if e.attributes[named[e.name]][:1] == "/"}
-
-
 async def crawl(visitor: Visitor) -> dict[str, Page]:
     """Return every page that links lead to, starting at the dashboard."""
+    named = {"a": "href", "object": "data", "link": "href", "script": "src"}
     found: dict[str, Page] = {}
     waiting = ["/sandbox"]
     while waiting:
         path = waiting.pop()
-        if path in found:
-            continue
-        found[path] = page = await visitor.get(path)
-        forms = {form.attributes["action"] for form in page.root.every("form") if form.attributes["method"] == "post"}
-        waiting += [link.partition("#")[0] for link in addresses(page) - forms if link not in found]
+        if path not in found:
+            found[path] = page = await visitor.get(path)
+            links = [element.attributes[named[element.name]] for element in page.root.every(*named)]
+            waiting += [link.partition("#")[0] for link in links if link.startswith("/")]
     return found
 
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import re
-import sqlite3
-from contextlib import closing
 from types import SimpleNamespace
-from typing import Any
 from urllib.parse import urlencode
 
-from signing_async.sandbox import Sandbox
 from tests.sandbox.browsing import Visitor
-from tests.sandbox.pages.checks import CALLBACK, check_document, check_headers, consent, crawl, full
-from tests.sandbox.serving import API, Caller
+from tests.sandbox.pages.checks import CALLBACK, check_document, check_headers, consent, crawl
+from tests.sandbox.receiving import Receiver
+from tests.sandbox.serving import API, Caller, contents
 
 HOSTILE = " ".join(
     (
@@ -31,7 +28,6 @@ def isolated(text: str) -> str:
 
 
 async def test_every_page_of_a_new_sandbox_says_that_it_is_empty(visitor: Visitor) -> None:
-    found = await crawl(visitor)
     for path, words in {
         "/sandbox": "No signings yet.",
         "/sandbox/inbox": "No messages yet.",
@@ -40,12 +36,39 @@ async def test_every_page_of_a_new_sandbox_says_that_it_is_empty(visitor: Visito
         "/sandbox/faults": "None: everything works.",
         "/developer/my-apps": "No applications yet.",
     }.items():
-        check_document(found[path])
-        assert words in found[path].main.text
+        page = await visitor.get(path)
+        check_document(page)
+        assert words in page.main.text
+
+
+async def full(call: Caller, receiver: Receiver) -> None:
+    """Fill the sandbox with something for every page."""
+    sandbox = call.sandbox
+    sandbox.webhooks.register(f"{receiver.base}/ok")
+    sandbox.webhooks.register(f"{receiver.base}/bad")
+    sandbox.register_app(CALLBACK, "An app")
+    sandbox.faults.add("signings.send", "503", times=2, retry_after=3, skip=500)
+    sandbox.faults.add("*", "slow", times=None, probability=0.5, seconds=0)
+    sandbox.rate_limit(1000)
+    await call.sent()
+    _, _, people = await call.sent(3, signing_order="sequential", language="SV", message="Hej!\nVälkommen")
+    _, _, (declining,) = await call.sent()
+    await sandbox.decline(declining)
+    _, _, (only,) = await call.sent()
+    await sandbox.sign(only)
+    await sandbox.sign(people[0])
+    await call.draft(name="Empty")
+    many = await call.draft(name="Many")
+    for number in range(6):
+        await call.upload(many, filename=f"{number}.pdf")
+    fields = {"phone": "+46 70 000 00 00", "personal_number": "19900101-0000"}
+    await call.recipient(many, **fields, signing_method="sms")
+    await call("GET", f"{API}/signings/none")
+    await sandbox.webhooks.settled()
 
 
 async def test_no_link_is_dead_every_page_is_accessible_and_every_form_needs_its_token(
-    visitor: Visitor, call: Caller, receiver: str
+    visitor: Visitor, call: Caller, receiver: Receiver
 ) -> None:
     await full(call, receiver)
     found = await crawl(visitor)
@@ -66,22 +89,25 @@ async def test_no_link_is_dead_every_page_is_accessible_and_every_form_needs_its
         if page.headers["content-type"].startswith("text/html"):
             check_document(page)
             check_headers(page)
+    dashboard = found["/sandbox"].main
+    rows = dashboard.find("section", aria_labelledby="signings")
+    states = [row.every("td")[0].text for row in rows.every("tr")[1:]]
+    assert states == ["Draft", "Draft", "Completed", "Cancelled", "Sent", "Sent"]
+    for words in ("and 2 more", "contract.pdf", "Draft none none", "2 drafts · 2 sent · 1 completed · 1 cancelled"):
+        assert words in rows.text
+    for state in ("Declined", "Signed", "Not invited yet", "Invited", "Draft"):
+        assert f"Anna Berg {state}" in rows.text
+    for words in (f"{receiver.base}/ok", "503", "retry_after=3", "more", "probability 50%", "404",
+                  f"GET {API}/signings/none", "Real time", "Delivered", "Retrying", "HTTP status 500"):  # fmt: skip
+        assert words in dashboard.text, words
+    assert "A page of the sandbox only" in dashboard.text
     forms = [form for page in found.values() for form in page.root.every("form")]
     actions = {form.attributes["action"] for form in forms if form.attributes["method"] == "post"}
     assert len({re.sub(r"[0-9a-f]{8}-[-0-9a-f]{27}", "ID", action).partition("?")[0] for action in actions}) == 13
-    before = _rows(call.sandbox), len(call.sandbox.faults.arranged)
+    before = contents(call.sandbox), len(call.sandbox.faults.arranged)
     for action in actions:
         assert (await visitor.post(action, {"decision": "allow"})).status == 403, action
-    assert (_rows(call.sandbox), len(call.sandbox.faults.arranged)) == before
-
-
-def _rows(sandbox: Sandbox) -> dict[str, list[Any]]:
-    """Return everything the sandbox holds, except deliveries, which are retried meanwhile."""
-    with closing(sqlite3.connect(":memory:")) as database:
-        database.deserialize(sandbox.snapshot().database)
-        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-        kept = tables - {"deliveries", "attempts", "counters", "sqlite_sequence"}
-        return {name: database.execute(f'SELECT * FROM "{name}"').fetchall() for name in kept}
+    assert (contents(call.sandbox), len(call.sandbox.faults.arranged)) == before
 
 
 async def test_names_and_messages_are_shown_as_text_and_never_as_markup(visitor: Visitor, call: Caller) -> None:
@@ -108,10 +134,7 @@ async def test_names_and_messages_are_shown_as_text_and_never_as_markup(visitor:
         for one in shown[path].main.every():
             own = "".join(child for child in one.children if isinstance(child, str))
             assert one.name == "bdi" or HOSTILE not in own.replace(isolated(HOSTILE), ""), path
-
-
-async def test_refused_input_is_shown_as_text_and_never_as_markup(visitor: Visitor) -> None:
-    page = await visitor.get("/developer/my-apps")
+    page = shown["/developer/my-apps"]
     page = await visitor.send(page, "/developer/my-apps", name=HOSTILE, redirect_uri=HOSTILE)
     check_document(page)
     assert page.main.find("input", name="name").attributes["value"] == HOSTILE
@@ -121,7 +144,7 @@ async def test_refused_input_is_shown_as_text_and_never_as_markup(visitor: Visit
     check_document(await visitor.get(consent(SimpleNamespace(client_id="app_x", redirect_uri=HOSTILE), state=HOSTILE)))
 
 
-async def test_unknown_page_is_html_for_browsers_and_json_for_programs(visitor: Visitor, call: Caller) -> None:
+async def test_error_is_a_page_for_browsers_and_json_for_programs(visitor: Visitor, call: Caller) -> None:
     assert (await visitor.get("/")).path == "/sandbox"
     for path in ("/sandbox/nowhere", "/nowhere", f"/sandbox/signings/{'0' * 8}", "/sandbox/sign/none",
                  "/sandbox/signings/a/documents/b/original.pdf", "/sandbox/webhooks/deliveries/none"):  # fmt: skip
@@ -133,11 +156,7 @@ async def test_unknown_page_is_html_for_browsers_and_json_for_programs(visitor: 
     assert (await visitor.get("/sandbox/nowhere", headers={"Accept": "*/*"})).main
     for path in ("/nowhere", "/api/nowhere", "/api", "/sandbox/api/nowhere", f"{API}/signings/none"):
         accept = {"Accept": "application/json"} if path == "/nowhere" else {"Accept": "text/html"}
-        status, body = await call("GET", path, headers=accept)
-        assert (status, body["code"]) == (404, "not_found")
-
-
-async def test_wrong_method_names_the_allowed_methods(visitor: Visitor) -> None:
+        assert await call.refusal("GET", path, headers=accept) == (404, "not_found")
     page = await visitor.request("DELETE", "/sandbox")
     assert (page.status, page.headers["allow"]) == (405, "GET, HEAD")
     assert "DELETE is not allowed here" in page.main.text
@@ -162,11 +181,3 @@ async def test_requests_of_other_sites_are_refused(visitor: Visitor) -> None:
     visitor.session.cookie_jar.clear()  # the token of another browser
     assert (await visitor.post("/sandbox/clock", fields)).status == 403
     assert visitor.sandbox.clock.offset.total_seconds() == 0
-
-
-async def test_style_is_cached_under_a_versioned_url(visitor: Visitor) -> None:
-    address = (await visitor.get("/sandbox")).root.find("link", rel="stylesheet").attributes["href"]
-    assert re.fullmatch(r"/sandbox/style\.css\?v=[0-9a-f]{12}", address)
-    style = await visitor.get(address)
-    assert style.headers["content-type"] == "text/css; charset=utf-8"
-    assert "immutable" in style.headers["cache-control"]
