@@ -21,22 +21,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    """The journal's path."""
-    return tmp_path / "the.journal"
-
-
-@pytest.fixture
-async def archive(client: SigningClient, folder: Path, journal: Path) -> AsyncIterator[Archive]:
-    """An empty archive of the sandbox's tenant."""
-    async with Archive(client, folder, journal=journal) as ready:
-        yield ready
-
-
-@pytest.fixture
-def tenant(sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path) -> Tenant:
+def tenant(sandbox: Sandbox, client: SigningClient, folder: Path, tmp_path: Path) -> Tenant:
     """The sandbox's tenant."""
-    return Tenant(sandbox, client, folder, journal)
+    return Tenant(sandbox, client, folder, tmp_path / "the.journal")
+
+
+@pytest.fixture
+async def archive(tenant: Tenant) -> AsyncIterator[Archive]:
+    """An empty archive of the sandbox's tenant."""
+    async with tenant.archive() as ready:
+        yield ready
 
 
 @pytest.fixture(scope="session")
@@ -45,9 +39,10 @@ def s3_server() -> Iterator[S3Server]:
         yield running
 
 
-@pytest.fixture
-def s3(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """An S3, and the credentials for it in the environment."""
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-    return s3_server
+@pytest.fixture(scope="module")
+def s3(s3_server: S3Server) -> Iterator[S3Server]:
+    """An S3, with the credentials for it in the environment. Its clients send each request at most twice."""
+    with pytest.MonkeyPatch.context() as patched:
+        for name, value in {**CREDENTIALS, "AWS_MAX_ATTEMPTS": "2"}.items():
+            patched.setenv(name, value)
+        yield s3_server

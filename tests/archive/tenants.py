@@ -1,16 +1,17 @@
-"""Completed signings in a sandbox, and a check of an archive against them."""
+"""Completed signings in a sandbox, a check of an archive against them, and the files of its store."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 from aiohttp import web
 
 from signing_async import Signing, SigningClient
@@ -45,20 +46,20 @@ async def completed(
 
 
 @asynccontextmanager
-async def front_of(sandbox: Sandbox) -> AsyncIterator[tuple[str, set[str]]]:
-    """Yield the origin of a proxy, and a set: downloads of documents whose ids are in it get a 404."""
-    unsigned: set[str] = set()
-    async with aiohttp.ClientSession() as session:
+async def listing(
+    listed: list[dict[str, Any]], respond: Callable[[str], tuple[Any, int]]
+) -> AsyncIterator[SigningClient]:
+    """Yield a client of a service with these signings, which responds to other paths with a body and a status."""
 
-        async def forward(request: web.Request) -> web.Response:
-            if unsigned.intersection(request.path.split("/")):
-                return web.json_response({"code": "not_signed"}, status=404)
-            headers = {"Authorization": request.headers["Authorization"]}
-            async with session.request(request.method, sandbox.base_url + request.path_qs, headers=headers) as found:
-                return web.Response(body=await found.read(), status=found.status, content_type=found.content_type)
+    async def handle(request: web.Request) -> web.Response:
+        if request.path.endswith("/signings"):
+            return web.json_response({"data": listed})
+        body, status = respond(request.path)
+        is_file = isinstance(body, bytes)
+        return web.Response(body=body) if is_file else web.json_response(body, status=status)
 
-        async with serving(forward) as proxy:
-            yield proxy.origin, unsigned
+    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
+        yield client
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
@@ -144,3 +145,19 @@ async def archived(archive: Archive) -> list[str]:
     results = await sweep(archive)
     assert [result.error for result in results if result.error] == []
     return sorted(result.entry.path for result in results if result.entry)
+
+
+async def put(store: ArchiveStore, name: str, content: bytes, folder: Path) -> None:
+    """Store content under a name, from a new local file."""
+    # Never reuse a name: a thread of a cancelled call may still read its source.
+    source = folder / f"source-{secrets.token_hex(8)}"
+    source.write_bytes(content)
+    try:
+        await store.put(name, source, hashlib.sha256(content).hexdigest())
+    finally:
+        source.unlink(missing_ok=True)
+
+
+async def content_of(store: ArchiveStore, name: str, offset: int = 0) -> bytes:
+    """Return the content of a file from ``offset`` on."""
+    return b"".join([chunk async for chunk in store.read(name, offset)])

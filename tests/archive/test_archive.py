@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,18 +23,28 @@ from signing_async import (
     NotSound,
     NotYetSigned,
     Progress,
+    ServerError,
     SigningClient,
     SqliteJournal,
     Unauthorized,
 )
 from signing_async.archive import Archive, ArchiveResult, FolderStore, verify_archive
-from signing_async.sandbox import Sandbox
+from signing_async.sandbox import Profile, Sandbox
 from signing_async.webhooks import Event, Wakeups
-from tests.archive.tenants import Tenant, archived, completed, count, front_of, judge, lines_of, sent, sweep
+from tests.archive.tenants import Tenant, archived, completed, count, judge, lines_of, listing, sent, sweep
 from tests.dispatch.holders import taken
 from tests.dispatch.observing import Failing
+from tests.pdfs import make_pdf
+from tests.sealed.pdfs import judge_here
 
 DOWNLOAD = "documents.download_signed"
+
+
+@pytest.fixture
+async def sandbox() -> AsyncIterator[Sandbox]:
+    """A sandbox with pages of two signings."""
+    async with Sandbox(seed=7, profile=Profile(page_size=2)) as running:
+        yield running
 
 
 class Store(FolderStore):
@@ -103,40 +113,70 @@ async def test_second_sweep_requests_only_the_list(tenant: Tenant) -> None:
     assert count(tenant.sandbox) - before == {"signings.list": 3}
 
 
-async def test_tenants_share_a_folder_and_a_journal(folder: Path, journal: Path) -> None:
+async def test_tenants_share_a_folder_and_a_journal(folder: Path) -> None:
     """Two services with the same ids and names: each document gets a file and a line."""
     for _ in range(2):
         async with Sandbox(seed=5) as sandbox, SigningClient(sandbox.base_url, sandbox.access_token()) as client:
             await completed(sandbox, client, documents=("a.pdf",))
-            async with Archive(client, folder, journal=journal) as archive:
+            async with Archive(client, folder, journal=folder.with_name("the.journal")) as archive:
                 assert len(await archived(archive)) == 1
     assert len({line["service"] for line in lines_of(folder)}) == 2
     assert len({line["signing"] for line in lines_of(folder)}) == 1
     assert (await verify_archive(folder)).documents == 2
 
 
+async def test_sweep_after_an_interrupted_one_downloads_only_what_is_missing(tenant: Tenant) -> None:
+    """Signings of pages that were read before may be completed since."""
+    for number in range(4):
+        await tenant.complete(f"Lease {number}", "a.pdf")
+    late = await sent(tenant.client, "Late", ("a.pdf",))
+    for number in range(4):
+        await tenant.complete(f"Boat {number}", "a.pdf")
+    async with tenant.archive(concurrency=1) as archive:
+        results = archive.sweep()
+        for _ in range(3):
+            await anext(results)
+        tenant.sandbox.faults.add("signings.list", "500", times=None)
+        with pytest.raises(ServerError):
+            async for _ in results:
+                pass
+    tenant.sandbox.faults.clear()
+    assert 3 <= tenant.count() < 8
+    await tenant.sandbox.complete(late.id)
+    async with tenant.archive() as archive:
+        await archived(archive)
+    verdict = await judge(tenant.sandbox, tenant.folder)
+    assert (verdict.documents, verdict.wrong, tenant.count()) == (9, [], 9)
+
+
 # Errors
 
 
 async def test_document_that_is_not_sealed_yet_is_reported_and_tried_again(
-    tenant: Tenant, caplog: pytest.LogCaptureFixture
+    folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    signing = await tenant.complete()
+    documents = [{"id": f"d{number}", "name": f"{number}.pdf"} for number in (1, 2)]
+    signing = {"id": "s1", "name": "Lease", "is_draft": False, "is_completed": True, "documents": documents}
+    responses = {"s1": (signing, 200), "d1": ({"code": "not_signed"}, 404), "d2": (make_pdf(), 200)}
+    downloads: list[str] = []
+
+    def respond(path: str) -> tuple[Any, int]:
+        name = path.removesuffix("/download-signed").rpartition("/")[2]
+        downloads.extend([name] if name != "s1" else [])
+        return responses[name]
+
     async with (
-        front_of(tenant.sandbox) as (origin, unsigned),
-        SigningClient(origin, tenant.sandbox.access_token()) as slow,
-        Archive(slow, tenant.folder, journal=tenant.journal) as archive,
+        listing([signing], respond) as client,
+        Archive(client, folder, journal=folder.with_name("the.journal")) as archive,
     ):
-        unsigned.add(tenant.sandbox.documents(signing.id)[0].id)
-        first = await sweep(archive)
-        assert [type(result.error).__name__ for result in first] == ["NotYetSigned", "NoneType"]
-        assert not [record for record in caplog.records if record.levelname == "WARNING"]
+        assert [type(result.error).__name__ for result in await sweep(archive)] == ["NotYetSigned", "NoneType"]
+        warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+        assert not [record for record in warnings if record.name.startswith("signing_async")]
         with pytest.raises(NotYetSigned):
-            await archive.collect(signing)
-        unsigned.clear()
-        before = tenant.count()
+            await archive.collect("s1")
+        responses["d1"] = make_pdf(), 200
         assert len(await archived(archive)) == 1
-        assert tenant.count() - before == 1
+    assert downloads == ["d1", "d2", "d1", "d1"]
 
 
 @pytest.mark.parametrize(("operation", "added"), [(DOWNLOAD, 3), ("signings.get", 2)])
@@ -156,42 +196,34 @@ async def test_failure_of_one_document_or_signing_does_not_stop_the_sweep(
         assert len(await archived(archive)) == 4 - added
 
 
-async def test_failing_journal_stops_the_sweep(tenant: Tenant) -> None:
-    """Whenever it fails; the next sweep with a journal that works finds what is missing."""
-    await tenant.complete("Lease", "a.pdf")
-    for at in range(1, 6):
-        folder = tenant.folder / f"{at}"
+async def test_failing_store_or_journal_stops_the_sweep_and_a_name_always_taken_does_not(
+    tenant: Tenant,
+) -> None:
+    """The next sweep finds what is missing."""
+    await tenant.complete("Lease", "a.pdf", "A.pdf")
+    full = ArchiveError("full")
+    for store in (Store(tenant.folder, put=full), Store(tenant.folder, append=full)):
+        async with tenant.archive(store) as archive:
+            with pytest.raises(ArchiveError, match="full"):
+                await sweep(archive)
+    for at in range(1, 3):
         async with (
             SqliteJournal(tenant.journal) as kept,
-            tenant.archive(folder, journal=Failing(kept, at, OSError("disk"))) as archive,
+            tenant.archive(journal=Failing(kept, at, OSError("disk"))) as archive,
         ):
-            with suppress(JournalError):  # a late failure may come after all work
-                await sweep(archive)
-        async with tenant.archive(folder) as archive:
-            await archived(archive)
-        assert (await judge(tenant.sandbox, folder)).wrong == []
-
-
-async def test_failing_store_stops_the_sweep_and_a_name_that_is_always_taken_does_not(tenant: Tenant) -> None:
-    await tenant.complete("Lease", "a.pdf", "A.pdf")
-    for failing in (Store(tenant.folder, put=ArchiveError("full")), Store(tenant.folder, append=ArchiveError("full"))):
-        async with tenant.archive(failing) as archive:
-            with pytest.raises(ArchiveError, match="full"):
+            with pytest.raises(JournalError):
                 await sweep(archive)
     async with tenant.archive(Store(tenant.folder, put=ArchiveConflict("taken"))) as archive:
         assert {str(result.error) for result in await sweep(archive) if result.error} == {"taken"}
-    async with tenant.archive() as archive:
-        await archived(archive)
-    assert (await judge(tenant.sandbox, tenant.folder)).documents == 2
-
-
-async def test_download_that_cannot_be_written_stops_the_sweep(tenant: Tenant) -> None:
-    await tenant.complete()
-    tenant.folder.mkdir()
-    (tenant.folder / ".incoming").write_bytes(b"a file where a folder is needed")
+    incoming = tenant.folder / ".incoming"
+    incoming.rename(incoming.with_name(".moved"))
+    incoming.write_bytes(b"a file where a folder is needed")
     async with tenant.archive() as archive:
         with pytest.raises(ArchiveError, match=r"cannot keep a download: File exists: .*\.incoming"):
             await sweep(archive)
+        incoming.unlink()
+        await archived(archive)
+    assert (await judge(tenant.sandbox, tenant.folder)).documents == 2
 
 
 async def test_name_that_another_file_has_gets_a_hash(tenant: Tenant) -> None:
@@ -205,7 +237,10 @@ async def test_name_that_another_file_has_gets_a_hash(tenant: Tenant) -> None:
     assert taken_name.read_bytes() == b"mine"
 
 
-async def test_document_that_is_not_sound_is_not_archived_even_if_another_run_placed_its_file(tenant: Tenant) -> None:
+async def test_document_that_is_not_sound_is_not_archived_even_if_another_run_placed_its_file(
+    tenant: Tenant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signing_async.sealed.run_worker", judge_here)
     await tenant.complete("Lease", "a.pdf")
     async with Sandbox() as other:
         foreign = await other.certificate_pem()
@@ -262,9 +297,8 @@ async def test_only_matching_signings_are_archived(tenant: Tenant) -> None:
                 assert await archive.collect(signing.id) == ()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
+async def test_invalid_argument_is_refused(tenant: Tenant) -> None:
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"name": 7}, "name: must be a pattern"),
         ({"since": datetime(2031, 1, 1)}, "since: must be a datetime with a time zone"),
         ({"where": "Lease"}, "where: must be callable, got 'Lease'"),
@@ -274,14 +308,20 @@ async def test_only_matching_signings_are_archived(tenant: Tenant) -> None:
         ({"journal": 7}, "journal: must be a path or a Journal, got 7"),
         ({"journal": "postgresql://app:hunter2@db/app"}, "journal: must be a path, got a URL; for PostgreSQL give"),
         ({"trust": b"no certificate"}, "trust: no readable certificate"),
-    ],
-)
-async def test_invalid_argument_is_refused(tenant: Tenant, arguments: dict[str, Any], problem: str) -> None:
-    with pytest.raises((ConfigurationError, InvalidRequest)) as caught:
-        tenant.archive(**arguments)
-    assert problem in str(caught.value)
-    assert "hunter2" not in repr(caught.value)
+    ]
+    for arguments, problem in cases:
+        with pytest.raises((ConfigurationError, InvalidRequest)) as caught:
+            tenant.archive(**arguments)
+        assert problem in str(caught.value)
+        assert "hunter2" not in repr(caught.value)
     assert not tenant.folder.exists()
+    async with tenant.archive() as archive:
+        for signing in (None, ".."):  # an event need not have one
+            with pytest.raises(InvalidRequest, match="signing_id"):
+                await archive.collect(signing)  # type: ignore[arg-type]  # what a caller may give
+        with pytest.raises(InvalidRequest, match="every: must be a number above 0, got 0"):
+            await archive.follow(every=0)
+    assert not tenant.sandbox.requests
 
 
 async def test_journal_in_the_folder_must_be_hidden(tenant: Tenant, tmp_path: Path) -> None:
@@ -301,16 +341,6 @@ async def test_journal_in_the_folder_must_be_hidden(tenant: Tenant, tmp_path: Pa
 
 
 # One signing
-
-
-@pytest.mark.parametrize("signing", [None, ".."])
-async def test_invalid_id_or_interval_is_refused(sandbox: Sandbox, archive: Archive, signing: Any) -> None:
-    """An event need not have one."""
-    with pytest.raises(InvalidRequest, match="signing_id"):
-        await archive.collect(signing)
-    with pytest.raises(InvalidRequest, match="every: must be a number above 0, got 0"):
-        await archive.follow(every=0)
-    assert not sandbox.requests
 
 
 async def test_collect_raises_the_first_error_after_all_documents(tenant: Tenant, archive: Archive) -> None:
@@ -356,33 +386,24 @@ async def test_client_archives_one_signing_and_returns_all_its_documents_each_ti
 # Follow
 
 
-Follow = Callable[..., asyncio.Task[None]]
+@asynccontextmanager
+async def following(
+    archive: Archive, wakeups: Wakeups | None = None, every: float = 60
+) -> AsyncIterator[Callable[[int], Awaitable[list[ArchiveResult]]]]:
+    """Follow until the end of the block; give a function that waits for a number of results."""
+    results = asyncio.Queue[ArchiveResult]()
 
+    async def take(number: int) -> list[ArchiveResult]:
+        async with asyncio.timeout(30):
+            return [await results.get() for _ in range(number)]
 
-@pytest.fixture
-async def results() -> asyncio.Queue[ArchiveResult]:
-    """The results that the follower reports."""
-    return asyncio.Queue()
-
-
-@pytest.fixture
-async def follow(archive: Archive, results: asyncio.Queue[ArchiveResult]) -> AsyncIterator[Follow]:
-    """Starts to follow; the task is cancelled at the end of the test."""
-    started: list[asyncio.Task[None]] = []
-
-    def start(wakeups: Wakeups | None = None, every: float = 60) -> asyncio.Task[None]:
-        started.append(asyncio.create_task(archive.follow(wakeups, every, results.put_nowait)))
-        return started[-1]
-
-    yield start
-    for task in started:
+    task = asyncio.create_task(archive.follow(wakeups, every, results.put_nowait))
+    try:
+        yield take
+        assert not task.done()
+    finally:
         task.cancel()
-    await asyncio.wait(started)
-
-
-async def taken_from(results: asyncio.Queue[ArchiveResult], number: int) -> list[ArchiveResult]:
-    async with asyncio.timeout(30):
-        return [await results.get() for _ in range(number)]
+        await asyncio.wait([task])
 
 
 def event(**payload: Any) -> Event:
@@ -397,83 +418,61 @@ async def listed(tenant: Tenant, times: int) -> None:
 
 
 @pytest.mark.parametrize("fault", ["not-json", "503"])
-async def test_follow_continues_after_an_unreadable_or_failed_list(
-    fault: str, tenant: Tenant, follow: Follow, results: asyncio.Queue[ArchiveResult], caplog: pytest.LogCaptureFixture
+async def test_follow_sweeps_at_once_and_again_also_after_an_unreadable_or_failed_list(
+    fault: str, tenant: Tenant, archive: Archive, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A page for maintenance may have the status 200."""
-    tenant.sandbox.faults.add("signings.list", fault, times=10)
     await tenant.complete()
-    follow(every=0.05)
-    assert [result.error for result in await taken_from(results, 2)] == [None] * 2
+    async with following(archive, Wakeups() if fault == "503" else None, 0.05) as take:
+        assert [result.error for result in await take(2)] == [None] * 2
+        failing = tenant.sandbox.faults.add("signings.list", fault, times=10)
+        await tenant.complete()
+        assert [result.error for result in await take(2)] == [None] * 2
+    assert failing.hits == 10
     assert "archiving continues after: " in caplog.text
 
 
-@pytest.mark.parametrize("wakeups", [None, Wakeups()], ids=["sweeps", "events"])
-async def test_follow_sweeps_at_once_and_again(
-    tenant: Tenant, follow: Follow, results: asyncio.Queue[ArchiveResult], wakeups: Wakeups | None
-) -> None:
-    follow(wakeups, 0.05)
-    for _ in range(2):
-        await tenant.complete()
-        assert [result.error for result in await taken_from(results, 2)] == [None] * 2
-
-
 async def test_event_is_collected_at_once_and_one_that_names_no_signing_starts_a_sweep(
-    tenant: Tenant, follow: Follow, results: asyncio.Queue[ArchiveResult]
+    tenant: Tenant, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("signing_async.archive.archive._REQUESTED_SWEEP_DELAY", 0.1)
     wakeups = Wakeups()
     signings = [await sent(tenant.client, f"Lease {number}", ("a.pdf",)) for number in range(2)]
-    follow(wakeups)
-    await listed(tenant, 1)
-    await tenant.sandbox.complete(signings[0].id)
-    wakeups.publish(event(signing_id="of another tenant"))
-    wakeups.publish(event(signing_id=signings[0].id))
-    errors = [result.error for result in await taken_from(results, 2) if result.error is not None]
-    assert [type(error) for error in errors] == [NotFound]
-    assert tenant.count("signings.list") == 1
-    await tenant.sandbox.complete(signings[1].id)
-    wakeups.publish(event(signing_id=signings[0].id))  # which is archived already
-    wakeups.publish(event())
-    await taken_from(results, 1)
-    assert tenant.count("signings.list") == 2
+    async with following(archive, wakeups) as take:
+        await listed(tenant, 1)
+        await tenant.sandbox.complete(signings[0].id)
+        wakeups.publish(event(signing_id="of another tenant"))
+        wakeups.publish(event(signing_id=signings[0].id))
+        errors = [result.error for result in await take(2) if result.error is not None]
+        assert [type(error) for error in errors] == [NotFound]
+        assert tenant.count("signings.list") == 1
+        await tenant.sandbox.complete(signings[1].id)
+        wakeups.publish(event(signing_id=signings[0].id))  # which is archived already
+        wakeups.publish(event())
+        await take(1)
+        assert tenant.count("signings.list") == 2
 
 
-async def test_event_during_a_sweep_is_collected_at_once(tenant: Tenant, results: asyncio.Queue[ArchiveResult]) -> None:
+async def test_event_during_a_sweep_is_collected_at_once(tenant: Tenant) -> None:
     await tenant.complete("Slow", "a.pdf")
     signing = await sent(tenant.client)
     store, wakeups = Store(tenant.folder), Wakeups()
-    async with tenant.archive(store) as archive:
-        following = asyncio.create_task(archive.follow(wakeups, 60, results.put_nowait))
+    async with tenant.archive(store) as archive, following(archive, wakeups) as take:
         await store.reached.wait()
         await tenant.sandbox.complete(signing.id)
         wakeups.publish(event(signing_id=signing.id))
-        assert {result.signing.id for result in await taken_from(results, 2)} == {signing.id}
+        assert {result.signing.id for result in await take(2)} == {signing.id}
         store.opened.set()
-        await taken_from(results, 1)
-        following.cancel()
-        await asyncio.wait([following])
+        await take(1)
     assert (await judge(tenant.sandbox, tenant.folder)).wrong == []
 
 
-async def test_sweep_that_fails_for_now_does_not_end_the_following(
-    tenant: Tenant, follow: Follow, results: asyncio.Queue[ArchiveResult], caplog: pytest.LogCaptureFixture
-) -> None:
-    await tenant.complete()
-    hits = tenant.sandbox.faults.add("signings.list", "500", times=6)
-    follower = follow(None, 0.02)
-    await taken_from(results, 2)
-    assert hits.hits == 6
-    assert "archiving continues after: HTTP 500 on signings.list" in caplog.text
-    assert not follower.done()
-
-
-@pytest.mark.parametrize("wakeups", [None, Wakeups()], ids=["sweeps", "events"])
 async def test_rejected_token_ends_the_following(
-    tenant: Tenant, follow: Follow, wakeups: Wakeups | None, caplog: pytest.LogCaptureFixture
+    tenant: Tenant, archive: Archive, caplog: pytest.LogCaptureFixture
 ) -> None:
     tenant.sandbox.faults.add("signings.list", "expired-token", times=None)
     with pytest.raises(Unauthorized):
-        await follow(wakeups)
+        await archive.follow(Wakeups())
     assert "archiving ends: HTTP 401" in caplog.text
 
 
@@ -489,20 +488,15 @@ async def test_closing_ends_the_iteration_of_a_sweep(tenant: Tenant) -> None:
             assert await consumer == []
 
 
-async def test_event_of_a_signing_that_another_run_holds_delays_no_other(
-    tenant: Tenant, results: asyncio.Queue[ArchiveResult]
-) -> None:
-    held, wakeups = await sent(tenant.client), Wakeups()
-    free = await sent(tenant.client)
-    async with SqliteJournal(tenant.journal) as other, tenant.archive() as archive:
-        assert await other.claim(f"archive:{tenant.sandbox.base_url}:{held.id}")
-        following = asyncio.create_task(archive.follow(wakeups, 60, results.put_nowait))
+async def test_event_of_a_signing_that_another_run_holds_delays_no_other(tenant: Tenant, archive: Archive) -> None:
+    held, free = await sent(tenant.client), await sent(tenant.client)
+    wakeups = Wakeups()
+    async with SqliteJournal(tenant.journal) as other, following(archive, wakeups) as take:
+        await taken(other, f"archive:{tenant.sandbox.base_url}:{held.id}")
         await listed(tenant, 1)
         await asyncio.sleep(0.05)  # the first sweep finds nothing that is completed
         for signing in (held, free):
             await tenant.sandbox.complete(signing.id)
         for signing in (held, free):
             wakeups.publish(event(signing_id=signing.id))
-        assert {result.signing.id for result in await taken_from(results, 2)} == {free.id}
-        following.cancel()
-        await asyncio.wait([following])
+        assert {result.signing.id for result in await take(2)} == {free.id}

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 from signing_async import (
     Claim,
@@ -25,9 +22,8 @@ from signing_async import (
     Unauthorized,
 )
 from signing_async.archive import archive_status
-from tests.archive.tenants import Tenant, sent, sweep
+from tests.archive.tenants import Tenant, listing, sent, sweep
 from tests.pdfs import make_pdf
-from tests.servers import serving
 
 NOW = timedelta(0)
 WEEK = timedelta(days=7)
@@ -49,7 +45,7 @@ async def one_of_each(tenant: Tenant) -> None:
 
 
 async def test_drafts_with_documents_and_unfinished_signings_are_found(tenant: Tenant, one_of_each: None) -> None:
-    """With what was never sent, and who has not signed."""
+    """With what was never sent, and who has not signed. Only signings of the kinds asked for are read."""
     status = await archive_status(tenant.client, after=NOW)
     assert [(stuck.kind, stuck.signing.name) for stuck in status.signings] == [
         ("no_progress", "sent"),
@@ -60,37 +56,13 @@ async def test_drafts_with_documents_and_unfinished_signings_are_found(tenant: T
     assert [document.name for document in draft.documents] == ["lease.pdf"]
     assert waiting.reminders == ()
     assert not status.ok
-
-
-async def test_signing_last_updated_before_since_is_left_out(tenant: Tenant, one_of_each: None) -> None:
     tomorrow = datetime.now(UTC) + timedelta(days=1)
-    assert (await archive_status(tenant.client, after=NOW, since=tomorrow)).ok
-    assert not (await archive_status(tenant.client, after=NOW, since=tomorrow - WEEK)).ok
-    assert (await archive_status(tenant.client, after=NOW, since=timedelta(days=-1))).ok
-    assert not (await archive_status(tenant.client, after=NOW, since=WEEK)).ok
-
-
-async def test_only_signings_of_the_kinds_asked_for_are_read(tenant: Tenant, one_of_each: None) -> None:
+    for since, ok in ((tomorrow, True), (tomorrow - WEEK, False), (timedelta(days=-1), True), (WEEK, False)):
+        assert (await archive_status(tenant.client, after=NOW, since=since)).ok is ok
     before = tenant.count("signings.get")
     status = await archive_status(tenant.client, after=NOW, kinds=["no_progress"])
     assert [stuck.kind for stuck in status.signings] == ["no_progress"]
     assert tenant.count("signings.get") == before
-
-
-@asynccontextmanager
-async def listing(
-    listed: list[dict[str, Any]], respond: Callable[[str], tuple[Any, int]]
-) -> AsyncIterator[SigningClient]:
-    """Yield a client of a service with these signings, which responds to other paths with a body and a status."""
-
-    async def handle(request: web.Request) -> web.Response:
-        if request.path.endswith("/signings"):
-            return web.json_response({"data": listed})
-        body, status = respond(request.path)
-        return web.json_response(body, status=status)
-
-    async with serving(handle) as server, SigningClient(server.origin, "token") as client:
-        yield client
 
 
 async def test_completed_signing_without_sealed_documents_is_found() -> None:
@@ -119,31 +91,30 @@ async def test_completed_signing_without_sealed_documents_is_found() -> None:
     assert {stuck.kind for stuck in status.signings} == {"not_sealed"}
 
 
-async def test_signing_that_was_deleted_since_it_was_listed_is_not_stuck() -> None:
-    listed = [
-        {"id": "s1", "is_draft": True},
-        {"id": "s2", "is_draft": False, "is_completed": False},
-        {"id": "s3", "is_draft": True, "documents": [{"id": "d1"}]},
-    ]
-    async with listing(listed, lambda path: ({"code": "not_found"}, 404)) as client:
-        status = await archive_status(client)
-    assert [stuck.signing.id for stuck in status.signings] == ["s3"]
-
-
 async def test_signing_that_cannot_be_examined_is_reported_and_the_others_are_examined() -> None:
-    listed = [{"id": f"s{number}", "is_draft": False, "is_completed": False} for number in range(3)]
+    """A signing that was deleted since it was listed is not stuck."""
+    sent = {"is_draft": False, "is_completed": False}
+    listed = [*({"id": f"s{number}", **sent} for number in range(4)), {"id": "s4", "is_draft": True}]
+    gone = {"code": "not_found"}, 404
     responses: dict[str, tuple[Any, int]] = {
-        "s0": ([{"id": "r1", "email": "anna@example.com"}], 200),
-        "s1": ({"code": "forbidden"}, 403),
-        "s2": ({"nope": 1}, 200),
+        "/s0/recipients": ([{"id": "r1", "email": "anna@example.com"}], 200),
+        "/s1/recipients": ({"code": "forbidden"}, 403),
+        "/s2/recipients": ({"nope": 1}, 200),
+        "/s3/recipients": gone,
+        "/signings/s4": gone,
     }
-    async with listing(listed, lambda path: responses[path.split("/")[-2]]) as client:
-        status = await archive_status(client, kinds=["no_progress"])
+
+    def respond(path: str) -> tuple[Any, int]:
+        return next(response for end, response in responses.items() if path.endswith(end))
+
+    async with listing([*listed, {"id": "s5", "is_draft": True, "documents": [{"id": "d1"}]}], respond) as client:
+        status = await archive_status(client)
     found = {stuck.signing.id: (stuck.kind, type(stuck.error), len(stuck.pending)) for stuck in status.signings}
     assert found == {
         "s0": ("no_progress", type(None), 1),
         "s1": ("not_examined", Forbidden, 0),
         "s2": ("not_examined", DecodeError, 0),
+        "s5": ("not_sent", type(None), 0),
     }
 
 
@@ -151,19 +122,6 @@ async def test_error_that_other_signings_would_have_too_is_raised(tenant: Tenant
     tenant.sandbox.faults.add("recipients.list", "expired-token", times=None)
     with pytest.raises(Unauthorized):
         await archive_status(tenant.client, after=NOW)
-
-
-async def test_pending_recipients_are_reminded_once_in_the_given_time(tenant: Tenant, one_of_each: None) -> None:
-    """However often it is asked, by any process that shares the journal."""
-
-    async def remind(every: timedelta) -> list[str]:
-        status = await archive_status(tenant.client, tenant.journal, after=NOW, remind_every=every)
-        return [one.recipient.email for stuck in status.signings for one in stuck.reminders if one.error is None]
-
-    assert await remind(WEEK) == ["anna@example.com"]
-    assert await remind(WEEK) == []
-    assert await remind(NOW) == ["anna@example.com"]
-    assert tenant.count("recipients.remind") == 2
 
 
 async def test_only_reminders_that_were_surely_not_sent_are_sent_by_the_next_run(tenant: Tenant) -> None:
@@ -237,19 +195,15 @@ async def test_dispatch_without_an_outcome_is_found(tenant: Tenant) -> None:
     assert not status.ok
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+async def test_bad_argument_is_refused(client: SigningClient) -> None:
+    silent = type("Silent", (), dict.fromkeys(("claim", "write", "release"), print))()
+    cases: list[tuple[dict[str, Any], str]] = [
         ({"after": 7}, "after: must be a timedelta, got 7"),
         ({"remind_every": WEEK}, "remind_every: needs a journal"),
         ({"since": datetime(2031, 1, 1)}, "since: must be a datetime with a time zone"),
-        (
-            {"journal": type("Silent", (), dict.fromkeys(("claim", "write", "release"), print))()},
-            "must be a ListedJournal",
-        ),
+        ({"journal": silent}, "must be a ListedJournal"),
         ({"kinds": ["stuck"]}, "kinds: must be among not_sent, no_progress, not_sealed, got"),
-    ],
-)
-async def test_bad_argument_is_refused(tenant: Tenant, arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidRequest, match=message):
-        await archive_status(tenant.client, **arguments)
+    ]
+    for arguments, message in cases:
+        with pytest.raises(InvalidRequest, match=message):
+            await archive_status(client, **arguments)

@@ -13,8 +13,8 @@ import pytest_asyncio
 
 from signing_async import ArchiveConflict
 from signing_async.archive import FolderStore, S3Store
-from tests.archive.archive_stores import content_of, put
-from tests.archive.s3_server import CREDENTIALS, S3Server
+from tests.archive.s3_server import S3Server
+from tests.archive.tenants import content_of, put
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -24,26 +24,18 @@ PDF = b"%PDF-1.7 \x00\xff\r\n%%EOF\n"
 LONG = bytes(range(256)) * 4096 * 9  # 9 MiB: stores may treat long files differently
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def stores_of_each_kind(
-    s3_server: S3Server, tmp_path_factory: pytest.TempPathFactory
-) -> AsyncIterator[dict[str, Stores]]:
-    """Stores for all tests: opening one in a bucket takes longer than most tests."""
-    folder, url = tmp_path_factory.mktemp("archive"), f"s3://{s3_server.new_bucket()}/a prefix/å"
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["folder", "bucket"])
+async def stores(
+    request: pytest.FixtureRequest, s3: S3Server, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[Stores]:
+    """Three stores over the same files, as three processes would open them. A bucket takes long to open."""
+    if request.param == "folder":
+        folder = tmp_path_factory.mktemp("archive")
+        yield [FolderStore(folder) for _ in range(3)]
+        return
+    url = f"s3://{s3.new_bucket()}/a prefix/å"
     async with AsyncExitStack() as opened:
-        with pytest.MonkeyPatch.context() as patched:
-            for variable, value in CREDENTIALS.items():
-                patched.setenv(variable, value)
-            buckets = [S3Store(url, endpoint_url=s3_server.url) for _ in range(3)]
-            for store in buckets:
-                await opened.enter_async_context(store)
-            yield {"folder": [FolderStore(folder) for _ in range(3)], "bucket": buckets}
-
-
-@pytest.fixture(params=["folder", "bucket"])
-def stores(stores_of_each_kind: dict[str, Stores], request: pytest.FixtureRequest) -> Stores:
-    """Three stores over the same files, as three processes would open them."""
-    return stores_of_each_kind[request.param]
+        yield [await opened.enter_async_context(S3Store(url, endpoint_url=s3.url)) for _ in range(3)]
 
 
 @pytest.fixture

@@ -2,57 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
-import shutil
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from signing_async import ArchiveConflict, ArchiveError, Progress, SigningClient
+from signing_async import ArchiveConflict, ArchiveError, Progress
 from signing_async.archive import Archive, FolderStore, verify_archive
-from signing_async.sandbox import Sandbox
-from tests.archive.tenants import completed, lines_of
-
-
-async def fill(sandbox: Sandbox, client: SigningClient, archive: Archive) -> None:
-    """Archive five documents, of one signing each."""
-    for number in range(5):
-        signing = await completed(sandbox, client, f"Lease {number}", ("å.pdf",))
-        await archive.collect(await client.signings.get(signing.id))
+from tests.archive.tenants import Tenant, archived, lines_of, sweep
 
 
 @pytest.fixture
-async def filled(sandbox: Sandbox, client: SigningClient, archive: Archive, folder: Path) -> Path:
+async def filled(tenant: Tenant, archive: Archive) -> Path:
     """A folder with five documents of the sandbox."""
-    await fill(sandbox, client, archive)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with five documents, to be copied."""
-    folder = tmp_path_factory.mktemp("original")
-
-    async def make() -> None:
-        async with (
-            Sandbox(seed=7) as sandbox,
-            SigningClient(sandbox.base_url, sandbox.access_token()) as client,
-            Archive(client, folder, journal=folder / ".journal.db") as archive,
-        ):
-            await fill(sandbox, client, archive)
-
-    asyncio.run(make())
-    return folder
-
-
-@pytest.fixture
-def copied(original: Path, folder: Path) -> Path:
-    """A copy of a folder with five documents."""
-    return shutil.copytree(original, folder)
+    for number in range(5):
+        signing = await tenant.complete(f"Lease {number}", "å.pdf")
+        await archive.collect(signing.id)
+    return tenant.folder
 
 
 def edit(folder: Path, change: Callable[[list[bytes]], object]) -> None:
@@ -77,43 +46,59 @@ async def found(folder: Path) -> list[tuple[str, str | None, int | None]]:
 
 
 async def test_each_document_has_a_line_with_the_hash_of_the_line_before(
-    sandbox: Sandbox, archive: Archive, filled: Path
+    tenant: Tenant, archive: Archive, filled: Path
 ) -> None:
     lines, raw = lines_of(filled), (filled / "manifest.jsonl").read_bytes().splitlines()
     assert [line["previous"] for line in lines] == ["0" * 64, *(line["hash"] for line in lines[:-1])]
     for line, text, entry in zip(lines, raw, [one async for one in archive.entries()], strict=True):
         assert line["hash"] == hashlib.sha256(text[: text.index(b',"hash"')] + b"}").hexdigest()
         assert line == entry.as_dict() | {"previous": line["previous"], "hash": line["hash"]}
-        assert (line["service"], line["documents"], line["verdict"]) == (sandbox.base_url, 1, "complete")
+        assert (line["service"], line["documents"], line["verdict"]) == (tenant.sandbox.base_url, 1, "complete")
         assert line["size"] == (filled / line["path"]).stat().st_size
         assert line["sha256"] == hashlib.sha256((filled / line["path"]).read_bytes()).hexdigest()
     report = await verify_archive(filled)
     size = sum(line["size"] for line in lines)
     assert (report.ok, report.documents, report.size, report.lines) == (True, 5, size, 5)
     assert report.head == lines[-1]["hash"]
+    empty = await verify_archive(str(filled / "nothing"))
+    assert (empty.ok, empty.documents, empty.head) == (True, 0, "0" * 64)
+    assert not (filled / "nothing").exists()
 
 
-async def test_missing_changed_and_extra_files_are_found(copied: Path) -> None:
-    paths = [line["path"] for line in lines_of(copied)]
-    (copied / paths[1]).unlink()
-    data = (copied / paths[2]).read_bytes()
-    (copied / paths[2]).write_bytes(data[:-1] + b"?")
-    (copied / "notes.txt").touch()
+async def test_missing_changed_and_extra_files_are_found(filled: Path) -> None:
+    """A path that leads out of the archive is not read. A store that cannot be listed has no extra files."""
+
+    class Unlisted:
+        def __init__(self) -> None:
+            store = FolderStore(filled)
+            self.put, self.read, self.append = store.put, store.read, store.append
+
+    (filled / "notes.txt").touch()
+    report = await verify_archive(Unlisted())
+    assert (report.ok, report.documents) == (True, 5)
+    paths = [line["path"] for line in lines_of(filled)]
+    (filled / paths[1]).unlink()
+    data = (filled / paths[2]).read_bytes()
+    (filled / paths[2]).write_bytes(data[:-1] + b"?")
+    filled.with_name("secret").write_bytes((filled / paths[4]).read_bytes())
+    edit(filled, lambda lines: lines.__setitem__(4, rewritten(lines[4], path="../secret")))
     seen: list[Progress] = []
-    report = await verify_archive(copied, seen.append)
+    report = await verify_archive(filled, seen.append)
     assert [(one.kind, one.path, one.line) for one in report.findings] == [
         ("missing_file", paths[1], 2),
         ("changed_file", paths[2], 3),
+        ("missing_file", "../secret", 5),
+        ("extra_file", paths[4], None),
         ("extra_file", "notes.txt", None),
     ]
-    assert report.documents == 3
-    size = sum(line["size"] for line in lines_of(copied))
+    assert report.documents == 2
+    size = sum(line["size"] for line in lines_of(filled))
     assert seen[-1] == Progress(5, None, size, None)
 
 
-async def test_changed_line_is_found(copied: Path) -> None:
+async def test_changed_line_is_found(filled: Path) -> None:
     """Also one whose hash is right, if a field cannot be what an archive writes."""
-    manifest = copied / "manifest.jsonl"
+    manifest = filled / "manifest.jsonl"
     original = manifest.read_bytes()
     line = original.splitlines(keepends=True)[2]
     replacements = [
@@ -126,67 +111,55 @@ async def test_changed_line_is_found(copied: Path) -> None:
     changed = [line.replace(old, new, 1) for old, new in replacements]
     for other in changed + [rewritten(line, **each) for each in fields]:
         manifest.write_bytes(original.replace(line, other))
-        kinds = await found(copied)
+        kinds = await found(filled)
         assert ("changed_line", None, 3) in kinds, other
         assert {kind for kind, *_ in kinds} <= {"changed_line", "extra_file", "removed_line"}
 
 
-async def test_removed_exchanged_repeated_and_rewritten_lines_are_found(copied: Path) -> None:
-    manifest = copied / "manifest.jsonl"
-    lines, paths = manifest.read_bytes().splitlines(keepends=True), [line["path"] for line in lines_of(copied)]
+async def test_removed_exchanged_repeated_and_rewritten_lines_are_found(filled: Path) -> None:
+    manifest = filled / "manifest.jsonl"
+    lines, paths = manifest.read_bytes().splitlines(keepends=True), [line["path"] for line in lines_of(filled)]
     for number in (0, 3):
         manifest.write_bytes(b"".join(lines[:number] + lines[number + 1 :]))
-        assert await found(copied) == [("removed_line", None, number + 1), ("extra_file", paths[number], None)]
+        assert await found(filled) == [("removed_line", None, number + 1), ("extra_file", paths[number], None)]
     manifest.write_bytes(b"".join(lines[::-1]))
-    assert {kind for kind, *_ in await found(copied)} == {"removed_line"}
+    assert {kind for kind, *_ in await found(filled)} == {"removed_line"}
     manifest.write_bytes(b"".join([*lines, lines[-1]]))
-    assert await found(copied) == [("removed_line", None, 6)]
+    assert await found(filled) == [("removed_line", None, 6)]
     manifest.write_bytes(b"".join([lines[0], rewritten(lines[1], signing="another"), *lines[2:]]))
-    assert await found(copied) == [("removed_line", None, 3)]
+    assert await found(filled) == [("removed_line", None, 3)]
 
 
-async def test_torn_line_is_found_and_replaced_by_the_next_document(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path, filled: Path
-) -> None:
+async def test_torn_line_is_found_and_replaced_by_the_next_document(tenant: Tenant, filled: Path) -> None:
     path = lines_of(filled)[4]["path"]
     edit(filled, lambda lines: lines.__setitem__(4, lines[4][:50]))
     assert await found(filled) == [("torn_line", None, 5), ("extra_file", path, None)]
-    async with Archive(client, folder, journal=journal) as archive:
-        assert [result.error async for result in archive.sweep()] == [None]
+    async with tenant.archive() as archive:
+        assert len(await archived(archive)) == 1
     assert await found(filled) == []
 
 
 async def test_changed_line_is_logged_and_its_document_is_archived_again(
-    client: SigningClient, folder: Path, journal: Path, filled: Path, caplog: pytest.LogCaptureFixture
+    tenant: Tenant, filled: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     edit(filled, lambda lines: lines.__setitem__(1, lines[1].replace(b"complete", b"trusted")))
     edit(filled, lambda lines: lines.append(lines[-1]))
-    async with Archive(client, folder, journal=journal) as archive:
-        assert [result.error async for result in archive.sweep()] == [None]
+    async with tenant.archive() as archive:
+        assert len(await archived(archive)) == 1
         assert len([entry async for entry in archive.entries()]) == 6
     assert "hash does not match its content; verify the archive" in caplog.text
 
 
-async def test_manifest_that_is_changed_under_a_run_is_an_error(
-    sandbox: Sandbox, client: SigningClient, archive: Archive, filled: Path
-) -> None:
-    signing = await completed(sandbox, client)
+async def test_manifest_that_is_changed_under_a_run_is_an_error(tenant: Tenant, archive: Archive, filled: Path) -> None:
+    signing = await tenant.complete()
     for change in (lambda path: path.write_bytes(b"\n"), Path.unlink):
         change(filled / "manifest.jsonl")
         with pytest.raises(ArchiveError, match="replaced or truncated"):
             await archive.collect(signing)
 
 
-async def test_path_that_leads_out_of_the_archive_is_not_read(copied: Path, tmp_path: Path) -> None:
-    (tmp_path / "secret").write_bytes(b"1")
-    edit(copied, lambda lines: lines.__setitem__(4, rewritten(lines[4], path="../secret")))
-    assert ("missing_file", "../secret", 5) in await found(copied)
-
-
-async def test_file_archived_meanwhile_is_not_extra(
-    sandbox: Sandbox, client: SigningClient, archive: Archive, filled: Path
-) -> None:
-    signing = await completed(sandbox, client)
+async def test_file_archived_meanwhile_is_not_extra(tenant: Tenant, archive: Archive, filled: Path) -> None:
+    signing = await tenant.complete()
 
     class Growing(FolderStore):
         async def names(self) -> AsyncIterator[str]:
@@ -200,40 +173,17 @@ async def test_file_archived_meanwhile_is_not_extra(
     assert (report.ok, report.lines) == (True, 5)
 
 
-async def test_store_that_cannot_be_listed_and_an_empty_one_are_verified(copied: Path) -> None:
-    class Unlisted:
-        def __init__(self) -> None:
-            store = FolderStore(copied)
-            self.put, self.read, self.append = store.put, store.read, store.append
+async def test_document_whose_append_is_reported_as_failed_but_took_effect_has_a_result(tenant: Tenant) -> None:
+    class Lossy(FolderStore):
+        async def append(self, name: str, offset: int, data: bytes) -> None:
+            await super().append(name, offset, data)
+            raise errors[-1]
 
-    (copied / "notes.txt").touch()
-    report = await verify_archive(Unlisted())
-    assert (report.ok, report.documents) == (True, 5)
-    empty = await verify_archive(str(copied / "nothing"))
-    assert (empty.ok, empty.documents, empty.head) == (True, 0, "0" * 64)
-    assert not (copied / "nothing").exists()
-
-
-class Lossy(FolderStore):
-    """A store whose appends succeed, and then report an error or a conflict."""
-
-    error: Exception | None = None
-
-    async def append(self, name: str, offset: int, data: bytes) -> None:
-        await super().append(name, offset, data)
-        if self.error is not None:
-            raise self.error
-
-
-async def test_document_whose_append_is_reported_as_failed_but_took_effect_has_a_result(
-    sandbox: Sandbox, client: SigningClient, folder: Path, journal: Path
-) -> None:
-    await completed(sandbox, client)
-    store = Lossy(folder)
-    store.error = ArchiveError("the response was lost")
-    async with Archive(client, store, journal=journal) as archive:
-        assert [result.error async for result in archive.sweep()] == [None, None]
-        await completed(sandbox, client)
-        store.error = ArchiveConflict("another writer was first")
-        assert [result async for result in archive.sweep()] == []
-    assert (await verify_archive(folder)).documents == 4
+    errors: list[Exception] = [ArchiveError("the response was lost")]
+    await tenant.complete()
+    async with tenant.archive(Lossy(tenant.folder)) as archive:
+        assert [result.error for result in await sweep(archive)] == [None, None]
+        await tenant.complete()
+        errors.append(ArchiveConflict("another writer was first"))
+        assert await sweep(archive) == []
+    assert (await verify_archive(tenant.folder)).documents == 4

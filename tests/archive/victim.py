@@ -4,61 +4,66 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-from signing_async import Journal, JournalError, RetryPolicy, SigningClient, SqliteJournal
-from signing_async.archive import Archive, ArchiveStore, FolderStore
+import attrs
+
+from signing_async import ArchiveError, JournalError, RetryPolicy, SigningClient, SqliteJournal
+from signing_async.archive import Archive, FolderStore, S3Store
 from signing_async.postgres import PostgresJournal
+from tests.archive.s3_server import CREDENTIALS
 
 UNFINISHED = 3
 CONCURRENCY = 4
 ARCHIVE, JOURNAL = "archive", "the.journal"
 
-OpenStore = Callable[[Path], AbstractAsyncContextManager[ArchiveStore]]
-"""Opens the store of a trial, which may keep its files in the trial's folder."""
-OpenJournal = Callable[[Path], AbstractAsyncContextManager[Journal]]
-"""Opens the journal of a trial, likewise."""
+
+@attrs.frozen
+class Place:
+    """Where a trial has its archive and its journal: in its folder, unless a bucket or a database is given."""
+
+    folder: Path
+    bucket: str = ""
+    endpoint_url: str = ""
+    dsn: str = ""
+
+    def store(self) -> FolderStore | S3Store:
+        """Open the store."""
+        if not self.bucket:
+            return FolderStore(self.folder / ARCHIVE)
+        os.environ.update(CREDENTIALS)
+        return S3Store(f"s3://{self.bucket}/archive", endpoint_url=self.endpoint_url)
 
 
-def folder_store(folder: Path) -> AbstractAsyncContextManager[ArchiveStore]:
-    """Open a store that is a folder."""
-    return nullcontext(FolderStore(folder / ARCHIVE))
+def work(base_url: str, token: str, place: Place) -> None:
+    """Exit with 0 after a sweep without errors, with `UNFINISHED` if a document failed.
 
-
-def file_journal(folder: Path) -> AbstractAsyncContextManager[Journal]:
-    """Open a journal that is a file."""
-    return SqliteJournal(folder / JOURNAL)
-
-
-@asynccontextmanager
-async def postgres_journal(folder: Path, dsn: str) -> AsyncIterator[Journal]:
-    """Open a journal in PostgreSQL whose leases are short. A run ends if the server does not respond in time."""
-    try:
-        async with PostgresJournal(dsn, lease=3, timeout=1) as journal:
-            yield journal
-    except JournalError as error:
-        sys.exit(UNFINISHED if error.transient else 1)
-
-
-def work(
-    base_url: str, token: str, folder: str, open_store: OpenStore, open_journal: OpenJournal = file_journal
-) -> None:
-    """Exit with 0 after a sweep without errors, with `UNFINISHED` if a document failed."""
+    A run also ends unfinished if the bucket or the database fails more often than a request is repeated.
+    """
     logging.getLogger("signing_async").setLevel(logging.CRITICAL)
-    sys.exit(asyncio.run(_work(base_url, token, Path(folder), open_store, open_journal)))
+    try:
+        sys.exit(asyncio.run(_work(base_url, token, place)))
+    except (ArchiveError, JournalError) as error:
+        may_fail = place.bucket if isinstance(error, ArchiveError) else place.dsn
+        sys.exit(UNFINISHED if error.transient and may_fail else 1)
 
 
-async def _work(base_url: str, token: str, folder: Path, open_store: OpenStore, open_journal: OpenJournal) -> int:
+async def _work(base_url: str, token: str, place: Place) -> int:
     failed = 0
-    async with (
-        SigningClient(base_url, token, retry=RetryPolicy(base_delay=0.005, max_delay=0.1)) as client,
-        open_store(folder) as store,
-        open_journal(folder) as journal,
-        Archive(client, store, journal=journal, concurrency=CONCURRENCY) as archive,
-    ):
+    async with AsyncExitStack() as opened:
+        retry = RetryPolicy(base_delay=0.005, max_delay=0.1)
+        client = await opened.enter_async_context(SigningClient(base_url, token, retry=retry))
+        store = place.store()
+        if isinstance(store, S3Store):
+            await opened.enter_async_context(store)
+        # The leases are short: those of killed processes must expire.
+        database = PostgresJournal(place.dsn, lease=3, timeout=1) if place.dsn else None
+        journal = await opened.enter_async_context(database or SqliteJournal(place.folder / JOURNAL))
+        archive = Archive(client, store, journal=journal, concurrency=CONCURRENCY)
+        await opened.enter_async_context(archive)
         async for result in archive.sweep():
             failed += result.error is not None
     return UNFINISHED if failed else 0

@@ -34,11 +34,9 @@ def accepted() -> dict[str, bytes]:
     return {
         "small": pdfs.make_pdf(),
         "large": pdfs.make_pdf(3_000_000, pages=200),
-        "nested": pdfs.nested_pages(),
         "form": pdfs.with_form(),
         "reportlab": report,
         "fpdf2": pdfs.by_fpdf2(),
-        "linearized": pdfs.rewritten(report, linearize=True),
         "object streams": pdfs.rewritten(report, linearize=True, object_streams=True),
         "xref stream": pdfs.xref_stream_pdf(),
         "hybrid": pdfs.hybrid_pdf(),
@@ -58,16 +56,11 @@ def accepted() -> dict[str, bytes]:
 def refused() -> dict[str, tuple[str, bytes]]:
     """Ordinary documents that must be refused, with their verdicts."""
     report = pdfs.by_reportlab()
-    protected = {
-        f"{method}, password {user!r}, object streams {packed}": pdfs.encrypted(
-            report, method, user=user, object_streams=packed
-        )
-        for method in ("AES-256", "AES-128", "RC4-128", "RC4-40")
-        for user in ("", "secret")
-        for packed in (False, True)
-    }
     locked = pdfs.encrypted(report)
-    protected |= {
+    protected = {
+        "encrypted": locked,
+        "encrypted, object streams": pdfs.encrypted(report, "AES-128", user="secret", object_streams=True),
+        "encrypted, with RC4": pdfs.encrypted(report, "RC4-40"),
         "encrypted, junk first": b"junk" * 9 + locked,
         "encrypted in place": pdfs.assemble(pdfs.basic_objects(), trailer=b"/Encrypt<</Filter/Standard/V 1>>"),
         "encrypted hybrid": pdfs.hybrid_pdf(b"/Encrypt 4 0 R"),
@@ -77,8 +70,6 @@ def refused() -> dict[str, tuple[str, bytes]]:
     signature = pdfs.signed_by_pyhanko(report)
     signed = {
         "pyHanko": signature,
-        "certified": pdfs.signed_by_pyhanko(report, certify=True),
-        "rewritten": pdfs.rewritten(signature, object_streams=True),
         "linearized": pdfs.rewritten(signature, linearize=True, object_streams=True),
         "after an update": pdfs.update(pdfs.with_signature_field(SIGNED_VALUE), {5: pdfs.stream_object(b"")}, size=9),
         "of a large file": pdfs.signed_by_pyhanko(pdfs.make_pdf(2_500_000, pages=300)),
@@ -105,25 +96,6 @@ def test_protected_and_signed_documents_get_the_verdict_of_the_sandbox(tmp_path:
         assert preflight(data) == verdict, name
 
 
-def test_doubtful_documents_are_left_to_the_service(tmp_path: Path) -> None:
-    encrypted = pdfs.encrypted(pdfs.by_reportlab()).rpartition(b"startxref")[0]
-    doubtful = {
-        "encrypted by a hidden object": pdfs.xref_stream_pdf(entries=b"/Encrypt 4 0 R"),
-        "wrong startxref": encrypted + b"startxref\n3\n%%EOF\n",
-        "no startxref": encrypted,
-        "signed by an update of a field": pdfs.update(
-            pdfs.with_signature_field(), {6: pdfs.FIELD + SIGNED_VALUE + b">>"}, size=9
-        ),
-        "rights and a signature": pdfs.with_signature_field(
-            SIGNED_VALUE, catalog=b"/Perms<</UR3" + pdfs.SIGNATURE + b">>"
-        ),
-        "no page": pdfs.assemble({1: b"<</Type/Catalog/Pages 2 0 R>>", 2: b"<</Type/Pages/Kids[]/Count 0>>"}),
-    }
-    for name, data in doubtful.items():
-        assert judge(data, tmp_path) is not None, name
-        assert preflight(data) is None, name
-
-
 def test_broken_file_is_not_pdf_or_passes() -> None:
     """Subtle damage is left to the service."""
     others = ("nothing", "text", "html", "zip", "png", "only a header", "a header too late")
@@ -133,7 +105,8 @@ def test_broken_file_is_not_pdf_or_passes() -> None:
 
 def test_hostile_file_is_refused_only_if_the_sandbox_refuses_it(tmp_path: Path) -> None:
     for name, data in pdfs.hostile().items():
-        assert preflight(data) in (None, judge(data, tmp_path)), name
+        verdict = preflight(data)
+        assert verdict is None or verdict == judge(data, tmp_path), name
 
 
 def test_words_across_the_edge_of_a_block_are_found() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import os
@@ -11,9 +10,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import attrs
+from aiohttp import web
+from multidict import CIMultiDictProxy
 
 from signing_async import Assumptions, RetryPolicy, SigningClient
-from tests.servers import talking
+from tests.servers import serving
 
 LARGE = 2_500_000
 BLOCK = 2**20
@@ -25,7 +26,7 @@ class Received:
     """A request as it was received."""
 
     line: str
-    headers: list[tuple[str, str]]
+    headers: CIMultiDictProxy[str]
     body: bytes
 
     @property
@@ -35,7 +36,7 @@ class Received:
 
     def header(self, name: str) -> str | None:
         """Return the value of a header, which must occur once."""
-        found = [value for key, value in self.headers if key.lower() == name]
+        found = self.headers.getall(name, [])
         assert len(found) <= 1
         return found[0] if found else None
 
@@ -46,30 +47,27 @@ class Recorder:
     def __init__(self) -> None:
         self.uploads: list[Received] = []
         self.origin = ""
-        self.answers: list[bytes] = []
+        self.statuses: list[int] = []
         """Statuses of responses to uploads, before 201."""
-        self.documents = b""
+        self.documents: list[dict[str, str]] = []
 
-    async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while True:
-            line, *fields = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")[:-2]
-            headers = [(name, value.strip()) for name, _, value in (field.partition(":") for field in fields)]
-            received = Received(line, headers, b"")
-            body = await reader.readexactly(int(received.header("content-length") or 0))
-            response, status = b'{"id": "s1", "documents": [%b]}' % self.documents, b"200 OK"
-            if line.startswith("POST"):
-                self.uploads.append(attrs.evolve(received, body=body))
-                status = self.answers.pop(0) if self.answers else b"201 Created"
-                response = b'{"id": "d1", "name": "lease.pdf"}'
-                self.documents = response if status == b"201 Created" else self.documents
-            writer.write(b"HTTP/1.1 %b\r\nContent-Length: %d\r\n\r\n%b" % (status, len(response), response))
-            await writer.drain()
+    async def respond(self, request: web.Request) -> web.Response:
+        if request.method != "POST":
+            return web.json_response({"id": "s1", "documents": self.documents})
+        line = f"{request.method} {request.raw_path} HTTP/{request.version.major}.{request.version.minor}"
+        self.uploads.append(Received(line, request.headers, await request.read()))
+        document = {"id": "d1", "name": "lease.pdf"}
+        status = self.statuses.pop(0) if self.statuses else 201
+        if status == 201:
+            self.documents = [document]
+        return web.json_response(document, status=status)
 
 
 @asynccontextmanager
 async def recording() -> AsyncIterator[Recorder]:
     recorder = Recorder()
-    async with talking(recorder.talk) as recorder.origin:
+    async with serving(recorder.respond) as server:
+        recorder.origin = server.origin
         yield recorder
 
 
@@ -77,7 +75,7 @@ async def uploads_of(
     source: Any,
     filename: str | None = None,
     *,
-    answers: tuple[bytes, ...] = (),
+    statuses: tuple[int, ...] = (),
     max_bytes: int = 10 * 2**20,
     **options: Any,
 ) -> list[Received]:
@@ -87,7 +85,7 @@ async def uploads_of(
         recording() as recorder,
         SigningClient(recorder.origin, "token", retry=QUICK, assumptions=assumptions) as client,
     ):
-        recorder.answers = list(answers)
+        recorder.statuses = list(statuses)
         await client.documents.upload("s1", source, filename, **options)
         return recorder.uploads
 

@@ -1,16 +1,22 @@
-"""Sealed PDFs of every kind, with known attacks on them: the verdict on each, and whether pyHanko agrees.
-
-The table of the guide has the same rows.
-"""
+"""Sealed PDFs of every kind, with known attacks on them. The table of the guide has their verdicts."""
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
+
+from cryptography.hazmat.primitives.serialization import Encoding
+from pyhanko.pdf_utils.generic import ArrayObject, DictionaryObject, FloatObject, StreamObject, pdf_name, pdf_string
+from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
+from pyhanko.sign import PdfSignatureMetadata, PdfSigner, SimpleSigner
+from pyhanko.sign.fields import MDPPerm, SigFieldSpec, append_signature_field
+from pyhanko.sign.signers.cms_embedder import PdfCMSEmbedder, SigIOSetup, SigMDPSetup, SigObjSetup
+from pyhanko.sign.signers.pdf_byterange import PdfByteRangeDigest, SignatureObject
 
 from tests import pdfs
 from tests.sealed.pdfs import cms, key_and_certificate, sandbox_authority, sealed_by_sandbox, signed_pdf
@@ -24,25 +30,18 @@ class Case:
     make: Callable[[], bytes]
     words: str = ""
     """Part of the problem; empty if the file is sound."""
-    trusted: bool = True
-    pyhanko: bool | None = None
-    """Whether pyHanko accepts it as valid and trusted; None if it agrees."""
     shown: bool = True
     """Whether the first signature covers what the document shows."""
 
 
 def roots() -> list[bytes]:
     """Return the trusted certificates: the sandbox's authority and the makers of other signatures."""
-    from cryptography.hazmat.primitives.serialization import Encoding
-
     others = [pdfs._signing_material()[1], *(key_and_certificate(kind)[1] for kind in ("ec", "rsa"))]
     return [sandbox_authority().certificate_pem, *(each.public_bytes(Encoding.PEM) for each in others)]
 
 
 def edited(data: bytes, edit: Callable[[Any], None]) -> bytes:
     """Return the file with an incremental update by pyHanko's writer."""
-    from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
-
     out = io.BytesIO()
     writer = IncrementalPdfFileWriter(io.BytesIO(data))
     edit(writer)
@@ -54,10 +53,6 @@ def signed(
     data: bytes, field: str = "Other", *, box: tuple[int, ...] | None = None, new: bool = False, **settings: Any
 ) -> bytes:
     """Return the file signed by another signer; with a box the signature is visible."""
-    from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
-    from pyhanko.sign import PdfSignatureMetadata, PdfSigner, SimpleSigner
-    from pyhanko.sign.fields import SigFieldSpec
-
     signer = SimpleSigner.load_pkcs12_data(pdfs._pkcs12(), other_certs=[], passphrase=b"pw")
     spec = SigFieldSpec(field, box=box) if box or new else None
     out = io.BytesIO()
@@ -68,20 +63,11 @@ def signed(
 
 def certified(permission: int, original: bytes | None = None) -> bytes:
     """Return a document with a certifying first signature."""
-    from pyhanko.sign.fields import MDPPerm
-
     return signed(original or pdfs.with_form(), "Author", certify=True, docmdp_permissions=MDPPerm(permission))
 
 
 def signed_in_spite(data: bytes, field: str = "Second", *, certify: bool = False) -> bytes:
     """Return the file signed with the sandbox's key, against its certification and the constraints of its field."""
-    import asyncio
-
-    from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
-    from pyhanko.sign.fields import MDPPerm
-    from pyhanko.sign.signers.cms_embedder import PdfCMSEmbedder, SigIOSetup, SigMDPSetup, SigObjSetup
-    from pyhanko.sign.signers.pdf_byterange import PdfByteRangeDigest, SignatureObject
-
     out = io.BytesIO(data)
     embedding = PdfCMSEmbedder().write_cms(field, IncrementalPdfFileWriter(out))
     next(embedding)
@@ -99,90 +85,51 @@ def timestamped(data: bytes) -> bytes:
     return stamped(data, sandbox_authority().timestamper("B-T", NOW))
 
 
-def with_validation_data(data: bytes) -> bytes:
-    """Return the file with certificates and OCSP responses appended."""
-    from pyhanko.sign.validation.dss import DocumentSecurityStore
-
-    out = io.BytesIO(data)
-    DocumentSecurityStore.add_dss(out, None, **sandbox_authority().evidence(NOW))
-    return out.getvalue()
-
-
-def replace_page(writer: Any, text: str = "You owe 10,000,000") -> None:
+def replace_page(writer: Any) -> None:
     """Replace the content of the first page."""
-    from pyhanko.pdf_utils.generic import StreamObject
-
-    content = StreamObject(stream_data=b"BT /F1 18 Tf 72 760 Td (%b) Tj ET" % text.encode())
+    content = StreamObject(stream_data=b"BT /F1 18 Tf 72 760 Td (You owe 10,000,000) Tj ET")
     page = writer.root["/Pages"]["/Kids"][0]
-    page[_name("/Contents")] = writer.add_object(content)
+    page[pdf_name("/Contents")] = writer.add_object(content)
     writer.update_container(page)
 
 
-def add_annotation(writer: Any, subtype: str = "/FreeText") -> None:
+def add_annotation(writer: Any) -> None:
     """Put an annotation over the first page."""
-    from pyhanko.pdf_utils.generic import ArrayObject, FloatObject
-
     rectangle = ArrayObject(map(FloatObject, (72, 700, 300, 780)))
-    entries = {"/Type": _name("/Annot"), "/Subtype": _name(subtype), "/Rect": rectangle, "/Contents": _text("Paid")}
+    kind = {"/Type": pdf_name("/Annot"), "/Subtype": pdf_name("/FreeText")}
+    entries = {**kind, "/Rect": rectangle, "/Contents": pdf_string("Paid")}
     page = writer.root["/Pages"]["/Kids"][0]
-    page[_name("/Annots")] = ArrayObject([writer.add_object(_dictionary(entries))])
+    page[pdf_name("/Annots")] = ArrayObject([writer.add_object(_dictionary(entries))])
     writer.update_container(page)
 
 
 def add_empty_field(writer: Any) -> None:
     """Add a visible, unsigned signature field."""
-    from pyhanko.sign.fields import SigFieldSpec, append_signature_field
-
     append_signature_field(writer, SigFieldSpec("Stamp", box=(72, 600, 300, 780)))
 
 
-def call_usage_rights(writer: Any) -> None:
-    """Replace the page and label the signature as usage rights, which are no signature."""
-    replace_page(writer)
-    fields = writer.root["/AcroForm"]["/Fields"]
-    rights = {"/UR3": fields[len(fields) - 1].raw_get("/V")}
-    writer.root[_name("/Perms")] = _dictionary(rights)
-    writer.update_root()
-
-
-def fill_form(writer: Any, value: str = "ten million") -> None:
+def fill_form(writer: Any) -> None:
     """Fill in the form's first field."""
     field = writer.root["/AcroForm"]["/Fields"][0]
-    field[_name("/V")] = _text(value)
+    field[pdf_name("/V")] = pdf_string("ten million")
     writer.update_container(field)
 
 
 def replace_appearance(writer: Any) -> None:
     """Make a form field show something other than its value (the shadow attack "replace")."""
-    from pyhanko.pdf_utils.generic import StreamObject
-
     field = writer.root["/AcroForm"]["/Fields"][0]
     shown = StreamObject(stream_data=b"BT /F1 12 Tf (ten million) Tj ET")
-    field[_name("/AP")] = _dictionary({"/N": writer.add_object(shown)})
+    field[pdf_name("/AP")] = _dictionary({"/N": writer.add_object(shown)})
     writer.update_container(field)
 
 
 def change_title(writer: Any) -> None:
     """Change the document information."""
-    writer.set_info(_dictionary({"/Title": _text("Another title")}))
-
-
-def _name(text: str) -> Any:
-    from pyhanko.pdf_utils.generic import NameObject
-
-    return NameObject(text)
-
-
-def _text(text: str) -> Any:
-    from pyhanko.pdf_utils.generic import TextStringObject
-
-    return TextStringObject(text)
+    writer.set_info(_dictionary({"/Title": pdf_string("Another title")}))
 
 
 def _dictionary(entries: Mapping[str, Any]) -> Any:
-    from pyhanko.pdf_utils.generic import DictionaryObject
-
-    return DictionaryObject({_name(key): value for key, value in entries.items()})
+    return DictionaryObject({pdf_name(key): value for key, value in entries.items()})
 
 
 def hide_by_emptying() -> bytes:
@@ -238,40 +185,6 @@ def with_junk_in_padding(data: bytes) -> bytes:
     return parts.before + parts.contents[:-9] + b"deadbeef>" + parts.after
 
 
-def wrapped(*, literal: bool) -> bytes:
-    """Return a signed file whose second part is moved to make room for another page and cross-reference table.
-
-    A new signature dictionary covers the parts where they are now. Written as a literal string, the signature takes up
-    half the place that pyHanko reckons with, and the rest of the gap is free.
-    """
-    data = signed_pdf(cms)
-    parts = Parts.of(data)
-    table_at = int(data[data.rindex(b"startxref") + 9 : data.rindex(b"%%EOF")])
-    start = len(parts.before)
-    signature = bytes.fromhex(parts.contents[1:-1].decode()) + b"\0" * 9000
-    gap = 2 * len(signature) + 2 if literal else 2 * len(signature) + 2 + 9000
-    end = start + gap
-    page = b"5 0 obj\n" + pdfs.stream_object(b"BT /F1 18 Tf 72 760 Td (You owe 10,000,000) Tj ET") + b"\nendobj\n"
-    filled = bytearray(b"<00>>>endobj\n" + page)
-    at = {number: data.index(b"%d 0 obj" % number) for number in (1, 2, 3, 4, 6)}
-    at[5] = start + filled.index(b"5 0 obj")
-    rows = dict(at)
-    entries = b"<</Type/Sig/Filter/Adobe.PPKLite/SubFilter/adbe.pkcs7.detached/ByteRange[0 %d %d %d]/Contents"
-    entries %= start, end, len(parts.after)
-    table = b"xref\n0 8\n0000000000 65535 f \n" + b"%b" + b"trailer\n<</Size 8/Root 1 0 R>>\n"
-    size = len(table) - 2 + 7 * 20
-    at_table = table_at - start
-    filled += b" " * (at_table - len(filled))
-    rows[7] = start + at_table + size
-    filled += table % b"".join(b"%010d 00000 n \n" % rows[number] for number in range(1, 8))
-    escaped = re.sub(rb"([\\()\r])", lambda found: b"\\" + (b"r" if found[1] == b"\r" else found[1]), signature)
-    string = b"(" + escaped + b")" if literal else b"<" + signature.hex().encode() + b">"
-    filled += b"7 0 obj\n" + entries + string + b">>\nendobj\n"
-    assert len(filled) <= gap, (len(filled), gap)
-    filled += b" " * (gap - len(filled))
-    return parts.before + bytes(filled) + parts.after
-
-
 def without_contents() -> bytes:
     """Return a signed file without the content of its signature (universal signature forgery)."""
     parts = Parts.of(signed_pdf(cms))
@@ -291,32 +204,22 @@ FORBIDDEN = "more was changed than the certification permits"
 CASES: dict[str, Case] = {
     # sound
     "sealed, B-B": Case(partial(sealed_by_sandbox, "B-B", when=NOW)),
-    "sealed, B-T": Case(partial(sealed_by_sandbox, "B-T", when=NOW)),
-    "sealed, B-LT": Case(partial(sealed_by_sandbox, "B-LT", when=NOW)),
     "sealed, B-LTA": Case(partial(sealed_by_sandbox, "B-LTA", when=NOW)),
-    "signed with pyHanko": Case(lambda: signed(pdfs.make_pdf())),
-    "validation data appended": Case(lambda: with_validation_data(sealed())),
-    "a document timestamp appended": Case(lambda: timestamped(sealed())),
     "signed again": Case(lambda: signed(sealed())),
     "signed again, visibly": Case(lambda: signed(sealed(), box=(72, 600, 300, 700)), shown=False),
     "a form filled in": Case(lambda: edited(sealed(), fill_form), shown=False),
     "certified (2), then signed": Case(lambda: signed(certified(2))),
-    "certified (2), then filled in": Case(lambda: edited(certified(2), fill_form), shown=False),
     "document information changed": Case(lambda: edited(sealed(), change_title)),
     "a damaged original, sealed": Case(lambda: sealed_by_sandbox(original=pdfs.damaged()["a shifted table"], when=NOW)),
-    "a signature written into its field": Case(lambda: signed_pdf(cms, direct=True), pyhanko=False),
-    "a hybrid original, sealed": Case(lambda: sealed_by_sandbox(original=pdfs.hybrid_pdf(), when=NOW), pyhanko=False),
+    "a signature written into its field": Case(lambda: signed_pdf(cms, direct=True)),
+    "a hybrid original, sealed": Case(lambda: sealed_by_sandbox(original=pdfs.hybrid_pdf(), when=NOW)),
     # forged
     "page replaced, then signed by anybody": Case(lambda: signed(edited(sealed(), replace_page)), CHANGED, shown=False),
     "page replaced": Case(lambda: edited(sealed(), replace_page), CHANGED, shown=False),
-    "page replaced, the signature called usage rights, then signed": Case(
-        lambda: signed(edited(sealed(), call_usage_rights)), CHANGED, shown=False
-    ),
     "annotation added": Case(lambda: edited(sealed(), add_annotation), CHANGED, shown=False),
     "signer renamed": Case(
         lambda: renamed(sealed(), b"Signing Sandbox Seal", b"Acme Bank Board Inc."), "cannot be validated"
     ),
-    "certified (1), then signed": Case(lambda: signed_in_spite(certified(1)), FORBIDDEN),
     "certified (1), then filled in": Case(lambda: edited(certified(1), fill_form), FORBIDDEN, shown=False),
     "certified (2), then a visible signature in a new field": Case(
         lambda: signed(certified(2), box=(72, 600, 300, 700)), CHANGED, shown=False
@@ -324,18 +227,17 @@ CASES: dict[str, Case] = {
     "shadow attack: hide, by emptying": Case(hide_by_emptying, CHANGED, shown=False),
     "shadow attack: replace": Case(lambda: edited(sealed(), replace_appearance), shown=False),
     "shadow attack: hide and replace": Case(hide_and_replace, CHANGED, shown=False),
-    "an empty visible field added": Case(
-        lambda: edited(sealed(), add_empty_field), "is not signed", pyhanko=True, shown=False
-    ),
+    "an empty visible field added": Case(lambda: edited(sealed(), add_empty_field), "is not signed", shown=False),
     "empty byte range": Case(lambda: signed_pdf(cms, ranged=lambda *_: ()), RANGE),
     "byte range past the end": Case(
         lambda: signed_pdf(cms, ranged=lambda start, end, size: (0, start, end, size)), RANGE
     ),
-    "wrapped signature": Case(partial(wrapped, literal=False), RANGE),
-    "wrapped signature, as a literal string": Case(partial(wrapped, literal=True), RANGE, pyhanko=True),
+    "a larger gap in the byte range": Case(
+        lambda: signed_pdf(cms, ranged=lambda start, end, size: (0, start - 20, end, size - end)), RANGE
+    ),
     "empty contents": Case(without_contents, "cannot be validated"),
-    "junk in the padding": Case(lambda: with_junk_in_padding(sealed()), "its placeholder contains data", pyhanko=True),
-    "a line feed appended": Case(lambda: sealed() + b"\n", "1 byte", pyhanko=True),
+    "junk in the padding": Case(lambda: with_junk_in_padding(sealed()), "its placeholder contains data"),
+    "a line feed appended": Case(lambda: sealed() + b"\n", "1 byte"),
     "text and an end appended": Case(lambda: sealed() + b"You owe 10,000,000\n%%EOF\n", "structure cannot be parsed"),
     "digest made with SHA-1": Case(lambda: signed_pdf(partial(cms, algorithm="sha1")), "too weak"),
     "a byte changed": Case(lambda: sealed()[:400] + b"!" + sealed()[401:], "digest is wrong"),

@@ -13,6 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asn1crypto import cms as asn1
+from asn1crypto import tsp
+from asn1crypto import x509 as asn1_x509
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
+from cryptography.hazmat.primitives.serialization import Encoding
 
 from signing_async._verify.judge import judge  # a worker process for each of many files would take too long
 from signing_async.sealed import Report, inspect_sealed
@@ -91,10 +98,6 @@ def signed_pdf(
 @cache
 def key_and_certificate(kind: str = "ec") -> tuple[Any, Any]:
     """Return a temporary key and its certificate."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
-
     makers: dict[str, Callable[[], Any]] = {
         "ec": lambda: ec.generate_private_key(ec.SECP256R1()),
         "rsa": lambda: rsa.generate_private_key(65537, 2048),
@@ -125,13 +128,8 @@ def cms(
     edit: Callable[[Any], None] = lambda signed: None,
 ) -> bytes:
     """Return a signature of ``data``, or of the ``content`` that it wraps; ``edit`` may change it afterwards."""
-    import pyhanko.sign  # noqa: F401  # adds kinds of attributes to asn1crypto, which takes none after the first use
-    from asn1crypto import cms as asn1
-    from asn1crypto import x509
-    from cryptography.hazmat.primitives.serialization import Encoding
-
     key, certificate = key_and_certificate(kind)
-    holder = x509.Certificate.load(certificate.public_bytes(Encoding.DER))
+    holder = asn1_x509.Certificate.load(certificate.public_bytes(Encoding.DER))
     digest = hashlib.new(algorithm, data if content is None else content).digest()
     attached = [{"type": "content_type", "values": [content_type]}, {"type": "message_digest", "values": [digest]}]
     attached.append({"type": "signing_time", "values": [asn1.Time({"utc_time": WHEN})]})
@@ -160,7 +158,7 @@ def cms(
     }
     if certificates:
         authority = pdfs._signing_material()[1].public_bytes(Encoding.DER)
-        signed["certificates"] = [x509.Certificate.load(authority), holder]
+        signed["certificates"] = [asn1_x509.Certificate.load(authority), holder]
     made = asn1.SignedData(signed)
     edit(made)
     return bytes(asn1.ContentInfo({"content_type": "signed_data", "content": made}).dump(force=True))
@@ -176,9 +174,6 @@ def _scheme(kind: str, algorithm: str, pss: bool) -> dict[str, Any]:
 
 
 def _sign(key: Any, kind: str, data: bytes, algorithm: str, pss: bool) -> bytes:
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec, padding
-
     if kind == "ed25519":
         return bytes(key.sign(data))
     hashing = getattr(hashes, algorithm.upper())()
@@ -190,8 +185,6 @@ def _sign(key: Any, kind: str, data: bytes, algorithm: str, pss: bool) -> bytes:
 
 def timestamp(data: bytes, *, algorithm: str = "sha256") -> bytes:
     """Return a timestamp of ``data`` (RFC 3161)."""
-    from asn1crypto import tsp
-
     imprint = {"hash_algorithm": {"algorithm": algorithm}, "hashed_message": hashlib.new(algorithm, data).digest()}
     token = {"version": "v1", "policy": "1.2.3", "message_imprint": imprint, "serial_number": 1, "gen_time": WHEN}
     return cms(data, content=tsp.TSTInfo(token).dump(), content_type="tst_info")

@@ -13,6 +13,13 @@ from cryptography import x509 as certificates
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
+from pyhanko.sign import PdfSignatureMetadata, PdfSigner, SimpleSigner
+from pyhanko.sign.fields import SigSeedSubFilter
+from pyhanko.sign.signers.pdf_signer import PdfTimeStamper
+from pyhanko.sign.timestamps import DummyTimeStamper
+from pyhanko.sign.validation.dss import DocumentSecurityStore
+from pyhanko_certvalidator.registry import SimpleCertificateStore
 
 from tests import pdfs
 
@@ -68,9 +75,6 @@ class Holder:
 
     def signer(self) -> Any:
         """Return a pyHanko signer; the signature includes the issuers except the root."""
-        from pyhanko.sign import SimpleSigner
-        from pyhanko_certvalidator.registry import SimpleCertificateStore
-
         chain, each = [], self.issuer
         while each is not None and each.issuer is not None:
             chain.append(each.asn1)
@@ -79,8 +83,6 @@ class Holder:
 
     def timestamper(self, when: datetime) -> Any:
         """Return a timestamp service in this process."""
-        from pyhanko.sign.timestamps import DummyTimeStamper
-
         return DummyTimeStamper(self.asn1, self.asn1_key, fixed_dt=when)
 
 
@@ -128,10 +130,6 @@ def signed_by(
     holder: Holder, *, timestamper: Any = None, data: bytes | None = None, pades: bool = True, **settings: Any
 ) -> bytes:
     """Return a document with this signature."""
-    from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
-    from pyhanko.sign import PdfSignatureMetadata, PdfSigner
-    from pyhanko.sign.fields import SigSeedSubFilter
-
     subfilter = SigSeedSubFilter.PADES if pades else SigSeedSubFilter.ADOBE_PKCS7_DETACHED
     meta = PdfSignatureMetadata(field_name="Signature", subfilter=subfilter, md_algorithm="sha256", **settings)
     out = io.BytesIO()
@@ -142,9 +140,6 @@ def signed_by(
 
 def stamped(data: bytes, timestamper: Any) -> bytes:
     """Return the file with a document timestamp."""
-    from pyhanko.pdf_utils.incremental_writer import IncrementalPdfFileWriter
-    from pyhanko.sign.signers.pdf_signer import PdfTimeStamper
-
     out = io.BytesIO()
     writer = IncrementalPdfFileWriter(io.BytesIO(data))
     PdfTimeStamper(timestamper).timestamp_pdf(writer, "sha256", bytes_reserved=16384, output=out)
@@ -153,8 +148,6 @@ def stamped(data: bytes, timestamper: Any) -> bytes:
 
 def with_store(data: bytes, *, certs: Iterable[Holder] = (), crls: Iterable[Any] = ()) -> bytes:
     """Return the file with certificates and revocation lists appended."""
-    from pyhanko.sign.validation.dss import DocumentSecurityStore
-
     out = io.BytesIO(data)
     DocumentSecurityStore.add_dss(out, None, certs=[each.asn1 for each in certs], crls=crls)
     return out.getvalue()

@@ -16,7 +16,9 @@ from typing import Any
 
 import attrs
 import pytest
+from asn1crypto import cms as asn1
 from asn1crypto.core import OctetString
+from pyhanko.sign import fields
 
 from signing_async import ConfigurationError, InvalidRequest, NotSound, PdfRejected, SigningError, sealed
 from signing_async.sealed import inspect_sealed
@@ -65,8 +67,6 @@ def _flipped(data: bytes, at: int) -> bytes:
 KINDS: dict[str, Callable[[bytes], bytes]] = {
     "ECDSA": cms,
     "RSA-PSS": partial(cms, kind="rsa", pss=True),
-    "Ed25519": partial(cms, kind="ed25519", algorithm="sha512"),
-    "named by its key": partial(cms, by_key=True),
     "without attributes": partial(cms, attributes=False),
     "BER": lambda data: as_ber(cms(data)),
 }
@@ -92,13 +92,12 @@ def test_document_timestamp_is_no_signer() -> None:
     assert "its timestamp: its digest is wrong" in judged(_flipped(data, 300)).problems[0]
 
 
-def _with_attribute(signed: Any, name: str, value: Any) -> None:
-    signed["signer_infos"][0]["signed_attrs"].append({"type": name, "values": [value]})
+def _with_another_attribute(signed: Any) -> None:
+    attribute = {"type": "1.2.3.5", "values": [OctetString(b"x")]}
+    signed["signer_infos"][0]["signed_attrs"].append(attribute)
 
 
 def _with_seed() -> bytes:
-    from pyhanko.sign import fields
-
     seed = fields.SigSeedValueSpec(flags=fields.SigSeedValFlags.SUBFILTER, subfilters=[fields.SigSeedSubFilter.PADES])
     spec = fields.SigFieldSpec("Signature", seed_value_dict=seed)
     asked = edited(pdfs.make_pdf(), lambda writer: fields.append_signature_field(writer, spec))
@@ -107,28 +106,13 @@ def _with_seed() -> bytes:
 
 _OLD_FORMAT = b"/Type/Sig/Filter/Adobe.PPKLite/SubFilter/adbe.x509.rsa_sha1"
 WRONG: dict[str, tuple[Callable[[], bytes], str]] = {
-    "half cut off": (lambda: sealed_by_sandbox()[: len(sealed_by_sandbox()) // 2], "its structure cannot be parsed"),
-    "a hole too large": (
-        lambda: signed_pdf(cms, ranged=lambda start, end, size: (0, start - 20, end, size - end)),
-        "excludes more or other bytes",
-    ),
     "a range not from the first byte": (
         lambda: signed_pdf(cms, ranged=lambda start, end, size: (1, start - 1, end, size - end)),
         "is invalid",
     ),
-    "a range of words": (
-        lambda: signed_pdf(cms, ranged=lambda start, end, size: ("true", start, end, size)),
-        "cannot be validated",
-    ),
-    "signed something else": (lambda: signed_pdf(lambda data: cms(b"something else")), "its digest is wrong"),
-    "another wrapped": (
-        lambda: signed_pdf(partial(cms, edit=lambda made: made["encap_content_info"].__setitem__("content", b"other"))),
-        "should not have encapsulated data",
-    ),
     "without its certificate": (lambda: signed_pdf(partial(cms, certificates=False)), "certificate not included"),
-    "no DER": (lambda: signed_pdf(lambda data: b"\x04\x02hi"), "cannot be validated"),
     "changed attributes": (
-        lambda: signed_pdf(partial(cms, edit=lambda made: _with_attribute(made, "1.2.3.5", OctetString(b"x")))),
+        lambda: signed_pdf(partial(cms, edit=_with_another_attribute)),
         "its signature does not match the key of its certificate",
     ),
     "against the constraints of its field": (_with_seed, "it violates the constraints of its field"),
@@ -155,8 +139,6 @@ def test_wrong_file_is_not_sound_and_the_report_says_why(make: Callable[[], byte
 
 
 def test_timestamp_of_other_data_makes_the_signature_unsound() -> None:
-    from asn1crypto import cms as asn1
-
     def stamp(made: Any) -> None:
         token = asn1.ContentInfo.load(timestamp_of(b"something else"))
         attribute = {"type": "signature_time_stamp_token", "values": [token]}
@@ -214,7 +196,11 @@ def test_file_without_a_signature_is_reported_as_unsigned() -> None:
         assert report.bytes_after == report.size
 
 
-@pytest.mark.parametrize("name", pdfs.hostile())
+# Of several files with repeated words, or with shared fields, one is enough here: each takes seconds.
+HOSTILE = [name for name in pdfs.hostile() if not name.startswith(("keywords", "open dict", "open str", "fields that"))]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_file_ends_in_a_verdict(name: str) -> None:
     """Files made to loop, nest and grow without end."""
     assert not judged(pdfs.hostile()[name]).sound
@@ -233,9 +219,6 @@ def test_error_of_an_unreadable_source_names_path_and_reason(tmp_path: Path) -> 
     ):
         with pytest.raises(kind, match=re.escape(words)):
             inspect_sealed(path)  # type: ignore[arg-type]  # one of them is wrong on purpose
-
-
-def test_max_bytes_is_exact(tmp_path: Path) -> None:
     path = tmp_path / "sealed.pdf"
     path.write_bytes(sealed_by_sandbox())
     size = path.stat().st_size
@@ -243,6 +226,9 @@ def test_max_bytes_is_exact(tmp_path: Path) -> None:
     words = f"source: {str(path)!r} is larger than {size - 1} bytes (max_sealed_bytes)"
     with pytest.raises(InvalidRequest, match=re.escape(words)):
         inspect_sealed(path, max_bytes=size - 1)
+    for name, limit in (("timeout", 0), ("timeout", float("nan")), ("max_bytes", -1)):
+        with pytest.raises(InvalidRequest, match=f"^{name}: must be "):
+            inspect_sealed(b"%PDF-", **{name: limit})  # type: ignore[arg-type]  # wrong on purpose
 
 
 # the worker process
@@ -278,15 +264,17 @@ def test_file_that_exceeds_a_limit_is_not_sound(
     assert (report.seals, report.size) == ((), len(sealed_by_sandbox()))
 
 
-def test_worker_killed_by_the_system_is_a_transient_error_and_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_that_is_killed_by_the_system_or_fails_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed one, or one that cannot be started for now, may succeed later."""
     monkeypatch.setattr(WORKER, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(SigningError, match="worker process was killed by SIGKILL") as killed:
         inspect_sealed(sealed_by_sandbox())
     assert not isinstance(killed.value, NotSound)
     assert (killed.value.transient, killed.value.exit_code) == (True, 1)
+    monkeypatch.setattr(WORKER, "raise ImportError('pyhanko is broken')")
+    with pytest.raises(RuntimeError, match="worker process failed: ImportError: pyhanko is broken"):
+        inspect_sealed(sealed_by_sandbox())
 
-
-def test_worker_that_cannot_be_started_for_now_is_a_transient_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
 
@@ -315,12 +303,6 @@ def test_frozen_or_embedding_application_is_not_started_again(
         inspect_sealed(sealed_by_sandbox())
 
 
-def test_worker_that_fails_raises_an_error_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(WORKER, "raise ImportError('pyhanko is broken')")
-    with pytest.raises(RuntimeError, match="worker process failed: ImportError: pyhanko is broken"):
-        inspect_sealed(sealed_by_sandbox())
-
-
 def test_worker_imports_nothing_from_its_working_directory(tmp_path: Path) -> None:
     """And output printed by a library does not end up in the report."""
     (tmp_path / "pyhanko.py").write_text("raise SystemExit('this must not run')")
@@ -337,13 +319,6 @@ def test_worker_imports_nothing_from_its_working_directory(tmp_path: Path) -> No
         check=False,
     )
     assert (ran.stdout, ran.stderr) == ("True\n", "")
-
-
-@pytest.mark.parametrize(("name", "bad"), [("timeout", 0), ("timeout", float("nan")), ("max_bytes", -1)])
-def test_limit_that_is_no_number_above_0_is_refused_by_name(name: str, bad: Any) -> None:
-    limits: dict[str, Any] = {name: bad}
-    with pytest.raises(InvalidRequest, match=f"^{name}: must be "):
-        inspect_sealed(b"%PDF-", **limits)
 
 
 def test_import_without_the_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
