@@ -27,7 +27,7 @@ from signing_async.webhooks import Drop, Event, Inbox, Receiver, WebhookVerifier
 from tests.auth.oauth_servers import sandbox_oauth, secret_of
 from tests.pdfs import make_pdf
 from tests.servers import serving
-from tests.telemetry.recorded import Recorded
+from tests.telemetry.conftest import Recorded
 from tests.webhooks.deliveries import event_body, signed
 from tests.webhooks.inboxes import AT_ONCE, settled
 

@@ -1,20 +1,25 @@
-"""Telemetry is on if the process uses OpenTelemetry and nothing switches it off; otherwise it costs nothing."""
+"""Telemetry is on if the process uses OpenTelemetry and nothing switches it off; what fails there fails no call."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from opentelemetry import trace
 
 from signing_async import ConfigurationError, NewRecipient, SigningClient, SigningPackage
 from signing_async.archive import Archive
 from signing_async.sandbox import Sandbox
-from signing_async.telemetry import names
+from signing_async.telemetry import (
+    names,
+    otel,  # private: it logs an error once in a process, and each test forgets what was logged
+)
 from tests.guides import ROOT
 from tests.pdfs import make_pdf
-from tests.telemetry.recorded import Recorded
+from tests.telemetry.conftest import Recorded
 
 PROGRAM = """
 import asyncio, sys
@@ -98,3 +103,38 @@ async def test_too_old_api_package_is_reported_once(
     await client.me()
     (report,) = [record.getMessage() for record in caplog.records if "OpenTelemetry" in record.getMessage()]
     assert report.endswith("install signing-async[otel]")
+
+
+class BrokenError(Exception):
+    """The error of a broken part of the SDK."""
+
+
+@pytest.mark.usefixtures("recorded")
+@pytest.mark.parametrize(
+    "methods",
+    [
+        ["trace.sampling.ParentBased.should_sample"],
+        ["trace.SynchronousMultiSpanProcessor.on_end"],
+        ["metrics.Counter.add", "metrics.UpDownCounter.add", "metrics.Histogram.record"],
+    ],
+)
+async def test_broken_part_of_the_sdk_fails_nothing(
+    methods: list[str],
+    sandbox: Sandbox,
+    client: SigningClient,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    otel._report.cache_clear()
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise BrokenError
+
+    for method in methods:
+        monkeypatch.setattr(f"opentelemetry.sdk.{method}", fail)
+    package = SigningPackage("Lease", "EN", [make_pdf()], [NewRecipient("anna@example.com")], key="1")
+    await client.dispatch(package, tmp_path / "journal")
+    assert len(sandbox.notifications) == 1
+    assert trace.get_current_span() is trace.INVALID_SPAN
+    assert caplog.text.count("OpenTelemetry failed (BrokenError)") == 1

@@ -23,6 +23,7 @@ import aiohttp
 from aiohttp import web
 
 from signing_async.webhooks import Event, Receiver, SQLiteSeenEvents, WebhookVerifier, aiohttp_handler
+from tests.guides import ROOT
 from tests.webhooks.deliveries import SECRET, event_body, signed
 
 LEASE = 1.5
@@ -82,27 +83,26 @@ def serve(receiver: Receiver, port: int) -> None:
 
 
 class Victim:
-    """The receiver's process, which can be killed and restarted."""
+    """A process of a module, which can be killed and restarted. ``serve`` listens on the port once it has started."""
 
-    def __init__(self, directory: Path, module: str = "tests.webhooks.crash") -> None:
-        self._directory = directory
-        self._module = module
+    def __init__(self, module: str, role: str, directory: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
+        self._listens = role == "serve"
+        self._command = [sys.executable, "-m", module, role, str(directory), str(self.port)]
 
     def start(self) -> None:
         """Start the process and wait until it listens."""
-        command = [sys.executable, "-m", self._module, "serve", str(self._directory), str(self.port)]
-        self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
+        self._process = subprocess.Popen(self._command, cwd=ROOT)
         deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
+        while self._listens:
             try:
                 socket.create_connection(("127.0.0.1", self.port)).close()
             except OSError:
+                assert time.monotonic() < deadline, "the receiver did not start within 60 s"
                 time.sleep(0.02)
             else:
                 return
-        raise TimeoutError("the receiver did not start within 60 s")
 
     def kill(self) -> None:
         """Send SIGKILL, which leaves no chance to clean up."""
@@ -156,7 +156,7 @@ class Sender:
 
 async def run(events: int, kills: int, seed: int, directory: Path) -> Outcome:
     """Deliver the events while killing the receiver ``kills`` times."""
-    outcome, victim = Outcome(events), Victim(directory)
+    outcome, victim = Outcome(events), Victim("tests.webhooks.crash", "serve", directory)
     sender = Sender(outcome, random.Random(seed))
     victim.start()
     try:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import random
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -27,8 +27,8 @@ from tests.webhooks.deliveries import SECRET
 MODULE = "tests.webhooks.inbox_kill"
 CONCURRENCY = 8
 TIMEOUT = 60.0
-LEASE = 6.0
-"""In PostgreSQL."""
+LEASE = 3.0
+"""In PostgreSQL: the events of a killed worker wait for its end."""
 
 
 @dataclass
@@ -75,52 +75,27 @@ def open_inbox(directory: Path) -> Inbox:
         return Inbox(directory / "inbox.db")
     from signing_async.postgres import PostgresInbox
 
-    return PostgresInbox(dsn.read_text(), lease=LEASE)
+    return PostgresInbox(dsn.read_text(), lease=LEASE, timeout=LEASE / 3)
 
 
-async def work(directory: Path, number: int) -> None:
+async def work(directory: Path) -> None:
     """Run the worker that is killed."""
     note, inbox = open_ledger(directory), open_inbox(directory)
 
     @inbox.on("*")
     async def handle(event: Event) -> None:
         await asyncio.sleep(0.005)  # so that a kill interrupts handlers
-        note(event.id, number)
+        note(event.id, os.getpid())
 
     await inbox.run(concurrency=CONCURRENCY)
-
-
-class Worker:
-    """The worker's process, which can be killed and restarted."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._ledger = directory / "ledger"
-        self._ledger.touch()
-        self._number = 0
-
-    def start(self) -> None:
-        """Start the process."""
-        self._number += 1
-        self._handled_before = self._ledger.stat().st_size
-        command = [sys.executable, "-m", MODULE, "work", str(self._directory), str(self._number)]
-        self._process = subprocess.Popen(command, cwd=Path(__file__).parents[2])
-
-    def has_handled(self) -> bool:
-        """Return whether the process has handled an event."""
-        return self._ledger.stat().st_size > self._handled_before
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self._process.kill()
-        self._process.wait()
 
 
 async def run(events: int, kills: int, seed: int, directory: Path) -> Outcome:
     """Deliver and handle the events while killing the receiver, the worker, or both."""
     outcome, chance = Outcome(events), random.Random(seed)
-    receiver, worker = Victim(directory, MODULE), Worker(directory)
-    crew: list[Victim | Worker] = [receiver, worker]
+    receiver, worker = Victim(MODULE, "serve", directory), Victim(MODULE, "work", directory)
+    ledger, noted = directory / "ledger", 0
+    ledger.touch()
     sender = Sender(outcome, chance)
     receiver.start()
     worker.start()
@@ -132,16 +107,18 @@ async def run(events: int, kills: int, seed: int, directory: Path) -> Outcome:
                 # A worker takes longer to start than a few hundred events to arrive.
                 sender.may_send.clear()
                 async with asyncio.timeout(TIMEOUT):
-                    while not worker.has_handled() and (await inbox.stats()).oldest_pending is not None:
+                    while ledger.stat().st_size == noted and (await inbox.stats()).oldest_pending is not None:
                         await asyncio.sleep(0.02)
                 sender.may_send.set()
                 # Counted, not timed: on a fast machine, all deliveries might end before a kill.
                 enough = outcome.deliveries + chance.randrange(SENDERS)
                 while outcome.deliveries < enough and not sending.done():
                     await asyncio.sleep(0.005)
-                victims = [crew[:1], crew[1:], crew][number % 3]
+                victims = [[receiver], [receiver, worker], [worker]][number % 3]
                 for victim in victims:
                     await asyncio.to_thread(victim.kill)
+                if worker in victims:
+                    noted = ledger.stat().st_size
                 for victim in victims:
                     await asyncio.to_thread(victim.start)
                 outcome.kills += 1
@@ -163,7 +140,7 @@ def main() -> None:
         receiver = Receiver(WebhookVerifier(SECRET), open_inbox(Path(sys.argv[2])))
         return crash.serve(receiver, int(sys.argv[3]))
     if sys.argv[1:2] == ["work"]:
-        return asyncio.run(work(Path(sys.argv[2]), int(sys.argv[3])))
+        return asyncio.run(work(Path(sys.argv[2])))
     parser = crash.arguments(__doc__)
     parser.add_argument("--postgres", action="store_true", help="use an inbox in PostgreSQL")
     given = parser.parse_args()

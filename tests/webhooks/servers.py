@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import inspect
 import socket
 import socketserver
 import threading
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
@@ -18,13 +17,14 @@ import uvicorn
 from aiohttp import web
 from django.conf import settings
 from django.core.wsgi import get_wsgi_application
-from django.urls import clear_url_caches, path
+from django.urls import path
 from fastapi import FastAPI
 from starlette.routing import Route
 from werkzeug.serving import WSGIRequestHandler as WerkzeugHandler
 from werkzeug.serving import make_server as make_werkzeug
 
 from signing_async.webhooks import Receiver, aiohttp_handler, asgi_app, django_view, wsgi_app
+from tests.servers import another_loop
 
 PATH = "/hooks/"
 ASYNC = ("aiohttp", "fastapi")
@@ -58,22 +58,18 @@ def _aiohttp(receiver: Receiver, before: Before) -> Iterator[int]:
     app = web.Application(middlewares=[middleware])
     app.router.add_route("*", PATH, aiohttp_handler(receiver))
     runner = web.AppRunner(app, shutdown_timeout=1)
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
 
-    def run(work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, loop).result(30)
+    async def start() -> int:
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        port: int = runner.addresses[0][1]
+        return port
 
-    try:
-        run(runner.setup())
-        run(web.TCPSite(runner, "127.0.0.1", 0).start())
-        yield runner.addresses[0][1]
-    finally:
-        run(runner.cleanup())
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
-        loop.close()
+    with another_loop() as run:
+        try:
+            yield run(start()).result(30)
+        finally:
+            run(runner.cleanup()).result(30)
 
 
 @contextlib.contextmanager
@@ -86,17 +82,16 @@ def _fastapi(receiver: Receiver, before: Before) -> Iterator[int]:
 
     if before is not id:
         app.middleware("http")(middleware)
-    listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_level="critical", ws="none", lifespan="off", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        yield listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        thread.join(30)
-        listener.close()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(30)
 
 
 class _Quiet(WSGIRequestHandler):
@@ -113,6 +108,7 @@ class _QuietWerkzeug(WerkzeugHandler):
 
 class _Threading(socketserver.ThreadingMixIn, WSGIServer):
     daemon_threads = True
+    request_queue_size = 64
 
 
 @contextlib.contextmanager
@@ -128,11 +124,7 @@ def _running(server: Any) -> Iterator[int]:
 
 
 def _wsgi(receiver: Receiver, before: Before) -> Any:
-    return _threads(wsgi_app(receiver))
-
-
-def _threads(app: Any) -> Any:
-    return _running(make_server("127.0.0.1", 0, app, _Threading, _Quiet))
+    return _running(make_server("127.0.0.1", 0, wsgi_app(receiver), _Threading, _Quiet))
 
 
 def _flask(receiver: Receiver, before: Before) -> Any:
@@ -147,35 +139,36 @@ def _flask(receiver: Receiver, before: Before) -> Any:
 
 
 def django_middleware(respond: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Call what the running test has set."""
+    """Call what the server of the request has set, and route to its receiver."""
 
     def middleware(request: Any) -> Any:
-        settings.BEFORE(request)
+        request.environ["tests.before"](request)
+        request.urlconf = request.environ["tests.urls"]
         return respond(request)
 
     return middleware
 
 
+settings.configure(
+    SECRET_KEY="tests",
+    ALLOWED_HOSTS=["*"],
+    USE_TZ=True,
+    MIDDLEWARE=[
+        "tests.webhooks.servers.django_middleware",
+        "django.middleware.common.CommonMiddleware",
+        "django.middleware.csrf.CsrfViewMiddleware",
+    ],
+    LOGGING_CONFIG=None,
+    ROOT_URLCONF="set by the middleware",
+)
+
+
 def _django(receiver: Receiver, before: Before) -> Any:
-    if not settings.configured:
-        settings.configure(
-            SECRET_KEY="tests",
-            ALLOWED_HOSTS=["*"],
-            USE_TZ=True,
-            MIDDLEWARE=[
-                "tests.webhooks.servers.django_middleware",
-                "django.middleware.common.CommonMiddleware",
-                "django.middleware.csrf.CsrfViewMiddleware",
-            ],
-            LOGGING_CONFIG=None,
-            ROOT_URLCONF="set below",
-        )
     urls = ModuleType("urls")
     urls.urlpatterns = [path(PATH.removeprefix("/"), django_view(receiver))]  # type: ignore[attr-defined]  # the name that Django looks for
-    settings.ROOT_URLCONF = urls
-    settings.BEFORE = before
-    clear_url_caches()
-    return _threads(get_wsgi_application())
+    app, given = get_wsgi_application(), {"tests.before": before, "tests.urls": urls}
+    serving = make_server("127.0.0.1", 0, lambda environ, start: app(environ | given, start), _Threading, _Quiet)
+    return _running(serving)
 
 
 _STARTERS: dict[str, Callable[[Receiver, Before], Any]] = {

@@ -23,24 +23,20 @@ STAMPED = 'timestamp_header="x-time"'
 NAMED = 'id_header="x-webhook-id"'
 
 
-@pytest.mark.parametrize(
-    ("secret", "signature", "encoding"),
-    [
+def test_valid_delivery_is_reported_with_its_encoding() -> None:
+    odd = b"\xe5\xff"
+    for secret, signature, encoding in (
         (SECRET, hex_of(BODY), "hex"),
-        (SECRET.encode(), "sha256=" + base64_of(BODY), "base64"),
-        (b"\xe5\xff", hex_of(BODY, b"\xe5\xff"), "hex"),
-    ],
-)
-def test_valid_delivery_is_reported_with_its_encoding(secret: Any, signature: str, encoding: str) -> None:
-    found = diagnose(secret, BODY, signature)
-    assert (found.accepted, found.explained, str(found)) == (True, True, f"valid: {encoding} of the raw body")
+        (odd, "sha256=" + base64_of(BODY, odd), "base64"),
+    ):
+        found = diagnose(secret, BODY, signature)
+        assert (found.accepted, found.explained, str(found)) == (True, True, f"valid: {encoding} of the raw body")
 
 
 @pytest.mark.parametrize(
     ("secret", "signature", "words"),
     [
         (SECRET + "\n", hex_of(BODY), "the secret has a trailing newline"),
-        (b"\xe5\xff\n", hex_of(BODY, b"\xe5\xff"), "the secret has a trailing newline"),
         (f" '{SECRET}'\n", hex_of(BODY), "the secret has whitespace or quotes around it"),
         (SECRET, hex_of(BODY, SECRET + "\n"), "the sender's secret has a trailing newline that yours lacks"),
         ("whsec_" + SECRET, hex_of(BODY), "the secret's prefix is not part of the key"),
@@ -97,11 +93,7 @@ def test_body_changed_in_transit_is_recognised(got: bytes, sent: bytes, words: s
 
 @pytest.mark.parametrize(
     ("template", "words"),
-    [
-        *((template, STAMPED) for template in ("{timestamp}.{body}", "v0:{timestamp}:{body}", "{body}{timestamp}")),
-        *((template, f"{STAMPED}, {NAMED}") for template in ("{id}.{timestamp}.{body}", "{id}{timestamp}{body}")),
-        ("{id}.{body}", NAMED),
-    ],
+    [("v0:{timestamp}:{body}", STAMPED), ("{id}.{timestamp}.{body}", f"{STAMPED}, {NAMED}"), ("{id}.{body}", NAMED)],
 )
 def test_signed_timestamp_and_id_are_found_in_the_headers_with_the_scheme_to_use(template: str, words: str) -> None:
     headers = {"X-Time": "1700000000", "X-Webhook-Id": "msg_7", "Date": "today"}
@@ -113,12 +105,12 @@ def test_signed_timestamp_and_id_are_found_in_the_headers_with_the_scheme_to_use
 
 
 def test_headers_and_label_of_the_scheme_are_what_it_expects() -> None:
-    scheme = Scheme(signed="{id}.{timestamp}.{body}", id_header="X-Nonce", timestamp_header="X-When")
-    headers = sign(SECRET, BODY, scheme, id="msg_1")
-    assert str(diagnose(SECRET, BODY, None, headers=headers, scheme=scheme)) == f"valid: {RAW}"
-    scheme = Scheme(signed="{timestamp}.{body}", timestamp_label="ts=")
-    headers = sign(SECRET, BODY, scheme)
-    assert str(diagnose(SECRET, BODY, None, headers=headers, scheme=scheme)) == f"valid: {RAW}"
+    for scheme in (
+        Scheme(signed="{id}.{timestamp}.{body}", id_header="X-Nonce", timestamp_header="X-When"),
+        Scheme(signed="{timestamp}.{body}", timestamp_label="ts="),
+    ):
+        headers = sign(SECRET, BODY, scheme, id="msg_1")
+        assert str(diagnose(SECRET, BODY, None, headers=headers, scheme=scheme)) == f"valid: {RAW}"
     assert not diagnose(SECRET, BODY, None, headers=headers).explained
 
 
@@ -139,12 +131,10 @@ def test_diagnosis_is_relative_to_the_given_scheme() -> None:
     ("body", "header", "words"),
     [
         (BODY, hex_of(BODY, "another"), "is this the secret of this endpoint"),
-        (BODY, None, "nothing that could be a signature"),
         (BODY, b"\xff" * 40, "nothing that could be a signature"),
         (b"", hex_of(BODY), "the body is empty"),
         (b"[" * 100_000, hex_of(BODY), "nothing matches"),
         (b'{"half": "\\ud800"}', hex_of(BODY), "nothing matches"),
-        (BODY, hex_of(b"." + BODY), "nothing matches"),
     ],
 )
 def test_nothing_matches_comes_with_hints_and_the_verifiers_refusal(body: bytes, header: Any, words: str) -> None:

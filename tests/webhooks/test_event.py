@@ -25,13 +25,11 @@ def parse(body: bytes) -> Event:
     ("payload", "expected"),
     [
         ({"event": {"id": "evt_1", "type": "signing.completed"}, "more": [1]}, ("evt_1", "signing.completed")),
-        ({"event": {"id": "inner", "type": "a"}, "id": "outer", "type": "b"}, ("inner", "a")),
         ({"event": {"id": None, "type": None}, "id": "outer", "type": "b"}, ("outer", "b")),
         ({"event": {"id": 12345, "type": None}}, ("12345", "")),
         ({"id": "evt 6 – å", "type": 7}, ("evt 6 – å", "")),
         ({"id": "x" * 512}, ("x" * 512, "")),
         ({"event.id": "evt_7", "event.type": "signing.completed"}, ("evt_7", "signing.completed")),
-        ({"event": {"id": "inner"}, "event.id": "dotted", "event.type": "a"}, ("inner", "a")),
         ({"event": "signing.sent", "event.id": "evt_9", "event.type": None, "type": "b"}, ("evt_9", "b")),
     ],
 )
@@ -45,11 +43,9 @@ def test_id_and_type_are_found_nested_dotted_and_at_the_top(payload: dict[str, A
 @pytest.mark.parametrize(
     ("payload", "expected"),
     [
-        ({"event": {"id": "evt_1"}, "signing": {"id": "sig_1", "name": "Lease"}}, "sig_1"),
         ({"event": {"id": "evt_1", "signing": {"id": "sig_1"}}}, "sig_1"),
         ({"event.id": "evt_1", "event.signing_id": "sig_1"}, "sig_1"),
         ({"event.id": "evt_1", "event.signing.id": "sig_1"}, "sig_1"),
-        ({"event.id": "evt_1", "event.signing": {"id": "sig_1"}}, "sig_1"),
         ({"id": "evt_1", "signing": {"id": 17}}, "17"),
         ({"event": {"id": "evt_1", "signing_id": "inner"}, "signing_id": "outer", "signing": {"id": "other"}}, "inner"),
         ({"event": {"id": "evt_1", "signing_id": None}, "signing_id": "", "signing": {"id": "sig_1"}}, "sig_1"),
@@ -67,7 +63,6 @@ def test_signing_id_is_found_nested_and_flat_and_is_none_where_there_is_none(
     ("body", "message"),
     [
         (b"", "the body is not JSON"),
-        (b'{"id": "x"} {}', "the body is not JSON"),
         (b'{"id": "\xff"}', "the body is not UTF-8 (byte 8)"),
         *((body, f"must be a JSON object, got a {kind}") for body, kind in ((b"[]", "list"), (b"12", "int"))),
         (b'{"event": {"id": null}}', "the event id is missing"),
@@ -79,7 +74,6 @@ def test_signing_id_is_found_nested_and_flat_and_is_none_where_there_is_none(
         (b'{"id": "a", "n": ' + b"9" * 900_000 + b"}", "the body is not JSON: Exceeds the limit"),
         (b'{"id": "a", "d": ' + b"[" * 65 + b"]" * 65 + b"}", "the body nests deeper than 64 levels"),
         (b'{"a":' * 200_000, "the body nests deeper than 64 levels"),
-        (b'["' + b'\\"' * 100 + b"[" * 500_000, "the body is not JSON"),
         (b'{"id": "a"}' + b" " * 2**20, "the body has 1048587 bytes; the limit is 1048576"),
     ],
 )
@@ -99,11 +93,3 @@ def test_event_is_a_value_whose_repr_hides_the_payload() -> None:
     event = parse(b"\xef\xbb\xbf" + event_body("evt_1", email="person@example.com"))
     assert {event: 1}[pickle.loads(pickle.dumps(event))] == 1
     assert "person@example.com" not in repr(event)
-
-
-@pytest.mark.parametrize("ascii_only", [False, True])
-def test_payload_is_what_the_json_module_wrote(ascii_only: bool) -> None:
-    values = [None, True, -0.0, 1e300, 2**70, "\0 é €", [[]], {"": {}}]
-    payload = {"event": {"id": "evt_1", "type": "t"}, "values": values}
-    body = json.dumps(payload, ensure_ascii=ascii_only).encode("utf-8", "surrogatepass")
-    assert parse(body).payload == payload

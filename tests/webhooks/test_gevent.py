@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from signing_async.webhooks import Event, Inbox, Receiver, SQLiteSeenEvents, WebhookVerifier, wsgi_app
+from tests.guides import ROOT
 from tests.needs import needs_module
 from tests.webhooks.deliveries import SECRET, event_body, request, signed
 
@@ -33,36 +35,27 @@ def make_app() -> Callable[[dict[str, Any], Any], Any]:
     return lambda environ, start: wsgi_app(receivers[environ["PATH_INFO"]])(environ, start)
 
 
-def deliver(port: int, path: str) -> int:
-    """Return the status of one delivery."""
-    body = event_body()
-    return request(port, path, body, signed(body))[0]
-
-
 def test_concurrent_deliveries_are_accepted_by_a_gevent_worker(tmp_path: Path, unused_tcp_port: int) -> None:
     needs_module("gevent")
     needs_module("gunicorn")
-    command = [
-        sys.executable,
-        "-m",
-        "gunicorn",
-        "-k",
-        "gevent",
-        "-b",
-        f"127.0.0.1:{unused_tcp_port}",
-        f"{__name__}:make_app()",
-    ]
+
+    def deliver(path: str) -> int:
+        body = event_body()
+        return request(unused_tcp_port, path, body, signed(body))[0]
+
+    command = ["gunicorn", "-k", "gevent", "-b", f"127.0.0.1:{unused_tcp_port}", f"{__name__}:make_app()"]
     environment = {**os.environ, "SIGNING_TEST_FOLDER": str(tmp_path)}
-    with subprocess.Popen(command, cwd=Path(__file__).parents[2], env=environment, stderr=subprocess.PIPE) as server:
+    with subprocess.Popen(
+        [sys.executable, "-m", *command], cwd=ROOT, env=environment, stderr=subprocess.PIPE
+    ) as server:
         assert server.stderr is not None
         try:
             for line in server.stderr:
                 if b"Booting worker" in line:
                     break
-            paths = ["/async", "/plain", "/inbox"] * 10
             with ThreadPoolExecutor(20) as pool:
-                statuses = list(pool.map(lambda path: deliver(unused_tcp_port, path), paths))
+                statuses = list(pool.map(deliver, ["/async", "/plain", "/inbox"] * 10))
         finally:
-            server.terminate()
+            server.send_signal(signal.SIGQUIT)  # it stops at once: all have responded
             server.communicate(timeout=30)
     assert statuses == [202] * 30

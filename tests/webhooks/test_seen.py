@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import sqlite3
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,27 +49,26 @@ def test_sqlite_deletes_expired_rows_from_the_file(tmp_path: Path) -> None:
     assert names == {f"new {number}" for number in range(101)}
 
 
-def _confirm_in_child(store: SQLiteSeenEvents, told: Any, answers: Any) -> None:
-    answers.put(store.claim("early"))
-    told.wait(30)
-    store.confirm("late")
-    answers.put("confirmed")
-    store.close()
-
-
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_sqlite_keeps_a_childs_confirmation_after_the_parent_closes(tmp_path: Path) -> None:
     """A connection inherited across the fork would let the parent delete the log that the child writes to."""
     store = SQLiteSeenEvents(tmp_path / "seen.db")
     store.claim("parent's")
     context = multiprocessing.get_context("fork")
-    told, answers = context.Event(), context.Queue()
-    child = context.Process(target=_confirm_in_child, args=(store, told, answers))
+    ours, theirs = context.Pipe()
+
+    def confirm() -> None:
+        theirs.send(store.claim("early"))
+        theirs.recv()
+        store.confirm("late")
+        store.close()
+
+    child = context.Process(target=confirm)
     child.start()
-    assert answers.get(timeout=30) is Claim.NEW
+    assert ours.recv() is Claim.NEW
     store.close()
-    told.set()
-    assert answers.get(timeout=30) == "confirmed"
-    assert store.claim("late") is Claim.CONFIRMED
+    ours.send("closed")
     child.join(30)
+    assert child.exitcode == 0
+    assert store.claim("late") is Claim.CONFIRMED
     store.close()

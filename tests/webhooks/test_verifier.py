@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import math
 import pickle
+import subprocess
+import sys
 import traceback
 from dataclasses import replace
 from typing import Any
@@ -12,9 +14,10 @@ from typing import Any
 import pytest
 
 from signing_async import ConfigurationError
-from signing_async.webhooks import SLACK, STANDARD_WEBHOOKS, STRIPE, InvalidSignature, Scheme, WebhookVerifier, sign
+from signing_async.webhooks import STANDARD_WEBHOOKS, STRIPE, InvalidSignature, Scheme, WebhookVerifier
 from tests.fuzz import webhooks as fuzzed
 from tests.fuzz.running import Found, by_mutation
+from tests.guides import ROOT
 from tests.webhooks.deliveries import SECRET, base64_of, event_body, hex_of, mac
 
 BODY = event_body("evt_1")
@@ -35,22 +38,26 @@ def reason(body: bytes, signature: Any, scheme: Scheme | None = None, secret: An
 
 
 @pytest.mark.parametrize("label", ["", "sha256=", "v1=", "v1,", "SHA256=", "V1,"])
-@pytest.mark.parametrize(
-    "value",
-    [HEX, HEX[:32] + HEX[32:].upper(), base64_of(BODY), base64_of(BODY).rstrip("="), URL_SAFE, URL_SAFE.rstrip("=")],
-)
-def test_hex_and_base64_in_any_case_alphabet_padding_and_label_are_accepted(label: str, value: str) -> None:
-    for signature in (label + value, (label + value).encode(), f"  {label}{value} "):
-        assert reason(BODY, signature) == ""
+def test_hex_and_base64_in_any_case_alphabet_padding_and_label_are_accepted(label: str) -> None:
+    upper, padded = HEX[:32] + HEX[32:].upper(), base64_of(BODY)
+    for value in (HEX, upper, padded, padded.rstrip("="), URL_SAFE, URL_SAFE.rstrip("=")):
+        for signature in (label + value, (label + value).encode(), f"  {label}{value} "):
+            assert reason(BODY, signature) == ""
+
+
+def test_other_encodings_and_labels_than_those_of_the_scheme_are_refused() -> None:
+    assert reason(BODY, HEX, Scheme(encodings=("base64",))) == "mismatch"
+    assert reason(BODY, base64_of(BODY), Scheme(encodings=("hex",))) == "mismatch"
+    assert reason(BODY, HEX, Scheme(labels=("v1=",))) == "malformed"
 
 
 @pytest.mark.parametrize("separator", [",", ", ", " ", "\t", ",,  ,"])
-@pytest.mark.parametrize("label", ["", "v1,", "sha256="])
-def test_one_valid_signature_of_several_in_the_header_is_enough(separator: str, label: str) -> None:
-    wrong, right = label + hex_of(BODY, "another"), label + HEX
-    assert reason(BODY, separator.join([wrong, right])) == reason(BODY, separator.join([right, wrong])) == ""
-    assert reason(BODY, separator.join(["v0=zzz", "t=12", wrong, label + base64_of(BODY)])) == ""
-    assert reason(BODY, separator.join([wrong, wrong])) == "mismatch"
+def test_one_valid_signature_of_several_in_the_header_is_enough(separator: str) -> None:
+    for label in ("", "v1,", "sha256="):
+        wrong, right = label + hex_of(BODY, "another"), label + HEX
+        assert reason(BODY, separator.join([wrong, right])) == reason(BODY, separator.join([right, wrong])) == ""
+        assert reason(BODY, separator.join(["v0=zzz", "t=12", wrong, label + base64_of(BODY)])) == ""
+        assert reason(BODY, separator.join([wrong, wrong])) == "mismatch"
 
 
 @pytest.mark.parametrize("secrets", [["new", "old"], {"old"}, b"old", iter(["x", b"old"])])
@@ -62,18 +69,6 @@ def test_any_of_several_secrets_is_accepted_during_a_rotation(secrets: Any) -> N
         verifier.verify(BODY, hex_of(BODY, "oldest"))
 
 
-@pytest.mark.parametrize("other", [BODY + b"\n", BODY[:-1]], ids=["newline", "cut"])
-@pytest.mark.parametrize("scheme", [Scheme(), Scheme(encodings=("base64",)), STRIPE, SLACK, STANDARD_WEBHOOKS])
-def test_signature_of_a_body_with_one_byte_more_or_less_is_a_mismatch(scheme: Scheme, other: bytes) -> None:
-    """Both bodies are accepted with their own signatures."""
-    verifier = WebhookVerifier(b"key", scheme)
-    for body, changed in ((BODY, other), (other, BODY)):
-        headers = sign(b"key", body, scheme, id="msg_1")
-        verifier.verify(body, None, headers=headers)
-        with pytest.raises(InvalidSignature, match="no secret matches the signature"):
-            verifier.verify(changed, None, headers=headers)
-
-
 def test_fuzzing_finds_a_verifier_that_accepts_every_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     """From genuine deliveries alone, by mutation."""
     monkeypatch.setattr("signing_async.webhooks.verifier.compare_digest", lambda *_: True)
@@ -81,11 +76,12 @@ def test_fuzzing_finds_a_verifier_that_accepts_every_signature(monkeypatch: pyte
         by_mutation(replace(fuzzed.TARGET, seeds=fuzzed.GENUINE), seconds=1.0, seed=7)
 
 
-@pytest.mark.parametrize("signature", [HEX, None, b"\xff"])
 @pytest.mark.parametrize("body", [BODY.decode(), {"event": {"id": "evt_1"}}, None])
-def test_decoded_or_parsed_body_is_a_type_error_whatever_the_header(body: Any, signature: Any) -> None:
-    with pytest.raises(TypeError, match=rf"bytes as received, got {type(body).__name__}: the signature covers those"):
-        WebhookVerifier(SECRET).verify(body, signature)
+def test_decoded_or_parsed_body_is_a_type_error_whatever_the_header(body: Any) -> None:
+    words = f"bytes as received, got {type(body).__name__}: the signature covers those"
+    for signature in (HEX, None, b"\xff"):
+        with pytest.raises(TypeError, match=words):
+            WebhookVerifier(SECRET).verify(body, signature)
 
 
 @pytest.mark.parametrize(
@@ -93,9 +89,7 @@ def test_decoded_or_parsed_body_is_a_type_error_whatever_the_header(body: Any, s
     [
         (None, "missing", "X-Signature is missing or empty"),
         (" \t", "missing", "X-Signature is missing or empty"),
-        ("\ud800" * 64, "malformed", "X-Signature contains non-ASCII characters"),
         (HEX[:-1] + "\N{FULLWIDTH DIGIT ONE}", "malformed", "X-Signature contains non-ASCII characters"),
-        (b"\xff\xfe\x00" * 30, "malformed", "X-Signature contains non-ASCII characters"),
         ("x" * 16_385, "malformed", "X-Signature has 16385 characters; the limit is 16384"),
         (
             "a" * 16_384,
@@ -104,13 +98,12 @@ def test_decoded_or_parsed_body_is_a_type_error_whatever_the_header(body: Any, s
             " ('', 'sha256=', 'v1=', 'v1,')",
         ),
         (HEX[:-1], "malformed", "contains no SHA-256 signature"),
-        (HEX + "0", "malformed", "contains no SHA-256 signature"),
         ("md5=" + HEX, "malformed", "contains no SHA-256 signature"),
         (HEX[:32] + " " + HEX[32:], "malformed", "contains no SHA-256 signature"),
-        (base64_of(BODY) + "=", "malformed", "contains no SHA-256 signature"),
         (HEX[:-1] + "\0", "mismatch", "no secret matches the signature"),
         (base64_of(BODY)[:-2] + "A=", "mismatch", "no secret matches the signature"),
         (hex_of(BODY, "another"), "mismatch", "no secret matches the signature"),
+        (hex_of(b""), "mismatch", "no secret matches the signature"),
         (5, "malformed", "X-Signature: must be text, got int"),
     ],
 )
@@ -143,9 +136,7 @@ def test_no_traceback_frame_holds_the_expected_signature(secrets: Any, scheme: S
     [
         ({"secrets": []}, "webhook secret: must be at least one, got none"),
         ({"secrets": None}, "webhook secret: must be str or bytes, got NoneType"),
-        ({"secrets": ["good", 5]}, "webhook secret: must be str or bytes, got int"),
-        ({"secrets": " \t\r\n"}, "webhook secret: must not be empty"),
-        ({"secrets": ["good", b""]}, "webhook secret: must not be empty"),
+        ({"secrets": ["good", " \t\r\n"]}, "webhook secret: must not be empty"),
         ({"secrets": "new", "scheme": "old"}, "scheme: must be a Scheme, got str"),
         ({"secrets": "k", "max_body": 0}, "max_body: must be an integer of at least 1, got 0"),
     ],
@@ -169,17 +160,10 @@ def test_signed_timestamp_is_tolerated_in_the_past_and_in_the_future(age: int, e
     assert reason(BODY, HEX, STAMPED, headers={"X-Timestamp": stamp}) == "mismatch"
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        None,
-        {"other": "1"},
-        [("X-Timestamp", str(NOW)), ("x-timestamp", str(NOW))],
-        *({"X-Timestamp": stamp} for stamp in ("", "now", "-1", "1e3", "9" * 16, "１２")),
-    ],
-)
-def test_signed_header_must_be_present_exactly_once_and_a_plain_number_of_seconds(headers: Any) -> None:
-    assert reason(BODY, HEX, STAMPED, headers=headers) == "header"
+def test_signed_header_must_be_present_exactly_once_and_a_plain_number_of_seconds() -> None:
+    unusable = [{"X-Timestamp": stamp} for stamp in ("", "now", "-1", "1e3", "9" * 16, "１２")]
+    for headers in (None, {"other": "1"}, [("X-Timestamp", str(NOW)), ("x-timestamp", str(NOW))], *unusable):
+        assert reason(BODY, HEX, STAMPED, headers=headers) == "header"
 
 
 def test_timestamp_label_in_the_signature_header_must_occur_once() -> None:
@@ -197,3 +181,13 @@ def test_id_containing_the_separator_or_a_space_is_refused(identifier: str, expe
     headers = {"webhook-id": identifier, "webhook-timestamp": str(NOW)}
     signature = "v1," + base64_of(f"{identifier}.{NOW}.".encode() + BODY, b"key")
     assert reason(BODY, signature, IDENTIFIED, b"key", headers=headers) == expected
+
+
+def test_verifier_loads_the_standard_library_only_and_no_asyncio() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import signing_async.webhooks as w;"
+        "w.WebhookVerifier('k'); new = {name.partition('.')[0] for name in set(sys.modules) - before};"
+        "print(sorted(new - set(sys.stdlib_module_names) - {'signing_async'}), 'asyncio' in new)"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.stdout.strip() == "[] False", done.stderr
