@@ -35,6 +35,7 @@ _EARLY_REFRESH_TIMEOUT = 5.0
 _MAX_MARGIN_SHARE = 0.1
 _SAVE_INTERVAL = 1.0
 _NO_TOKEN = "no token is stored: send the user to authorization_request().url, then call exchange()"
+_NOT_SAVED_YET = "the token of the last exchange is not saved yet, because the token store failed: try again"
 
 
 class CurrentToken:
@@ -64,7 +65,7 @@ class CurrentToken:
         """Return the token to use now, refreshed first if it is about to expire."""
         token = await self._current()
         if token is None:
-            raise AuthError(_NO_TOKEN)
+            raise AuthError(_NO_TOKEN) if self._unsaved is None else AuthError(_NOT_SAVED_YET, transient=True)
         if time.time() < self._fresh_until:
             return token
         left = _seconds_left(token)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -196,6 +197,12 @@ class Slow:
         self.begun.set()
         await self.go.wait()
         return await self.then(request, received)
+
+
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return the package's warnings and errors."""
+    own = [record for record in caplog.records if record.name.startswith("signing_async")]
+    return [record.getMessage() for record in own if record.levelno >= logging.WARNING]
 
 
 def let_pass(monkeypatch: pytest.MonkeyPatch, passed: float) -> None:

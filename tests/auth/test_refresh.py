@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 
 import pytest
 
@@ -29,6 +28,7 @@ from tests.auth.oauth_servers import (
     refresh_token_in,
     sandbox_oauth,
     says,
+    warnings_in,
 )
 
 
@@ -54,31 +54,27 @@ async def test_calls_before_authorization_raise_auth_error_without_a_request() -
         assert not server.requests
 
 
-@pytest.mark.parametrize("origin", ["https://y.com", "https://x.com:8443", "http://x.com"])
-async def test_stored_token_of_another_tenant_is_refused(origin: str) -> None:
-    store = MemoryTokenStore(Token("access", origin=origin))
+async def test_stored_token_of_another_tenant_is_refused() -> None:
+    store = MemoryTokenStore(Token("access", origin="https://x.com:8443"))
     async with oauth_for("https://x.com", store=store) as oauth:
-        with pytest.raises(AuthError, match=rf"^the stored token is for {origin}, not for https://x\.com: use another"):
+        with pytest.raises(AuthError, match=r"^the stored token is for https://x\.com:8443, not for https://x\.com: "):
             await oauth.access_token()
         await store.save(Token("access", origin="https://x.com"))
         assert await oauth.access_token() == "access"
 
 
-@pytest.mark.parametrize(("lifetime", "refreshed"), [(28, False), (-1, True), (None, False)])
-async def test_stored_token_is_refreshed_only_after_expiry(lifetime: float | None, refreshed: bool) -> None:
+@pytest.mark.parametrize(
+    ("lifetime", "passed", "refreshed"),
+    [(None, 0, False), (28, 20, False), (28, 27, True), (3600, 3560, False), (3600, 3575, True), (3600, 3700, True)],
+)
+async def test_token_is_refreshed_in_the_last_30_seconds_or_the_last_tenth_of_its_lifetime(
+    lifetime: float | None, passed: float, refreshed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     token = Token("access-old", "refresh-old", None if lifetime is None else in_seconds(lifetime))
     async with oauth_on(grants(), token=token) as (oauth, _):
-        assert await oauth.access_token() == ("access-new" if refreshed else "access-old")
-
-
-@pytest.mark.parametrize(("passed", "refreshed"), [(0, False), (3560, False), (3575, True), (3700, True)])
-async def test_one_hour_token_is_refreshed_in_its_last_30_seconds(
-    passed: float, refreshed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with oauth_on(grants("first"), grants("second")) as (oauth, _):
-        await oauth.exchange("code")
+        assert await oauth.access_token() == "access-old"
         let_pass(monkeypatch, passed)
-        assert await oauth.access_token() == ("access-second" if refreshed else "access-first")
+        assert await oauth.access_token() == ("access-new" if refreshed else "access-old")
 
 
 async def test_token_without_refresh_token_is_used_until_it_expires(
@@ -88,7 +84,7 @@ async def test_token_without_refresh_token_is_used_until_it_expires(
         assert await oauth.access_token() == "access-old"
         let_pass(monkeypatch, 95)
         assert await oauth.access_token() == "access-old"
-        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+        assert not warnings_in(caplog)
         let_pass(monkeypatch, 10)
         with pytest.raises(AuthError, match="no refresh token; authorize again"):
             await oauth.access_token()
@@ -113,7 +109,7 @@ async def test_200_concurrent_calls_with_rejected_token_make_one_refresh(sandbox
         assert len(sandbox.requests_of("me")) == before + 2
 
 
-@pytest.mark.parametrize("cancelled", [[0], [1, 3], list(range(7))], ids=str)
+@pytest.mark.parametrize("cancelled", [[0, 3], list(range(7))], ids=str)
 async def test_cancelled_caller_stops_neither_the_refresh_nor_other_callers(cancelled: list[int]) -> None:
     store, slow = MemoryTokenStore(expired()), Slow(grants())
     async with oauth_on(slow, store=store) as (oauth, server):
@@ -196,7 +192,7 @@ async def test_failed_early_refresh_returns_the_old_token_and_warns_once(
         tokens = await asyncio.gather(*(oauth.access_token() for _ in range(50)))
         assert {*tokens, await oauth.access_token()} == {"access-old"}
         assert len(server.requests) == 2
-        (warned,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        (warned,) = warnings_in(caplog)
         assert "HTTP 503" in warned
         let_pass(monkeypatch, 11)
         assert await oauth.access_token() == "access-old"
@@ -243,9 +239,8 @@ async def test_rejected_refresh_token_is_sent_once_until_the_store_holds_another
         assert len(server.requests) == 4
 
 
-@pytest.mark.parametrize("status", [429, 503])
-async def test_invalid_grant_with_429_or_5xx_is_not_final(status: int) -> None:
-    responses = says({"error": "invalid_grant"}, status), grants()
+async def test_invalid_grant_with_a_transient_status_is_not_final() -> None:
+    responses = says({"error": "invalid_grant"}, 503), grants()
     async with oauth_on(*responses, token=expired(), retry=RetryPolicy.none()) as (oauth, _):
         with pytest.raises(AuthError, match="invalid_grant") as caught:
             await oauth.access_token()

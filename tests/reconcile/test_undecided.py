@@ -79,14 +79,11 @@ SIMILAR, OTHER_ADDRESS = "a similar record differs", "a new recipient of this na
         ([*_anna(email="ANNA@example.com"), *_anna(id="r2", email="anna@example.com ")], "more than one request"),
         # The service may have normalized what was sent; another client may have added the recipient.
         (_anna(order=1), SIMILAR),
-        (_anna(first_name="Bo"), SIMILAR),
         (_anna(last_name="Aberg"), SIMILAR),
         (_anna(signing_method="se_bankid"), SIMILAR),
-        (_anna(phone="+46701234567"), SIMILAR),
         (_anna(phone={"number": "070 123 45 67", "country": "SE"}), SIMILAR),
         # The service may have changed the address.
         (_anna(email="annaaberg@example.com", first_name="Anna"), OTHER_ADDRESS),
-        (_anna(email="annaaberg@example.com", first_name="Anna", last_name="Åberg"), OTHER_ADDRESS),
     ],
     ids=str,
 )
@@ -104,7 +101,6 @@ LONG = "a\u0301" * 600 + "@example.com"  # too long for a normal form
 @pytest.mark.parametrize(
     ("sent", "held"),
     [
-        (ANNA, {}),
         (ANNA, {"email": "ANNA@example.com ", "first_name": "anna", "phone": "070 123 45 67"}),
         (ANNA, {"order": 2, "first_name": None, "last_name": ""}),
         # The service fills in fields.
@@ -113,7 +109,6 @@ LONG = "a\u0301" * 600 + "@example.com"  # too long for a normal form
         ({"extra": {"phone": {"number": "070", "to": "SE"}}}, {"phone": {"to": "SE", "number": "070"}}),
         ({"email": "anna@bücher.example"}, {"email": "anna@xn--bcher-kva.example"}),
         ({"email": "anna@bu\u0308cher.example"}, {"email": "anna@b\u00fccher.example"}),
-        ({"email": "Anna@EXAMPLE.com"}, {}),
         ({"email": LONG}, {"email": LONG}),
     ],
     ids=lambda value: str(value)[:80],
@@ -125,7 +120,7 @@ async def test_recipient_in_another_notation_is_the_effect(sent: dict[str, Any],
         assert _writes(server) == 1
 
 
-@pytest.mark.parametrize("held", [{}, {"first_name": "Bo"}, {"first_name": "Anna", "last_name": "Ek"}])
+@pytest.mark.parametrize("held", [{}, {"first_name": "Anna", "last_name": "Ek"}])
 async def test_recipient_with_another_address_and_name_is_not_the_effect(held: dict[str, Any]) -> None:
     async with _failing(recipients=_anna(email="annaberg@example.com", **held)) as (client, server):
         with pytest.raises(ServerError, match="5 attempts"):
@@ -133,24 +128,20 @@ async def test_recipient_with_another_address_and_name_is_not_the_effect(held: d
         assert _writes(server) == 5
 
 
-@pytest.mark.parametrize("size", [5, None])
-async def test_document_of_another_size_is_undecidable(size: int | None) -> None:
-    """It may be the file in another form; without a size the name decides."""
+async def test_document_of_another_size_is_undecidable() -> None:
+    """It may be the file in another form."""
     documents: list[dict[str, Any]] = []
 
     async def handle(request: web.Request) -> web.Response:
         if request.method == "POST":
             await request.read()
-            documents.append({"id": "d1", "name": "a.pdf", "size": size})
+            documents.append({"id": "d1", "name": "a.pdf", "size": 5})
             return web.Response(status=500)
         return web.json_response({"id": "s1", "is_draft": True, "documents": documents})
 
     async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
-        if size is None:
-            assert (await client.documents.upload("s1", make_pdf(), "a.pdf")).id == "d1"
-        else:
-            with pytest.raises(OutcomeUnknown, match="a similar record differs"):
-                await client.documents.upload("s1", make_pdf(), "a.pdf")
+        with pytest.raises(OutcomeUnknown, match=SIMILAR):
+            await client.documents.upload("s1", make_pdf(), "a.pdf")
         assert _writes(server) == 1
 
 
@@ -178,7 +169,7 @@ async def test_success_beside_a_late_record_in_another_form_is_undecidable() -> 
         return web.json_response(stored if posts == 2 else [])
 
     async with serving(handle) as server, SigningClient(server.origin, "token", retry=QUICK) as client:
-        with pytest.raises(OutcomeUnknown, match="a similar record differs"):
+        with pytest.raises(OutcomeUnknown, match=SIMILAR):
             await client.recipients.add("s1", email="a@example.com", last_name="Åberg")
         assert _writes(server) == 2
 

@@ -13,6 +13,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from signing_async import MemoryTokenStore, OAuth, RetryPolicy, SigningClient, SigningError, Token
+from tests.auth.oauth_servers import oauth_for
 from tests.fuzz.promises import TOKEN, check_error
 from tests.pdfs import make_pdf
 from tests.servers import Web, talking
@@ -113,17 +114,12 @@ _OAUTHS: WeakKeyDictionary[SigningClient, OAuth] = WeakKeyDictionary()
 @asynccontextmanager
 async def connected(server: Hostile | Web, **options: Any) -> AsyncIterator[SigningClient]:
     """A client of the server, with a session of its own or the given one: afterwards nothing of it may be left."""
-    store = MemoryTokenStore(Token(TOKEN, TOKEN + "-refresh"))
     settings: dict[str, Any] = {"retry": QUICK, "timeout": 5.0} | options
-    oauth = OAuth(
+    oauth = oauth_for(
         server.origin,
-        client_id="app",
         client_secret=TOKEN + "-secret",
-        redirect_uri="https://app.example.com/",
-        store=store,
-        session=settings.get("session"),
-        retry=settings["retry"],
-        timeout=settings["timeout"],
+        store=MemoryTokenStore(Token(TOKEN, TOKEN + "-refresh")),
+        **{name: settings.get(name) for name in ("session", "retry", "timeout")},
     )
     await oauth.access_token()
     files = _open_files()
@@ -157,7 +153,7 @@ async def _stream(client: SigningClient, folder: Path) -> object:
 
 
 Operate = Callable[[SigningClient, Path], Awaitable[Any]]
-READS: dict[str, Operate] = {
+OPERATIONS: dict[str, Operate] = {
     "me": lambda client, folder: client.me(),
     "get": lambda client, folder: client.signings.get("s1"),
     "list": lambda client, folder: client.signings.list(),
@@ -165,19 +161,14 @@ READS: dict[str, Operate] = {
     "read_signed": lambda client, folder: client.documents.read_signed("s1", "d1"),
     "download_signed": lambda client, folder: client.documents.download_signed("s1", "d1", folder / "sealed.pdf"),
     "stream_signed": _stream,
-}
-WRITES: dict[str, Operate] = {
     "create": lambda client, folder: client.signings.create(name="x", language="EN"),
     "send": lambda client, folder: client.signings.send("s1"),
     "upload": lambda client, folder: client.documents.upload("s1", PDF, "a.pdf"),
     "add": lambda client, folder: client.recipients.add("s1", email="a@example.com"),
     "remind": lambda client, folder: client.recipients.remind("s1", "r1"),
-}
-TOKENS: dict[str, Operate] = {
     "exchange": lambda client, folder: _OAUTHS[client].exchange("a-code"),
     "refresh": lambda client, folder: _OAUTHS[client].refresh(),
 }
-OPERATIONS = READS | WRITES | TOKENS
 ONLY_ONCE = ("POST /api/1.0/signings/s1/send", "POST /api/1.0/signings/s1/documents", "POST /api/1.0/signings/s1/rec")
 
 

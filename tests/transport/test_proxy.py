@@ -19,11 +19,12 @@ import trustme
 from aiohttp import web
 
 from signing_async import ConfigurationError, MemoryTokenStore, OAuth, RetryPolicy, SigningClient, Token, TransportError
+from tests.auth.oauth_servers import oauth_for
 from tests.pdfs import make_pdf
 from tests.servers import serving, talking
 
 PASSWORD = "S3CR3T-of-the-proxy"
-QUICK = RetryPolicy(base_delay=0.01)
+QUICK = RetryPolicy(max_attempts=3, base_delay=0.01)
 
 
 class Proxy:
@@ -78,8 +79,7 @@ async def _respond(request: web.Request) -> web.Response:
 
 
 def _oauth(origin: str, **options: Any) -> OAuth:
-    store = MemoryTokenStore(Token("old", "refresh"))
-    return OAuth(origin, client_id="app", client_secret="s", redirect_uri="https://app/", store=store, **options)
+    return oauth_for(origin, store=MemoryTokenStore(Token("old", "refresh")), **options)
 
 
 def _format_traceback(error: BaseException) -> str:
@@ -126,65 +126,55 @@ async def test_tls_goes_through_a_tunnel_of_the_proxy() -> None:
         assert proxy.accepted == [f"CONNECT {server.origin.removeprefix('https://')}"]
 
 
-@pytest.mark.parametrize("name", ["http_proxy", "ALL_PROXY"])
-async def test_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "without", "requests"),
+    [("http_proxy", "", 1), ("ALL_PROXY", "", 1), ("HTTP_PROXY", "a,127.0.0.1", 0), ("HTTP_PROXY", "127.0.0.1:{}", 0)],
+)
+async def test_proxy_of_the_environment_is_used_except_for_the_hosts_of_no_proxy(
+    monkeypatch: pytest.MonkeyPatch, name: str, without: str, requests: int
+) -> None:
     async with serving(_respond) as server, proxying() as proxy:
         monkeypatch.setenv(name, proxy.url.removeprefix("http://"))
+        monkeypatch.setenv("NO_PROXY", without.format(server.origin.rpartition(":")[2]))
         async with SigningClient(server.origin, "token") as client:
             await client.me()
-        assert len(proxy.accepted) == 1
+        assert len(proxy.accepted) == requests
 
 
-@pytest.mark.parametrize("name", ["localhost,127.0.0.1", "*", "127.0.0.1:{port}"])
-async def test_no_proxy_names_hosts_without_a_proxy(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    async with serving(_respond) as server, proxying() as proxy:
-        monkeypatch.setenv("HTTP_PROXY", proxy.url)
-        monkeypatch.setenv("NO_PROXY", name.format(port=server.origin.rpartition(":")[2]))
-        async with SigningClient(server.origin, "token") as client:
-            await client.me()
-        assert proxy.accepted == []
-
-
-@pytest.mark.parametrize("scheme", ["http", "https"])
-async def test_proxy_that_refuses_the_password_is_one_permanent_error(
-    scheme: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("origin", "refusal", "said"),
+    [
+        ("http://tenant.localhost", "407 Proxy Authentication Required", r"\(HTTP 407\).*the password"),
+        ("https://tenant.example.com", "407 Proxy Authentication Required", r"\(HTTP 407\).*the password"),
+        ("https://tenant.example.com", "403 Forbidden", r"\(HTTP 403\)"),
+        ("https://tenant.example.com", "503 Busy", r"\(HTTP 503\)"),
+    ],
+)
+async def test_request_that_a_proxy_refuses_to_connect_was_not_sent(
+    origin: str, refusal: str, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """The error is permanent unless the proxy is busy, and does not show the password."""
     caplog.set_level(logging.DEBUG)
-    async with serving(_respond) as server, proxying() as proxy:
-        wrong = proxy.url.replace("anna", "bert")
-        client = SigningClient(server.origin.replace("http", scheme), "token", proxy=wrong, retry=QUICK)
-        async with client:
-            with pytest.raises(TransportError, match=r"proxy.*HTTP 407.*password") as caught:
-                await client.signings.send("s1")
-        assert (caught.value.transient, caught.value.client_wide, caught.value.effect) == (False, True, "none")
-        assert (proxy.refused, server.requests) == (1, [])
-    shown = _format_traceback(caught.value)
-    assert PASSWORD not in shown + caplog.text + repr(client)
-
-
-@pytest.mark.parametrize(("refusal", "transient"), [("403 Forbidden", False), ("503 Busy", True)])
-async def test_request_that_a_proxy_refuses_to_connect_was_not_sent(refusal: str, transient: bool) -> None:
-    retry = RetryPolicy(max_attempts=3, base_delay=0.01)
     async with proxying(refusal) as proxy:
-        url = proxy.url.replace("anna", "bert")
-        async with SigningClient("https://tenant.example.com", "token", proxy=url, retry=retry) as client:
-            with pytest.raises(TransportError, match=rf"the proxy refused to connect \(HTTP {refusal[:3]}\)") as caught:
+        options: Any = {"proxy": proxy.url.replace("anna", "bert"), "retry": QUICK}
+        async with SigningClient(origin, "token", **options) as client:
+            with pytest.raises(TransportError, match=f"the proxy refused to connect {said}") as caught:
                 await client.signings.send("s")
-    error = caught.value
+    error, transient = caught.value, refusal == "503 Busy"
     assert (error.transient, error.client_wide, error.effect) == (transient, not transient, "none")
     assert proxy.refused == (3 if transient else 1)
+    assert PASSWORD not in _format_traceback(error) + caplog.text + repr(client)
 
 
 async def test_proxy_that_is_down_is_named_in_the_error() -> None:
-    async with SigningClient(
-        "https://tenant.example.com", "token", proxy="127.0.0.1:9", retry=RetryPolicy.none()
-    ) as client:
+    once = RetryPolicy.none()
+    async with SigningClient("https://tenant.example.com", "token", proxy="127.0.0.1:9", retry=once) as client:
         with pytest.raises(TransportError, match="could not connect to the proxy") as caught:
             await client.me()
     assert caught.value.transient
 
 
-@pytest.mark.parametrize("value", ["", "socks5://proxy.example.com", "http://", f"http://u:{PASSWORD}@h:port", 5])
+@pytest.mark.parametrize("value", ["", "socks5://proxy.example.com", f"http://u:{PASSWORD}@h:port", 5])
 def test_invalid_proxy_is_a_configuration_error_that_does_not_show_it(value: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"^proxy: must be the URL of an HTTP proxy") as caught:
         SigningClient("https://tenant.example.com", "token", proxy=value)

@@ -116,17 +116,16 @@ RATES = (1, 5, 20, 50, 100, 200, 500)
 """Requests per second; each rate is used for 10 seconds or more."""
 
 
-@pytest.mark.parametrize("latency", [0.02, 0.1])
 @pytest.mark.parametrize(
-    ("burst", "retry_after", "seconds"),
+    ("burst", "retry_after", "latency", "seconds"),
     [
-        *((1, "exact", 160), (1, "whole seconds", 185), (1, "none", 165)),
-        *((10, "exact", 135), (10, "whole seconds", 160), (10, "none", 145)),
-        *((50, "exact", 70), (50, "whole seconds", 85), (50, "none", 75)),
+        *((1, "exact", 0.02, 160), (1, "whole seconds", 0.1, 185)),
+        *((10, "exact", 0.1, 135), (10, "none", 0.02, 145)),
+        *((50, "whole seconds", 0.02, 85), (50, "none", 0.1, 75)),
     ],
 )
 def test_rate_limit_is_used_and_few_requests_are_rejected(
-    burst: int, retry_after: str, seconds: float, latency: float
+    burst: int, retry_after: str, latency: float, seconds: float
 ) -> None:
     """At all rates together, for 8,900 calls; without a limiter's mistakes it would take 58 to 121 seconds."""
     outcomes = [
@@ -144,10 +143,11 @@ def test_rate_limit_is_used_and_few_requests_are_rejected(
     assert max(outcome.early for outcome in outcomes) == 0.0
 
 
-def test_low_rate_limit_is_kept() -> None:
-    outcome = simulate(RateController(), TokenBucket(0.5, 5), calls=60)
-    assert outcome.seconds <= 1.1 * 110
-    assert outcome.rejected <= 25
+def wait(controller: RateController, now: float) -> float:
+    """Return the time of the next request."""
+    while (ready_at := controller.ready_at(now)) > now:
+        now = ready_at
+    return now
 
 
 def test_requests_that_hang_hold_up_no_others_for_long() -> None:
@@ -159,16 +159,8 @@ def test_requests_that_hang_hold_up_no_others_for_long() -> None:
     assert 40 <= sent <= 60
 
 
-def wait(controller: RateController, now: float) -> float:
-    """Return the time of the next request."""
-    while (ready_at := controller.ready_at(now)) > now:
-        now = ready_at
-    return now
-
-
 @pytest.mark.parametrize(
-    ("calls", "interval", "rejections", "seconds"),
-    [(0, 0.0, 1, 4.0), (30, 5.0, 1, 4.0), (100, 0.02, 1, 6.0), (10, 1.0, 3, 12.0)],
+    ("calls", "interval", "rejections", "seconds"), [(0, 0.0, 1, 4.0), (100, 0.02, 1, 6.0), (10, 1.0, 3, 12.0)]
 )
 def test_rate_recovers_within_seconds_after_stray_429s(
     calls: int, interval: float, rejections: int, seconds: float
@@ -186,12 +178,3 @@ def test_rate_recovers_within_seconds_after_stray_429s(
         controller.pause(now, 0.25)
         now = wait(controller, now + 0.25)
     assert simulate(controller, Unlimited(), calls=200, began=now).seconds <= seconds
-
-
-def test_rate_grows_when_the_limit_is_lifted() -> None:
-    controller = RateController()
-    simulate(controller, TokenBucket(50, 10), calls=200)
-    assert controller.rate is not None
-    assert controller.rate < 75
-    simulate(controller, Unlimited(), calls=5000, concurrency=100, began=START + 100)
-    assert controller.rate > 1000

@@ -7,9 +7,9 @@ import contextlib
 import os
 import ssl
 import sys
-from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -33,11 +33,9 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-def _server_side(
-    authority: trustme.CA, name: str, *, since: datetime | None = None, until: datetime | None = None
-) -> ssl.SSLContext:
+def _server_side(authority: trustme.CA, name: str = "127.0.0.1", **valid: Any) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert(name, not_before=since, not_after=until).configure_cert(context)
+    authority.issue_cert(name, **valid).configure_cert(context)
     return context
 
 
@@ -59,7 +57,7 @@ async def _respond(request: web.Request) -> web.Response:
 
 
 async def test_unknown_authority_is_refused_before_any_request(authority: trustme.CA) -> None:
-    async with serving(_respond, ssl=_server_side(authority, "127.0.0.1")) as server:
+    async with serving(_respond, ssl=_server_side(authority)) as server:
         async with SigningClient(server.origin, TOKEN, retry=QUICK) as client:
             with pytest.raises(TransportError, match=r"certificate is not trusted.*local issuer") as caught:
                 await client.me()
@@ -71,7 +69,7 @@ async def test_unknown_authority_is_refused_before_any_request(authority: trustm
 async def test_custom_authority_of_the_callers_session_is_accepted(authority: trustme.CA) -> None:
     """Uploads of several megabytes arrive whole."""
     async with (
-        serving(_respond, ssl=_server_side(authority, "127.0.0.1")) as server,
+        serving(_respond, ssl=_server_side(authority)) as server,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_client_side(authority))) as session,
     ):
         client = SigningClient(server.origin, TOKEN, session=session)
@@ -97,7 +95,7 @@ async def test_ssl_cert_file_adds_an_authority(authority: trustme.CA, tmp_path: 
     """The variable is read when a process starts."""
     bundle = tmp_path / "authority.pem"
     authority.cert_pem.write_to_path(str(bundle))
-    async with serving(_respond, ssl=_server_side(authority, "127.0.0.1")) as server:
+    async with serving(_respond, ssl=_server_side(authority)) as server:
         child = await asyncio.create_subprocess_exec(
             sys.executable,
             "-c",
@@ -114,28 +112,21 @@ async def test_ssl_cert_file_adds_an_authority(authority: trustme.CA, tmp_path: 
 # What is not
 
 
-DAY = timedelta(days=1)
-UNTRUSTED: dict[str, tuple[Callable[[trustme.CA, str], ssl.SSLContext], str]] = {
-    "another authority": (lambda _, name: _server_side(trustme.CA(), name), "certificate is not trusted: .*issuer"),
-    "another host": (
-        lambda authority, _: _server_side(authority, "other.example.com"),
-        r"certificate is not trusted: IP address mismatch.*127\.0\.0\.1",
-    ),
-    "expired": (
-        lambda authority, name: _server_side(
-            authority, name, since=datetime.now(UTC) - 9 * DAY, until=datetime.now(UTC) - DAY
-        ),
-        "certificate is not trusted: certificate has expired",
-    ),
-}
+LAST_YEAR = {"not_before": datetime(2025, 1, 1, tzinfo=UTC), "not_after": datetime(2025, 2, 1, tzinfo=UTC)}
 
 
-@pytest.mark.parametrize("name", UNTRUSTED)
-async def test_untrusted_server_receives_no_request(authority: trustme.CA, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("certificate", "said"),
+    [({"name": "other.example.com"}, r"IP address mismatch.*127\.0\.0\.1"), (LAST_YEAR, "certificate has expired")],
+    ids=["another host", "expired"],
+)
+async def test_untrusted_server_receives_no_request(
+    authority: trustme.CA, tmp_path: Path, certificate: dict[str, Any], said: str
+) -> None:
     """In no call; and the outcome is not unknown."""
-    make, said = UNTRUSTED[name]
+    said = f"certificate is not trusted: {said}"
     async with (
-        serving(_respond, ssl=make(authority, "127.0.0.1")) as server,
+        serving(_respond, ssl=_server_side(authority, **certificate)) as server,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=_client_side(authority))) as session,
         connected(server, session=session, retry=QUICK) as client,
     ):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from aiohttp import web
 from signing_async import ClientClosed, OutcomeUnknown, RetryPolicy, SigningClient, SigningError, TransportError
 from signing_async.sandbox import Sandbox
 from signing_async.transport import wire  # its check of the pool is replaced, as if aiohttp had changed
+from tests.auth.oauth_servers import warnings_in
 from tests.pdfs import make_pdf
 from tests.servers import Web, serving, talking
 
@@ -94,7 +94,7 @@ async def test_the_pool_of_this_aiohttp_can_be_checked(caplog: pytest.LogCapture
         [(protocol, _)] = waiting
         assert protocol.should_close is False
     assert _connections(server) == (1, {None})
-    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert not warnings_in(caplog)
 
 
 @pytest.mark.parametrize("pool", [None, {("host", 80): 5}], ids=repr)
@@ -113,7 +113,7 @@ async def test_connections_are_not_reused_if_the_pool_cannot_be_checked(
         for _ in range(3):
             assert (await client.me()).id == "u1"
     assert _connections(server) == (3, {"close"})
-    [warned] = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    [warned] = warnings_in(caplog)
     assert f"aiohttp {aiohttp.__version__} (" in warned
 
 
