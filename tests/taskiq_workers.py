@@ -1,12 +1,8 @@
-"""Brokers for ``taskiq worker``, such as ``tests.taskiq_workers:broker``: their workers soon notice the end of others.
-
-``python -m tests.taskiq_workers`` runs an inbox whose events the workers of ``tests.taskiq_workers:events`` handle.
-"""
+"""Brokers for ``taskiq worker``, such as ``tests.taskiq_workers:broker``, that soon notice the end of a worker."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -30,9 +26,8 @@ def journal() -> PostgresJournal:
 
 def broker() -> Any:
     """Return a broker that soon redelivers."""
-    return add_dispatch(
-        redis_streams(os.environ["SIGNING_BROKER"], redeliver_after=2.0), client=client, journal=journal
-    )
+    streams = redis_streams(os.environ["SIGNING_BROKER"], redeliver_after=1.0)
+    return add_dispatch(streams, client=client, journal=journal)
 
 
 def events() -> Any:
@@ -46,7 +41,7 @@ def events_and_inbox() -> tuple[Any, PostgresInbox]:
     The handler notes its start in a file, and ends when there is a file called after the event.
     """
     folder = Path(os.environ["SIGNING_TEST_FOLDER"])
-    broker = redis_streams(os.environ["SIGNING_BROKER"], queue="signing-events", redeliver_after=2.0)
+    broker = redis_streams(os.environ["SIGNING_BROKER"], queue="signing-events", redeliver_after=1.0)
     inbox = PostgresInbox(os.environ["SIGNING_INBOX"], lease=3, timeout=1)
 
     @event_task(broker, inbox, "*")
@@ -57,16 +52,3 @@ def events_and_inbox() -> tuple[Any, PostgresInbox]:
             await asyncio.sleep(0.02)
 
     return broker, inbox
-
-
-async def main() -> None:
-    """Run the inbox."""
-    broker, inbox = events_and_inbox()
-    await broker.startup()
-    async with inbox:
-        await inbox.run()
-
-
-if __name__ == "__main__":
-    logging.basicConfig()
-    asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Dispatch through Taskiq: real workers, started with its own command, some of them killed or paused."""
+"""Taskiq: packages and events in real workers, started with its own command, some of them killed or paused."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 from redis.asyncio import Redis
+from redis.exceptions import AuthenticationError
 from taskiq import AsyncTaskiqTask, InMemoryBroker, TaskiqResult
 from taskiq.api import run_receiver_task
 
@@ -29,36 +30,45 @@ from signing_async import (
     SigningClient,
     SigningPackage,
     TransportError,
+    Unauthorized,
     WaitTimeout,
 )
-from signing_async.postgres import PostgresJournal
+from signing_async.postgres import PostgresInbox, PostgresJournal
 from signing_async.sandbox import Sandbox
-from signing_async.taskiq import Enqueued, Outcome, add_dispatch, enqueuing, redis_streams
+from signing_async.taskiq import Enqueued, Outcome, add_dispatch, enqueuing, event_task, redis_streams
 from signing_async.taskiq import broker as broker_by_environment
+from signing_async.webhooks import (
+    Drop,
+    Event,
+    EventFilter,
+    EventStatus,
+    HandlerRetryPolicy,
+    Inbox,
+    RetryLater,
+    StoredEvent,
+)
 from tests.pdfs import make_pdf
 from tests.postgres.server import PostgresServer
-from tests.redis.server import RedisServer, running_redis
+from tests.redis.server import RedisServer, redis_of_a_module  # noqa: F401  # the fixture `redis`
+from tests.storage.event_stores import delivery
+from tests.taskiq_workers import events_and_inbox
 
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    """A Redis for all tests: each uses a queue of its own, or flushes it."""
-    with running_redis() as server:
-        yield server
-
-
 @pytest.fixture
-async def environment(postgres: PostgresServer, redis: RedisServer, sandbox: Sandbox) -> dict[str, str]:
-    """Return the environment of a worker; the queue is empty."""
+async def environment(postgres: PostgresServer, redis: RedisServer, sandbox: Sandbox, tmp_path: Path) -> dict[str, str]:
+    """Return the environment of a worker; the queues are empty."""
     async with Redis.from_url(redis.url) as direct:
         await direct.flushall()
+    dsn = await postgres.new_schema()
     return {
         "SIGNING_BASE_URL": sandbox.base_url,
         "SIGNING_ACCESS_TOKEN": sandbox.access_token(),
-        "SIGNING_JOURNAL": await postgres.new_schema(),
+        "SIGNING_JOURNAL": dsn,
+        "SIGNING_INBOX": dsn,
         "SIGNING_BROKER": f"{redis.url}/0",
+        "SIGNING_TEST_FOLDER": str(tmp_path),
     }
 
 
@@ -350,27 +360,21 @@ async def test_workers_survive_an_outage_of_redis(
     assert sendings(sandbox) == ["Lease 0", "Lease 1"]
 
 
-async def test_wait_without_workers_times_out_and_keeps_the_message(place: Workplace, tmp_path: Path) -> None:
+async def test_enqueuing_fails_in_time_while_redis_is_unavailable(
+    redis: RedisServer, place: Workplace, tmp_path: Path
+) -> None:
+    """The error does not show the URL, which may hold a password. Without workers the message is kept."""
+    (package,) = packages(tmp_path, 1)
+    secret = redis_streams(place.url.replace("//", "//:geheim@"))
+    words = r"^no worker reported on package 'lease-0' within 0\.2 s: it may "
     async with enqueuing(place.streams()) as enqueue:
-        enqueued = await enqueue(packages(tmp_path, 1)[0])
-        with pytest.raises(
-            WaitTimeout, match=r"^no worker reported on package 'lease-0' within 0\.2 s: it may "
-        ) as caught:
+        enqueued = await enqueue(package)
+        with pytest.raises(WaitTimeout, match=words) as caught:
             await enqueued.wait(0.02, timeout=0.2)
         assert (caught.value.effect, caught.value.exit_code) == ("unknown", 5)
         with pytest.raises(ConfigurationError, match=r"timeout: must be a number above 0, got 0"):
             await enqueued.wait(timeout=0)
         assert await place.left() == (1, 0)
-
-
-async def test_enqueuing_fails_in_time_while_redis_is_unavailable(
-    redis: RedisServer, place: Workplace, tmp_path: Path
-) -> None:
-    """The error does not show the URL, which may hold a password."""
-    (package,) = packages(tmp_path, 1)
-    secret = redis_streams(place.url.replace("//", "//:geheim@"))
-    async with enqueuing(place.streams()) as enqueue:
-        enqueued = await enqueue(package)
         with redis.frozen():
             async with asyncio.timeout(10):
                 steps = enqueue(package), enqueued.outcome(), enqueuing(secret).__aenter__()
@@ -384,11 +388,21 @@ async def test_enqueuing_fails_in_time_while_redis_is_unavailable(
 
 
 async def test_any_taskiq_broker_can_dispatch(place: Workplace, sandbox: Sandbox, tmp_path: Path) -> None:
-    """Even one in memory, without acknowledgements; the journal knows what was sent before."""
+    """Even one in memory, without acknowledgements; the journal knows what was sent before.
+
+    A message of another version or form is rejected.
+    """
     broker = add_dispatch(InMemoryBroker(), client=place.client, journal=place.journal)
     (package,) = packages(tmp_path, 1)
+    old = "message version 2 is not supported; this worker supports version 1"
     async with enqueuing(broker) as enqueue:
         outcomes = [await (await enqueue(package)).wait(0.02) for _ in range(2)]
+        for message, outcome in (
+            ({"version": 2, "key": "k"}, Outcome("k", None, old, "InvalidRequest", exit_code=2)),
+            ({"version": 1, "key": "k"}, Outcome("k", None, "'name'", "KeyError")),
+        ):
+            task = await broker.find_task("signing_async:dispatch").kiq(message)
+            assert await Enqueued("k", task).wait(0.02) == outcome
     assert outcomes[0] == outcomes[1]
     assert outcomes[0].signing == sandbox.signings[0].id
     assert sendings(sandbox) == ["Lease 0"]
@@ -404,18 +418,14 @@ async def test_task_that_broke_off_is_an_unknown_outcome_with_its_error(place: W
     assert outcome == Outcome("k", None, "no connection", "RuntimeError", effect="unknown", transient=True, exit_code=3)
 
 
-@pytest.mark.parametrize(
-    ("documents", "words"),
-    [
-        ([make_pdf()], r"^documents\[0\]: must be a path that the workers can read, got bytes$"),
-        (["/no/such/file.pdf"], r"documents\[0\]"),
-    ],
-)
-async def test_invalid_package_is_not_enqueued(documents: Any, words: str, place: Workplace) -> None:
-    package = SigningPackage("Lease", "EN", documents, [NewRecipient("anna@example.com")])
+async def test_invalid_package_is_not_enqueued(place: Workplace) -> None:
     async with enqueuing(place.streams(), max_pdf_bytes=10_000_000) as enqueue:
-        with pytest.raises(InvalidRequest, match=words):
-            await enqueue(package)
+        for document, words in (
+            (make_pdf(), r"^documents\[0\]: must be a path that the workers can read, got bytes$"),
+            ("/no/such/file.pdf", r"documents\[0\]"),
+        ):
+            with pytest.raises(InvalidRequest, match=words):
+                await enqueue(SigningPackage("Lease", "EN", [document], [NewRecipient("anna@example.com")]))
         assert await place.left() == (0, 0)
 
 
@@ -425,9 +435,8 @@ async def test_invalid_package_is_not_enqueued(documents: Any, words: str, place
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"url": "amqp://guest:geheim@localhost"}, "invalid Redis URL: must begin with redis://"),
         ({"url": "redis://:gehe/im@localhost"}, "invalid Redis URL: invalid host or port"),
-        ({"url": None}, "url: must be a non-empty string, got None"),
+        ({"queue": ""}, "queue: must be a non-empty string, got ''"),
         ({"redeliver_after": 0}, "redeliver_after: must be a number above 0, got 0"),
     ],
 )
@@ -438,12 +447,10 @@ def test_invalid_settings_are_rejected_without_showing_the_password(settings: di
     assert "gehe" not in "".join(traceback.format_exception(caught.value))
 
 
-@pytest.mark.parametrize("missing", ["SIGNING_BROKER", "SIGNING_JOURNAL"])
-def test_missing_environment_variable_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SIGNING_BASE_URL", "SIGNING_ACCESS_TOKEN", "SIGNING_BROKER", "SIGNING_JOURNAL"):
+def test_missing_environment_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SIGNING_BASE_URL", "SIGNING_ACCESS_TOKEN", "SIGNING_BROKER"):
         monkeypatch.setenv(name, "https://tenant.example.com")
-    monkeypatch.delenv(missing)
-    with pytest.raises(ConfigurationError, match=f"^{missing} is not set$"):
+    with pytest.raises(ConfigurationError, match=r"^SIGNING_JOURNAL is not set$"):
         broker_by_environment()
 
 
@@ -458,8 +465,7 @@ async def test_settings_select_the_journal(
     async with working(broker_by_environment()), enqueuing(redis_streams(environment["SIGNING_BROKER"])) as enqueue:
         enqueued = await enqueue(packages(tmp_path, 1)[0])
         assert repr(enqueued) == "Enqueued('lease-0')"
-        outcome = await enqueued.wait(0.02, timeout=60)
-    assert outcome.signing == sandbox.signings[0].id
+        assert (await enqueued.wait(0.02, timeout=60)).signing == sandbox.signings[0].id
     assert (tmp_path / "leases.journal").exists() is (kind == "file")
 
 
@@ -482,20 +488,160 @@ def test_missing_package_names_the_extra() -> None:
     ]
 
 
-OLD_WORKER = "message version 2 is not supported; this worker supports version 1"
+# Events
+
+
+async def until_started(folder: Path, number: int) -> list[list[str]]:
+    """Wait for this many starts of the handler, and return the event and the process of each."""
+    async with asyncio.timeout(60):
+        while not (folder / "started").exists() or (folder / "started").read_text().count("\n") < number:
+            await asyncio.sleep(0.02)
+    return [line.split() for line in (folder / "started").read_text().splitlines()]
+
+
+async def until_settled(inbox: Inbox, name: str = "a") -> StoredEvent:
+    """Wait until the event is no longer pending. After an attempt that did not count, the next one begins at once."""
+    async with asyncio.timeout(60):
+        while (stored := await inbox.get(name)) is None or stored.status is EventStatus.PENDING:
+            if stored is not None and stored.error and not stored.attempts:
+                await inbox.retry(EventFilter(ids=[name]))
+            await asyncio.sleep(0.02)
+    return stored
+
+
+async def test_task_of_a_killed_worker_is_run_by_another_in_the_same_attempt(
+    environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    async with PostgresInbox(environment["SIGNING_INBOX"], timeout=10) as creating:
+        await creating.create_table()
+    async with workers(2, environment, tmp_path, "tests.taskiq_workers:events") as running:
+        broker, inbox = events_and_inbox()
+        await broker.startup()
+        async with inbox, inbox.running():
+            await inbox.add(*delivery("a", "s"))
+            ((_, process),) = await until_started(tmp_path, 1)
+            (at_work,) = [each for each in running if each.has(int(process))]
+            at_work.close()
+            await until_started(tmp_path, 2)
+            (tmp_path / "a").touch()
+            stored = await until_settled(inbox)
+        await broker.shutdown()
+    assert (stored.status, stored.attempts) == (EventStatus.HANDLED, 1)
+
+
+@contextlib.asynccontextmanager
+async def opened(folder: Path, broker: Any, attempts: int = 2, **settings: Any) -> AsyncIterator[Inbox]:
+    """Open an inbox and the broker."""
+    policy = HandlerRetryPolicy(max_attempts=attempts, base_delay=0.01, max_delay=0.01)
+    async with Inbox(folder / "inbox.db", retry=policy, **settings) as inbox:
+        await broker.startup()
+        yield inbox
+        await broker.shutdown()
+
+
+async def test_what_the_handler_raises_is_recorded_as_in_the_process_of_the_inbox(tmp_path: Path) -> None:
+    """Sync and async handlers; a pattern for each. A rejected token uses up no attempt; what hangs is cancelled."""
+    broker = InMemoryBroker()
+    async with opened(tmp_path, broker, handler_timeout=1) as inbox:
+        calls: list[str] = []
+
+        @event_task(broker, inbox, "drop")
+        def drop(event: Event) -> None:
+            raise Drop("not mine")
+
+        @event_task(broker, inbox, "fail*")
+        async def fail(event: Event) -> None:
+            calls.append(event.type)
+            raise ValueError("no archive")
+
+        @event_task(broker, inbox, "later")
+        def later(event: Event) -> Any:
+            async def rest() -> None:
+                calls.append(event.type)
+                if calls.count("later") < 2:
+                    raise RetryLater(0, "not yet")
+
+            return rest()
+
+        @event_task(broker, inbox, "rejected")
+        async def rejected(event: Event) -> None:
+            calls.append(event.type)
+            if calls.count("rejected") < 2:
+                raise Unauthorized("the token is rejected", status=401)
+
+        @event_task(broker, inbox, "hang")
+        async def hang(event: Event) -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                calls.append("cancelled")
+                raise
+
+        kinds = ("drop", "fail.now", "later", "rejected", "hang")
+        for kind in kinds:
+            await inbox.add(*delivery(kind, type=kind))
+        async with inbox.running():
+            ends = [await until_settled(inbox, kind) for kind in kinds]
+        assert [(end.status, end.attempts) for end in ends] == [
+            (EventStatus.DROPPED, 1),
+            (EventStatus.DEAD, 2),
+            (EventStatus.HANDLED, 2),
+            (EventStatus.HANDLED, 1),
+            (EventStatus.DEAD, 2),
+        ]
+        assert ends[0].error == "not mine"
+        assert (ends[1].error or "").endswith("ValueError: no archive")
+        assert "TimeoutError" in (ends[4].error or "")
+        assert "cancelled" in calls
+        assert (calls.count("fail.now"), calls.count("rejected")) == (2, 2)
+
+
+async def test_message_of_an_attempt_that_is_over_is_dropped(place: Workplace, tmp_path: Path) -> None:
+    """While no worker runs, attempts time out. Their messages do not call the handler later."""
+    calls: list[str] = []
+    broker = place.streams()
+    async with opened(tmp_path, broker, 30, handler_timeout=0.3) as inbox, Redis.from_url(place.url) as direct:
+        event_task(broker, inbox, "*")(lambda event: calls.append(event.id))
+        await inbox.add(*delivery("a"))
+        async with inbox.running():
+            while await direct.xlen(place.queue) < 3:
+                await asyncio.sleep(0.02)
+        async with working(broker):
+            await place.emptied()
+            assert calls == []
+        async with opened(tmp_path, worker := place.streams(), 30) as again:
+            event_task(worker, again, "*")(lambda event: calls.append(event.id))
+            async with working(worker), again.running():
+                await until_settled(again)
+        assert calls == ["a"]
 
 
 @pytest.mark.parametrize(
-    ("message", "outcome"),
-    [
-        ({"version": 2, "key": "k"}, Outcome("k", None, OLD_WORKER, "InvalidRequest", exit_code=2)),
-        ({"version": 1, "key": "k"}, Outcome("k", None, "'name'", "KeyError")),
-    ],
+    ("fault", "uncounted"), [(ConnectionError("the broker restarts"), 0), (AuthenticationError("wrong password"), 1)]
 )
-async def test_message_of_another_version_or_form_is_rejected(
-    place: Workplace, message: dict[str, Any], outcome: Outcome
+async def test_result_is_waited_for_through_an_outage_of_the_broker_and_not_after_a_refusal(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: Exception,
+    uncounted: int,
 ) -> None:
-    broker = add_dispatch(InMemoryBroker(), client=place.client, journal=place.journal)
-    async with enqueuing(broker):
-        task = await broker.find_task("signing_async:dispatch").kiq(message)
-        assert await Enqueued("k", task).wait(0.02) == outcome
+    """No attempt is counted that fails with the broker."""
+    broker, faults = InMemoryBroker(), [fault]
+    is_ready = broker.result_backend.is_result_ready
+
+    async def fail_once(task_id: str) -> bool:
+        if faults:
+            raise faults.pop()
+        return await is_ready(task_id)
+
+    monkeypatch.setattr(broker.result_backend, "is_result_ready", fail_once)
+    async with opened(tmp_path, broker, 1) as inbox:
+        event_task(broker, inbox, "*")(lambda event: None)
+        await inbox.add(*delivery("e1"))
+        async with inbox.running():
+            stored = await until_settled(inbox, "e1")
+    assert (stored.status, stored.attempts) == (EventStatus.HANDLED, 1)
+    assert sum("no attempt is counted: TransportError" in record.message for record in caplog.records) == uncounted

@@ -51,7 +51,6 @@ class MemoryJournal:
         self.states: dict[str, str] = {}
         self.fences: dict[str, int] = {}
         self.taken: set[str] = set()
-        self.writes = 0
 
     async def claim(self, key: str) -> Claim | None:
         if key in self.taken:
@@ -63,7 +62,6 @@ class MemoryJournal:
     async def write(self, claim: Claim, state: str) -> None:
         await asyncio.sleep(0)
         self._check(claim)
-        self.writes += 1
         self.states[claim.key] = state
 
     async def release(self, claim: Claim) -> None:

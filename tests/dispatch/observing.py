@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sqlite3
 from collections import Counter
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from yarl import URL
 
 from signing_async import (
     Claim,
@@ -60,11 +58,6 @@ def state_of(path: Path) -> dict[str, Any]:
     return found
 
 
-def count(sandbox: Sandbox) -> Counter[str | None]:
-    """Return the number of requests of each operation."""
-    return Counter(record.operation for record in sandbox.requests)
-
-
 @dataclass
 class Office:
     """A client of a sandbox, and the journal of what the client dispatches."""
@@ -95,28 +88,7 @@ class Office:
 
     def count(self) -> Counter[str | None]:
         """Return the number of requests of each operation."""
-        return count(self.sandbox)
-
-
-@contextlib.asynccontextmanager
-async def counting_client(sandbox: Sandbox) -> AsyncIterator[tuple[SigningClient, list[int]]]:
-    """Yield a client, and the number of uploads in progress whenever one begins."""
-    seen, current = list[int](), 0
-
-    async def change(by: int, url: URL) -> None:
-        nonlocal current
-        if url.path.endswith("/documents"):
-            current += by
-            seen.append(current)
-
-    trace = aiohttp.TraceConfig()
-    trace.on_request_start.append(lambda _, __, params: change(1, params.url))
-    trace.on_request_end.append(lambda _, __, params: change(-1, params.url))
-    async with (
-        aiohttp.ClientSession(trace_configs=[trace]) as session,
-        SigningClient(sandbox.base_url, sandbox.access_token(), session=session) as client,
-    ):
-        yield client, seen
+        return Counter(record.operation for record in self.sandbox.requests)
 
 
 def abandoned(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -133,7 +105,10 @@ async def all_of(results: Any, into: list[DispatchResult] | None = None) -> list
 
 
 class Failing:
-    """A journal whose operation number ``at`` fails, and all later ones unless ``once``."""
+    """A journal whose operation number ``at`` fails, and all later ones unless ``once``.
+
+    Only operations that match ``only`` are counted: "claim", "write" or "release", then the key and a written state.
+    """
 
     def __init__(
         self, journal: SqliteJournal, at: int, error: Exception, only: str = "", *, once: bool = False
@@ -144,21 +119,22 @@ class Failing:
         self._only = only
         self.steps = 0
 
-    def _fail_if_due(self, name: str) -> None:
-        self.steps += name.startswith(self._only)
-        if name.startswith(self._only) and self.steps in self._at:
-            raise self._error
+    def _fail_if_due(self, operation: str) -> None:
+        if re.match(self._only, operation):
+            self.steps += 1
+            if self.steps in self._at:
+                raise self._error
 
     async def claim(self, key: str) -> Claim | None:
-        self._fail_if_due("claim")
+        self._fail_if_due(f"claim {key}")
         return await self._journal.claim(key)
 
     async def write(self, claim: Claim, state: str) -> None:
-        self._fail_if_due("write")
+        self._fail_if_due(f"write {claim.key} {state}")
         await self._journal.write(claim, state)
 
     async def release(self, claim: Claim) -> None:
-        self._fail_if_due("release")
+        self._fail_if_due(f"release {claim.key}")
         await self._journal.release(claim)
 
     async def aclose(self) -> None: ...

@@ -49,14 +49,6 @@ async def test_package_is_sent_once_whatever_fault_a_step_has(office: Office, st
         office.sent_well(parcel, spare=1)
 
 
-async def test_package_is_sent_once_if_the_first_response_of_every_step_is_lost(office: Office) -> None:
-    parcel = parcel_of()
-    for step, times in zip(STEPS, (1, 2, 2, 1), strict=True):
-        office.fail(step, "drop-after-commit", times=times)
-    await office.dispatch(parcel)
-    office.sent_well(parcel, spare=1)
-
-
 # Death at every moment
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
 import logging
 import sqlite3
 from collections import Counter
@@ -11,11 +13,15 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
+from yarl import URL
 
 from signing_async import (
+    Claim,
     ClientClosed,
     ConfigurationError,
+    DispatchResult,
     InvalidRequest,
     PdfSource,
     Progress,
@@ -28,8 +34,9 @@ from signing_async import (
 )
 from signing_async.sandbox import Sandbox
 from tests.dispatch.deaths import MemoryJournal
+from tests.dispatch.holders import taken
 from tests.dispatch.kill import run
-from tests.dispatch.observing import Office, all_of, counting_client, parcel_of, sent_well
+from tests.dispatch.observing import Office, all_of, parcel_of, sent_well
 from tests.dispatch.parcels import make_parcel
 from tests.pdfs import make_pdf
 
@@ -157,10 +164,21 @@ async def test_uploads_of_a_run_are_no_more_than_its_concurrency(sandbox: Sandbo
     """Those of one package are made one after the other, unless their order does not matter."""
     parcels = [parcel_of(6, 1, name=f"Lease {number}") for number in range(3)]
     sandbox.faults.add("documents.upload", "slow", times=None, seconds=0.1)
-    async with counting_client(sandbox) as (client, uploads):
+    changes: list[int] = []
+
+    async def change(by: int, url: URL) -> None:
+        changes.append(by if url.path.endswith("/documents") else 0)
+
+    trace = aiohttp.TraceConfig()
+    trace.on_request_start.append(lambda _, __, params: change(1, params.url))
+    trace.on_request_end.append(lambda _, __, params: change(-1, params.url))
+    async with (
+        aiohttp.ClientSession(trace_configs=[trace]) as session,
+        SigningClient(sandbox.base_url, sandbox.access_token(), session=session) as client,
+    ):
         packages = [parcel.package for parcel in parcels]
         await all_of(client.dispatch_many(packages, MemoryJournal(), concurrency=8, ordered=ordered))
-        assert max(uploads) == most
+    assert max(itertools.accumulate(changes)) == most
     sent_well(sandbox, *parcels)
 
 
@@ -172,7 +190,6 @@ HALF_A_JOURNAL = type("Half", (), {"claim": print, "write": print})()
     [
         ({"packages": parcel_of().package}, "packages: must be an iterable of SigningPackage, got SigningPackage"),
         ({"concurrency": 0}, "concurrency: must be an integer of at least 1"),
-        ({"journal": 5}, "journal: must be a path or a Journal, got 5"),
         ({"journal": HALF_A_JOURNAL}, "journal: must be a path or a Journal, got "),
         ({"journal": ""}, "journal: must be a path"),
         ({"journal": "postgresql://me:secret@host/signings"}, "got a URL; for PostgreSQL give a PostgresJournal"),
@@ -192,19 +209,17 @@ async def test_invalid_argument_is_refused_by_the_call(
 
 
 async def test_token_is_redacted_from_journal_and_log(
-    sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    sandbox: Sandbox, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     caplog.set_level(logging.DEBUG)
     token = sandbox.access_token()
+
+    async def echo(*_: object, **__: object) -> None:
+        raise InvalidRequest(f"no such thing: {token}")
+
+    monkeypatch.setattr("signing_async.recipients.Recipients.add", echo)
     async with SigningClient(sandbox.base_url, token, retry=RetryPolicy.none()) as client:
-        package = parcel_of(name="Lease").package
-
-        async def echo(*_: object, **__: object) -> None:
-            raise InvalidRequest(f"no such thing: {token}")
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("signing_async.recipients.Recipients.add", echo)
-            await all_of(client.dispatch_many([package], tmp_path / "journal"))
+        await all_of(client.dispatch_many([parcel_of().package], tmp_path / "journal"))
     assert token not in caplog.text
     assert "was not sent: no such thing: " in caplog.text
     assert token.encode() not in (tmp_path / "journal").read_bytes()
@@ -214,12 +229,112 @@ async def test_token_is_redacted_from_journal_and_log(
 # Kills
 
 
-@pytest.mark.parametrize(("packages", "kills", "workers"), [(30, 5, 1), (30, 3, 2)])
-async def test_killed_processes_on_one_journal_send_each_package_once(packages: int, kills: int, workers: int) -> None:
+async def test_killed_processes_on_one_journal_send_each_package_once() -> None:
     """`python -m tests.dispatch.kill` does this at length."""
-    outcome = await run(packages=packages, kills=kills, seed=workers, workers=workers)
+    packages, kills = 20, 4
+    outcome = await run(packages=packages, kills=kills, seed=2, workers=2)
     assert (outcome.verdict.sent, outcome.verdict.wrong, outcome.failures) == (packages, [], [])
     assert outcome.kills == kills
     assert outcome.faults > 5
     # Of those under way at a kill, and after a response that was lost.
     assert outcome.verdict.spare <= 8 * kills + outcome.faults
+
+
+# Runs that share a journal
+
+
+async def test_package_claimed_by_another_run_is_postponed_and_sent_after_its_release(
+    office: Office, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    parcels = [parcel_of(1, 1, name=f"Lease {number}", key=f"{number}") for number in range(10)]
+    async with SqliteJournal(office.path) as other:
+        claim = await taken(other, "3")
+        results: list[DispatchResult] = []
+
+        packages = [parcel.package for parcel in parcels]
+        many = office.client.dispatch_many(packages, office.path, concurrency=2)
+        run = asyncio.create_task(all_of(many, results))
+        while len(results) < 9:
+            await asyncio.sleep(0.01)
+        async with asyncio.timeout(30):
+            while "waiting for package '3': another run is working on it" not in caplog.messages:
+                await asyncio.sleep(0.01)
+        assert "3" not in {result.package.key for result in results}
+        await other.release(claim)
+        await run
+    assert len(results) == 10
+    office.sent_well(*parcels)
+
+
+async def test_postponed_package_does_not_wait_for_the_next_item_of_the_iterable(office: Office) -> None:
+    package, results = parcel_of(1, 1, key="lease").package, 0
+
+    async def messages() -> AsyncIterator[SigningPackage]:
+        yield package
+        yield package
+        await asyncio.sleep(3600)
+
+    async with asyncio.timeout(30), office.client.dispatch_many(messages(), office.path, concurrency=4) as run:
+        async for result in run:
+            assert result.error is None
+            results += 1
+            if results == 2:
+                break
+    office.sent_well(parcel_of(1, 1))
+
+
+async def test_claim_is_released_even_if_the_run_is_cancelled_twice(sandbox: Sandbox, client: SigningClient) -> None:
+    releasing, go_on = asyncio.Event(), asyncio.Event()
+    journal = MemoryJournal()
+    release = journal.release
+
+    async def slow(claim: Claim) -> None:
+        releasing.set()
+        await go_on.wait()
+        await release(claim)
+
+    journal.release = slow  # type: ignore[method-assign]  # a slow one
+    sandbox.faults.add("signings.create", "hang")
+    run = asyncio.create_task(client.dispatch(parcel_of().package, journal))
+    while not sandbox.requests_of("signings.create"):
+        await asyncio.sleep(0.005)
+    run.cancel()
+    await releasing.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    go_on.set()
+    async with asyncio.timeout(30):
+        while journal.taken:
+            await asyncio.sleep(0.005)
+
+
+async def test_each_step_is_journaled_before_it_begins_with_the_outcome_of_the_one_before(
+    sandbox: Sandbox, client: SigningClient
+) -> None:
+    journal = MemoryJournal()
+    seen: list[tuple[int, str, bool, str, str]] = []
+    write = journal.write
+
+    def marks(ids: dict[str, str | None]) -> str:
+        return "".join("?" if one is None else "x" for one in ids.values())
+
+    async def noted(claim: Claim, text: str) -> None:
+        state = json.loads(text)
+        has_signing, documents, recipients = state["signing"] is not None, state["documents"], state["recipients"]
+        seen.append((len(sandbox.requests), state["status"], has_signing, marks(documents), marks(recipients)))
+        await write(claim, text)
+
+    journal.write = noted  # type: ignore[method-assign]  # one that takes notes
+    await all_of(client.dispatch_many([parcel_of(3, 2).package], journal, concurrency=1))
+    assert seen == [
+        (0, "draft", False, "", ""),
+        (1, "draft", True, "?", ""),
+        (2, "draft", True, "x?", ""),
+        (3, "draft", True, "xx?", ""),
+        (4, "draft", True, "xxx", "?"),
+        (5, "draft", True, "xxx", "x?"),
+        (6, "sending", True, "xxx", "xx"),
+        (8, "sent", True, "xxx", "xx"),
+    ]

@@ -1,4 +1,4 @@
-"""Fixtures: an empty schema, a database with a narrow encoding, and stores of events."""
+"""Fixtures: an empty schema, and stores of events."""
 
 from __future__ import annotations
 
@@ -16,15 +16,6 @@ from tests.postgres.server import PostgresServer
 async def dsn(postgres: PostgresServer) -> str:
     """An empty schema."""
     return await postgres.new_schema()
-
-
-@pytest.fixture
-async def latin1(postgres: PostgresServer) -> AsyncIterator[str]:
-    """A database that cannot hold all of Unicode."""
-    await postgres.execute("DROP DATABASE IF EXISTS latin1")
-    await postgres.execute("CREATE DATABASE latin1 ENCODING 'LATIN1' TEMPLATE template0")
-    yield postgres.dsn().replace("/postgres?", "/latin1?")
-    await postgres.execute("DROP DATABASE latin1 WITH (FORCE)")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from signing_async.postgres import PostgresInbox, PostgresJournal, PostgresToken
 from signing_async.webhooks import EventFilter, EventStatus
 from tests.postgres.server import PASSWORD, PostgresServer
 from tests.storage.event_stores import add, everything
-from tests.storage.journals import claimed
+from tests.storage.leases import claimed
 
 Operation = Callable[[], Awaitable[Any]]
 TOKEN = Token("access", "refresh")
@@ -29,7 +29,7 @@ PARTS: list[Any] = [PostgresTokenStore, PostgresJournal, PostgresInbox]
 
 def open_part(part: Any, postgres: Any, **settings: Any) -> Any:
     """Open a part; a token store has a name."""
-    return part(postgres, "anna", **settings) if part is PostgresTokenStore else part(postgres, **settings)
+    return part(postgres, **{"name": "anna", **settings} if part is PostgresTokenStore else settings)
 
 
 async def token_operations(store: PostgresTokenStore) -> list[Operation]:
@@ -87,10 +87,9 @@ async def test_every_operation_fails_in_time_during_an_outage(how: str, postgres
     calls: list[tuple[Operation, type[SigningError]]] = []
     async with contextlib.AsyncExitStack() as opened:
         for part, operations, error in OPERATIONS:
-            lease = {} if part is PostgresTokenStore else {"lease": 60}
-            async with open_part(part, dsn, timeout=10, **lease) as creating:
+            async with open_part(part, dsn, timeout=10) as creating:
                 await creating.create_table()
-            parts.append(await opened.enter_async_context(open_part(part, dsn, timeout=1, **lease)))
+            parts.append(await opened.enter_async_context(open_part(part, dsn, timeout=1)))
             calls += [(call, error) for call in await operations(parts[-1])]
         with postgres.outage(how):
             async with asyncio.timeout(20):
@@ -106,7 +105,7 @@ async def test_every_operation_fails_in_time_during_an_outage(how: str, postgres
 
 
 async def test_closing_does_not_wait_for_a_stopped_server(postgres: PostgresServer, dsn: str) -> None:
-    store = PostgresTokenStore(dsn, "anna")
+    store = PostgresTokenStore(dsn, "anna", timeout=1)
     await store.load()
     with postgres.frozen():
         async with asyncio.timeout(10):
@@ -210,7 +209,6 @@ async def test_pool_that_is_not_open_is_a_permanent_failure(dsn: str) -> None:
         (PostgresJournal, {"postgres": "postgresql://app:ge#heim@db/app"}, "invalid DSN: contains a #; write %23 in a"),
         (PostgresInbox, {"postgres": "postgresql://app:geheim@db:54x2/app"}, "invalid DSN: invalid host or port"),
         (PostgresJournal, {"postgres": 5}, "postgres: must be a DSN or an asyncpg.Pool, got 5"),
-        (PostgresTokenStore, {"name": ""}, "name: must be a non-empty string, got ''"),
         (PostgresTokenStore, {"name": "a\0b"}, r"name: must not contain null characters, got 'a\x00b'"),
         (PostgresTokenStore, {"key": b"geheim"}, "an encryption key must be 32 bytes, or their base64"),
         (PostgresTokenStore, {"table": 'tokens"; DROP'}, "table: must be a lower-case identifier, name or schema.name"),
@@ -222,11 +220,9 @@ async def test_pool_that_is_not_open_is_a_permanent_failure(dsn: str) -> None:
 def test_invalid_settings_are_rejected_without_showing_secrets(
     part: Any, settings: dict[str, Any], message: str
 ) -> None:
-    known: dict[str, Any] = {"postgres": "postgresql://app:geheim@db.example.com/app"}
-    if part is PostgresTokenStore:
-        known["name"] = "anna"
+    given = {"postgres": "postgresql://app:geheim@db.example.com/app", **settings}
     with pytest.raises(ConfigurationError) as caught:
-        part(**known | settings)
+        open_part(part, **given)
     assert message in str(caught.value)
     assert "geheim" not in "".join(traceback.format_exception(caught.value))
 

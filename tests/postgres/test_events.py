@@ -1,4 +1,4 @@
-"""The events of an inbox in PostgreSQL: concurrent claimers, leases, long backlogs, threads, and outages."""
+"""The events of an inbox in PostgreSQL: concurrent claimers, leases, long backlogs, and outages."""
 
 from __future__ import annotations
 
@@ -12,33 +12,18 @@ from signing_async import InboxError
 from signing_async.postgres import PostgresInbox
 from signing_async.webhooks import Event, EventFilter, EventStatus, EventStore, HandlerRetryPolicy
 from tests.postgres.server import PostgresServer
-from tests.servers import another_loop
-from tests.storage.event_stores import add, delivery, ids, soon_claimed
+from tests.storage.event_stores import add, delivery, soon_claimed
 
 
 async def test_one_event_of_a_signing_is_claimed_by_workers_that_see_different_snapshots(
     postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
 ) -> None:
-    """An earlier event is requeued while the claim of a later one is not committed yet."""
+    """An earlier event is requeued while the server takes 0.4 s over the claim of a later one."""
     one, two = (open_store(lease=60, timeout=20) for _ in range(2))
     await add(one, "a1", "a")
     await add(one, "a2", "a")
     (claim,) = await one.claim(1)
     await one.settle(claim, EventStatus.DEAD)
-    await slow_down(postgres, table, "a2")
-    claiming = asyncio.create_task(one.claim(1))
-    await claim_under_way(postgres)
-    assert await two.requeue(EventFilter(ids=["a1"])) == 1
-    late = await two.claim(5)
-    (claim,) = await claiming
-    assert claim.stored.id == "a2"
-    assert late == []
-    await one.settle(claim, EventStatus.HANDLED)
-    assert (await soon_claimed(two)).stored.id == "a1"
-
-
-async def slow_down(postgres: PostgresServer, table: str, name: str) -> None:
-    """Let the server take half a second over each claim of this event."""
     schema = table.partition(".")[0]
     await postgres.execute(
         f"CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql"
@@ -46,16 +31,19 @@ async def slow_down(postgres: PostgresServer, table: str, name: str) -> None:
     )
     await postgres.execute(
         f"CREATE TRIGGER slow AFTER UPDATE ON {table} FOR EACH ROW"
-        f" WHEN (NEW.id = '{name}' AND OLD.owner IS NULL AND NEW.owner IS NOT NULL) EXECUTE FUNCTION {schema}.slow()"
+        f" WHEN (NEW.id = 'a2' AND OLD.owner IS NULL AND NEW.owner IS NOT NULL) EXECUTE FUNCTION {schema}.slow()"
     )
-
-
-async def claim_under_way(postgres: PostgresServer) -> None:
-    """Wait until the server sleeps over a claim."""
-    sleeping = "SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'"
+    claiming = asyncio.create_task(one.claim(1))
     async with asyncio.timeout(20):
-        while not await postgres.execute(sleeping):
+        while not await postgres.execute("SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'"):
             await asyncio.sleep(0.01)
+    assert await two.requeue(EventFilter(ids=["a1"])) == 1
+    late = await two.claim(5)
+    (claim,) = await claiming
+    assert claim.stored.id == "a2"
+    assert late == []
+    await one.settle(claim, EventStatus.HANDLED)
+    assert (await soon_claimed(two)).stored.id == "a1"
 
 
 async def test_claims_read_few_rows_of_a_long_backlog(
@@ -98,29 +86,13 @@ async def test_claims_read_few_rows_of_a_long_backlog(
     assert read < 250_000
 
 
-async def test_store_can_be_used_in_two_event_loops(open_store: Callable[..., EventStore]) -> None:
-    """That of the threads of a server, and that of the process's own handlers."""
-    store = open_store(lease=60, timeout=20)
-    with another_loop() as run:
-
-        async def add_from_thread(name: str) -> bool:
-            return await asyncio.wrap_future(run(add(store, name)))
-
-        assert await add_from_thread("first")
-        assert await ids(store) == ["first"]
-        names = [f"e{number}" for number in range(40)]
-        added = await asyncio.gather(*map(add_from_thread, names + names))
-        assert sum(added) == 40
-        await store.aclose()
-        with pytest.raises(InboxError, match="is closed") as caught:
-            await add_from_thread("late")
-        assert not caught.value.transient
-    assert len(await ids(open_store())) == 41
-
-
-async def test_text_of_an_error_that_the_database_refuses_blocks_no_other_event(latin1: str) -> None:
+async def test_text_of_an_error_that_the_database_refuses_blocks_no_other_event(postgres: PostgresServer) -> None:
+    """The encoding of the database cannot hold all of Unicode."""
+    await postgres.execute("DROP DATABASE IF EXISTS latin1")
+    await postgres.execute("CREATE DATABASE latin1 ENCODING 'LATIN1' TEMPLATE template0")
+    dsn = postgres.dsn().replace("/postgres?", "/latin1?")
     policy = HandlerRetryPolicy(max_attempts=2, base_delay=0, max_delay=0)
-    async with PostgresInbox(latin1, lease=60, timeout=20, retry=policy) as inbox:
+    async with PostgresInbox(dsn, lease=60, timeout=20, retry=policy) as inbox:
 
         @inbox.on("*")
         async def handle(event: Event) -> None:
@@ -139,10 +111,10 @@ async def test_text_of_an_error_that_the_database_refuses_blocks_no_other_event(
 
 
 async def test_expired_claim_is_not_claimed_again_by_its_own_holder(
-    postgres: PostgresServer, table: str, open_store: Callable[[], EventStore]
+    postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
 ) -> None:
     """Its handler is still running, and its lease is renewed."""
-    one, two = open_store(), open_store()
+    one, two = open_store(lease=3, timeout=1), open_store()
     await add(one, "a", "s")
     (claim,) = await one.claim(1)
     await postgres.execute(f"UPDATE {table} SET leased_until = now() - interval '1 s'")
@@ -163,7 +135,7 @@ async def test_claim_that_could_not_be_ended_is_free_when_its_lease_expires(
         a, b = await postgres.execute(f"SELECT leased_until FROM {table} ORDER BY id")
         return a["leased_until"], b["leased_until"]
 
-    one, two = open_store(lease=12), open_store()
+    one, two = open_store(timeout=1), open_store()
     await add(one, "a", "s")
     await add(one, "b", "t")
     claim, _ = await one.claim(2)

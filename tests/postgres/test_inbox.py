@@ -11,9 +11,7 @@ import signal
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
-from typing import Any
 
 import pytest
 
@@ -30,26 +28,12 @@ from tests.webhooks.servers import PATH, serve
 forks = pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 
 
-@contextlib.asynccontextmanager
-async def opened(dsn: str, **settings: Any) -> AsyncIterator[PostgresInbox]:
-    """Open an inbox with short leases."""
-    async with PostgresInbox(dsn, **{"lease": 3, "timeout": 1, **settings}) as inbox:
-        yield inbox
-
-
-async def status(inbox: PostgresInbox, name: str) -> tuple[EventStatus, int]:
-    """Return the status of an event, and the number of its attempts."""
-    stored = await inbox.get(name)
-    assert stored is not None
-    return stored.status, stored.attempts
-
-
-async def until(inbox: PostgresInbox, number: int, wanted: EventStatus = EventStatus.HANDLED) -> None:
-    """Wait until this many events have the status."""
+async def until_handled(inbox: PostgresInbox, number: int) -> None:
+    """Wait until this many events were handled."""
     async with asyncio.timeout(60):
         while True:
             with contextlib.suppress(InboxError):
-                if (await inbox.stats()).counts[wanted] >= number:
+                if (await inbox.stats()).counts[EventStatus.HANDLED] >= number:
                     return
             await asyncio.sleep(0.02)
 
@@ -60,7 +44,7 @@ async def until(inbox: PostgresInbox, number: int, wanted: EventStatus = EventSt
 async def handle_events(dsn: str, pipe: Connection) -> None:
     """Handle events one at a time, each until the test allows it to end; send warnings."""
     logging.getLogger("signing_async.webhooks").warning = lambda text, *values: pipe.send(text % values)  # type: ignore[method-assign]
-    async with opened(dsn) as inbox:
+    async with PostgresInbox(dsn, lease=60) as inbox:
 
         @inbox.on("*")
         async def handle(event: Event) -> None:
@@ -72,8 +56,10 @@ async def handle_events(dsn: str, pipe: Connection) -> None:
 
 
 @forks
-async def test_paused_process_cannot_record_that_an_event_was_handled_after_a_takeover(dsn: str) -> None:
-    async with opened(dsn) as inbox:
+async def test_paused_process_cannot_record_that_an_event_was_handled_after_a_takeover(
+    postgres: PostgresServer, dsn: str, table: str
+) -> None:
+    async with PostgresInbox(dsn, lease=60) as inbox:
         taken, finish = asyncio.Event(), asyncio.Event()
 
         @inbox.on("*")
@@ -85,15 +71,18 @@ async def test_paused_process_cannot_record_that_an_event_was_handled_after_a_ta
             await inbox.add(*delivery("a", "s"))
             await process.says("started")
             os.kill(process.pid, signal.SIGSTOP)
+            await postgres.execute(f"UPDATE {table} SET leased_until = now() - interval '1 s'")
             async with inbox.running(), asyncio.timeout(60):
                 await taken.wait()
                 os.kill(process.pid, signal.SIGCONT)
                 process.proceed()
                 await process.says("ended")
                 await process.says("the claim on event a was lost")
-                assert await status(inbox, "a") == (EventStatus.PENDING, 2)
+                stored = await inbox.get("a")
+                assert stored is not None
+                assert (stored.status, stored.attempts) == (EventStatus.PENDING, 2)
                 finish.set()
-                await until(inbox, 1)
+                await until_handled(inbox, 1)
 
 
 # Outages
@@ -101,8 +90,11 @@ async def test_paused_process_cannot_record_that_an_event_was_handled_after_a_ta
 
 async def test_no_event_is_lost_or_handled_twice_when_the_server_fails(postgres: PostgresServer, dsn: str) -> None:
     handled: Counter[str] = Counter()
-    names = [f"e{number}" for number in range(200)]
-    async with opened(dsn, lease=60) as receiver, opened(dsn, lease=60) as inbox:
+    names = [f"e{number}" for number in range(120)]
+    async with (
+        PostgresInbox(dsn, lease=60, timeout=1) as receiver,
+        PostgresInbox(dsn, lease=60, timeout=1) as inbox,
+    ):
 
         @inbox.on("*")
         async def handle(event: Event) -> None:
@@ -116,7 +108,7 @@ async def test_no_event_is_lost_or_handled_twice_when_the_server_fails(postgres:
                     return
 
         async def fail() -> None:
-            for share in (50, 120):
+            for share in (30, 70):
                 while len(handled) < share:
                     await asyncio.sleep(0.001)
                 await asyncio.to_thread(postgres.kill)
@@ -127,11 +119,16 @@ async def test_no_event_is_lost_or_handled_twice_when_the_server_fails(postgres:
             for start in range(0, len(names), 20):
                 await asyncio.gather(*(receive(number) for number in range(start, start + 20)))
             await failing
-            await until(inbox, len(names))
+            await until_handled(inbox, len(names))
     assert handled == Counter(names)
 
 
 # Receivers
+
+
+async def add_all(inbox: PostgresInbox, names: list[str]) -> list[bool]:
+    """Add events at once, and return whether each was new."""
+    return await asyncio.gather(*(inbox.add(*delivery(name)) for name in names))
 
 
 async def close(inbox: PostgresInbox) -> list[str]:
@@ -152,7 +149,7 @@ def test_threaded_server_stores_deliveries(postgres: PostgresServer) -> None:
             error.close()
             return error.code
 
-    inbox = PostgresInbox(asyncio.run(postgres.new_schema()), timeout=3)
+    inbox = PostgresInbox(asyncio.run(postgres.new_schema()), timeout=1.5)
     with serve("wsgi", Receiver(WebhookVerifier(SECRET), inbox)) as port:
         assert deliver("a") == 202
         with postgres.down():
@@ -161,23 +158,27 @@ def test_threaded_server_stores_deliveries(postgres: PostgresServer) -> None:
     assert asyncio.run(close(inbox)) == ["a", "b"]
 
 
-def use_in_child(inbox: PostgresInbox) -> None:
-    """Add an event, and close the inbox."""
+@forks
+def test_inbox_works_in_two_event_loops_and_in_a_child_that_was_forked_after_its_first_use(
+    postgres: PostgresServer,
+) -> None:
+    """The loops are that of the threads of a server, and that of the process's own handlers."""
+    inbox = PostgresInbox(asyncio.run(postgres.new_schema()), timeout=10)
 
-    async def use() -> None:
+    async def use_in_child() -> None:
         async with asyncio.timeout(60), inbox:
             await inbox.add(*delivery("b"))
 
-    asyncio.run(use())
-
-
-@forks
-def test_inbox_that_was_used_before_a_fork_works_in_the_child(postgres: PostgresServer) -> None:
-    inbox = PostgresInbox(asyncio.run(postgres.new_schema()), timeout=10)
     with another_loop() as run:
         run(inbox.add(*delivery("a"))).result(60)
-        child = multiprocessing.get_context("fork").Process(target=use_in_child, args=(inbox,))
+        child = multiprocessing.get_context("fork").Process(target=lambda: asyncio.run(use_in_child()))
         child.start()
         child.join(90)
         assert child.exitcode == 0
-        assert asyncio.run(close(inbox)) == ["a", "b"]
+        names = [f"e{number}" for number in range(40)]
+        adding = [run(inbox.add(*delivery(name))) for name in names]
+        assert sum(asyncio.run(add_all(inbox, names))) + sum(added.result(60) for added in adding) == 40
+        assert sorted(asyncio.run(close(inbox))) == sorted(["a", "b", *names])
+        with pytest.raises(InboxError, match="is closed") as caught:
+            run(inbox.add(*delivery("late"))).result(60)
+        assert not caught.value.transient

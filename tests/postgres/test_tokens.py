@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any
 
 import asyncpg
 import pytest
@@ -37,12 +36,11 @@ async def refusing(postgres: PostgresServer, dsn: str, when: str, code: str) -> 
 
 
 @contextlib.asynccontextmanager
-async def two_stores(dsn: str, **settings: Any) -> AsyncIterator[tuple[PostgresTokenStore, PostgresTokenStore]]:
+async def two_stores(dsn: str) -> AsyncIterator[tuple[PostgresTokenStore, PostgresTokenStore]]:
     """Open the store of one expired token twice."""
     async with PostgresTokenStore(dsn, "anna", timeout=60) as patient:
         await patient.save(OLD)
-    settings = {"timeout": 5, **settings}
-    async with PostgresTokenStore(dsn, "anna", **settings) as one, PostgresTokenStore(dsn, "anna", **settings) as two:
+    async with PostgresTokenStore(dsn, "anna", timeout=1) as one, PostgresTokenStore(dsn, "anna", timeout=20) as two:
         yield one, two
 
 
@@ -67,7 +65,7 @@ async def refresh(store: PostgresTokenStore) -> None:
 async def test_refused_save_is_repeated_and_the_error_says_why(postgres: PostgresServer, dsn: str) -> None:
     """No other worker uses the refresh token before."""
     words = r"refused \(\w+\), and a refreshed token is not saved yet$"
-    async with two_stores(dsn, timeout=1) as (one, two):
+    async with two_stores(dsn) as (one, two):
         async with refusing(postgres, dsn, "UPDATE OF token", "42501"):
             for _ in range(2):
                 with pytest.raises(AuthError, match=words) as caught:
@@ -77,23 +75,20 @@ async def test_refused_save_is_repeated_and_the_error_says_why(postgres: Postgre
             assert await two.load() == NEW
 
 
-async def test_exhausted_pool_is_a_transient_error(dsn: str) -> None:
-    async with asyncpg.create_pool(dsn, min_size=0, max_size=1) as pool, PostgresTokenStore(dsn, "anna") as store:
-        await store.create_table()
-        one, two = (PostgresTokenStore(pool, name, timeout=1) for name in ("one", "two"))
-        async with one.lock():
-            with pytest.raises(AuthError, match=r"all connections of the pool are in use, for 1 s") as caught:
-                await two.load()
-            assert caught.value.transient
-        assert await two.load() is None
-
-
 async def test_refreshes_of_many_tenants_share_a_small_pool(dsn: str) -> None:
+    """While all of its connections are in use, an operation fails with a transient error."""
     async with (
         Scripted(grants()) as server,
         asyncpg.create_pool(dsn, min_size=0, max_size=2) as pool,
         contextlib.AsyncExitStack() as opened,
     ):
+        one, two, three = (PostgresTokenStore(pool, name, timeout=1) for name in ("one", "two", "three"))
+        await one.save(OLD)
+        async with one.lock(), two.lock():
+            with pytest.raises(AuthError, match=r"all connections of the pool are in use, for 1 s") as caught:
+                await three.load()
+            assert caught.value.transient
+        assert await three.load() is None
         refreshes = []
         for number in range(6):
             store = await opened.enter_async_context(PostgresTokenStore(pool, f"tenant-{number}"))

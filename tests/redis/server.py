@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.needs import needs
 from tests.servers import talking
 
@@ -102,6 +104,13 @@ def running_redis(*settings: str) -> Iterator[RedisServer]:
         yield server
     finally:
         server.close()
+
+
+@pytest.fixture(scope="module", name="redis")
+def redis_of_a_module() -> Iterator[RedisServer]:
+    """A Redis for all tests of a module, which leave it running."""
+    with running_redis() as server:
+        yield server
 
 
 class SlowWay:

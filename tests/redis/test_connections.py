@@ -23,17 +23,12 @@ URL = f"redis://:{PASSWORD}@127.0.0.1"
 @pytest.mark.parametrize(
     ("part", "settings", "words"),
     [
-        (RedisTokenStore, {"name": ""}, "name: must be a non-empty string, got ''"),
-        (RedisTokenStore, {"lease": 0}, "lease: must be a number above 0, got 0"),
-        (RedisTokenStore, {"grace": 0}, "grace: must be a number above 0, got 0"),
         (RedisTokenStore, {"key": "short"}, "an encryption key must be 32 bytes"),
         (RedisSeenEvents, {"timeout": float("nan")}, "timeout: must be a number above 0, got nan"),
         (RedisSeenEvents, {"redis": "http://x"}, "invalid Redis URL: must begin with redis://, rediss:// or unix://"),
         (RedisSeenEvents, {"redis": f"redis://:{PASSWORD}@h:port"}, "invalid Redis URL: invalid host or port"),
         (RedisSeenEvents, {"redis": f"{URL}/?socket_timeout=x"}, "invalid Redis URL: Invalid value for"),
-        (RedisSeenEvents, {"ttl": 0}, "ttl: must be a number above 0, got 0"),
         (RedisSeenEvents, {"namespace": ""}, "namespace: must be a non-empty string, got ''"),
-        (RedisRateLimiter, {"name": ""}, "name: must be a non-empty string, got ''"),
         (RedisRateLimiter, {"redis": 5}, "redis: must be a URL or a client of redis.asyncio, got int"),
         (RedisRateLimiter, {"rate": 0}, "rate: must be a number above 0, got 0"),
         (RedisRateLimiter, {"rate": 5, "burst": 0}, "burst: must be an integer of at least 1, got 0"),
@@ -73,24 +68,20 @@ def test_repr_shows_the_address_without_the_password(url: str, shown: str) -> No
 async def test_password_appears_in_no_text_traceback_or_log(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     with running_redis("--requirepass", PASSWORD) as server:
-        for password in (PASSWORD, "wrong" + PASSWORD):
-            url = server.url.replace("://", f"://:{password}@")
-            async with RedisTokenStore(url, "a") as store:
-                if password == PASSWORD:
-                    await store.save(TOKEN)
-                    continue
-                with pytest.raises(AuthError, match="AuthenticationError") as caught:
-                    await store.save(TOKEN)
-                frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)][1:]
-                assert frames
-                assert PASSWORD not in "".join(repr(frame.f_locals) for frame in frames)
-                assert PASSWORD not in f"{store!r} {store} {caught.value!r}"
+        url = server.url.replace("://", f"://:{PASSWORD}@")
+        other = url.replace(PASSWORD, f"wrong{PASSWORD}")
+        async with RedisTokenStore(url, "a") as store, RedisTokenStore(other, "a") as wrong:
+            await store.save(TOKEN)
+            with pytest.raises(AuthError, match="AuthenticationError") as caught:
+                await wrong.save(TOKEN)
+            frames = [frame for frame, _ in traceback.walk_tb(caught.value.__traceback__)][1:]
+            assert frames
+            assert PASSWORD not in "".join(repr(frame.f_locals) for frame in frames)
+            assert PASSWORD not in f"{store!r} {wrong!r} {wrong} {caught.value!r}"
     assert PASSWORD not in caplog.text
 
 
-@pytest.mark.parametrize(
-    "url", ["redis://:{password}@{place}", "redis://app:{password}@{place}", "redis://{place}?password={password}"]
-)
+@pytest.mark.parametrize("url", ["redis://app:{password}@{place}", "redis://{place}?password={password}"])
 async def test_password_echoed_by_the_server_is_redacted(url: str) -> None:
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.read(1000):

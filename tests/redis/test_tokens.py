@@ -20,7 +20,7 @@ async def test_every_operation_fails_soon_during_an_outage(redis: RedisServer, h
     """Also with a given client that retries and waits longer. The error keeps no other error."""
     async with Redis.from_url(redis.url, decode_responses=True) as client:
         place: Any = redis.url if given == "url" else client
-        async with RedisTokenStore(place, how, timeout=1) as store, RedisTokenStore(place, how, timeout=1) as other:
+        async with RedisTokenStore(place, how, timeout=0.5) as store, RedisTokenStore(place, how, timeout=0.5) as other:
             await store.save(TOKEN)
             with redis.outage(how):
                 async with asyncio.timeout(20):
@@ -34,33 +34,44 @@ async def test_every_operation_fails_soon_during_an_outage(redis: RedisServer, h
         assert await client.ping()
 
 
-@pytest.mark.parametrize(
-    ("command", "transient"),
-    [
-        (["CONFIG", "SET", "maxmemory", "1"], True),
-        (["ACL", "SETUSER", "default", "-evalsha", "-eval"], False),
-    ],
-    ids=["out of memory", "not permitted"],
-)
-async def test_refused_script_is_permanent_unless_redis_cannot_be_written_for_now(
-    command: list[str], transient: bool
-) -> None:
+async def locked_load(store: RedisTokenStore) -> Token | None:
+    """Load as a refresh does."""
+    async with store.lock():
+        return await store.load()
+
+
+async def test_refused_save_is_repeated_before_another_worker_has_the_lock() -> None:
+    """Redis is out of memory, which is transient: it still releases locks. A script that is not permitted is not."""
+    newer = Token("newer", "refresh-2")
     with running_redis() as server:
-        async with RedisTokenStore(server.url, "a") as store, Redis.from_url(server.url) as client:
-            await client.execute_command(*command)
+        async with (
+            RedisTokenStore(server.url, "a", timeout=5) as one,
+            RedisTokenStore(server.url, "a", timeout=5) as other,
+            Redis.from_url(server.url) as client,
+        ):
+            await one.save(TOKEN)
+            async with one.lock():
+                await one.load()
+                await client.config_set("maxmemory", "1")
+                with pytest.raises(AuthError) as caught:
+                    await one.save(newer)
+            assert caught.value.transient
+            await client.config_set("maxmemory", "0")
+            waiting = asyncio.create_task(locked_load(other))
+            await asyncio.wait([waiting], timeout=0.3)
+            assert not waiting.done()
+            assert await locked_load(one) == newer
+            assert await asyncio.wait_for(waiting, 60) == newer
+            await client.execute_command("ACL", "SETUSER", "default", "-evalsha", "-eval")
             with pytest.raises(AuthError) as caught:
-                await store.save(TOKEN)
-    assert caught.value.transient is transient
+                await one.save(TOKEN)
+            assert not caught.value.transient
 
 
 async def test_caller_that_is_cancelled_before_the_response_leaves_no_lock(redis: RedisServer) -> None:
-    async def locked_load(store: RedisTokenStore) -> Token | None:
-        async with store.lock():
-            return await store.load()
-
     async with RedisTokenStore(redis.url, "slow", timeout=5) as other, Redis.from_url(redis.url) as client:
         await other.save(TOKEN)
-        async with slow_way(redis.port, 0.2) as way, RedisTokenStore(way.url, "slow", timeout=5) as slow:
+        async with slow_way(redis.port, 0.1) as way, RedisTokenStore(way.url, "slow", timeout=5) as slow:
             await slow.load()
             waiting = asyncio.create_task(locked_load(slow))
             while not await client.exists("signing:token-lock:slow"):

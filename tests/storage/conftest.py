@@ -1,16 +1,3 @@
 """The servers of the stores."""
 
-from __future__ import annotations
-
-from collections.abc import Iterator
-
-import pytest
-
-from tests.redis.server import RedisServer, running_redis
-
-
-@pytest.fixture(scope="module")
-def redis() -> Iterator[RedisServer]:
-    """A Redis for all tests of a module."""
-    with running_redis() as server:
-        yield server
+from tests.redis.server import redis_of_a_module  # noqa: F401  # the fixture `redis`

@@ -1,7 +1,8 @@
-"""Storage with leases, in SQLite and in PostgreSQL."""
+"""Storage with leases, in SQLite and in PostgreSQL, and claims on packages."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -10,10 +11,16 @@ from typing import Any
 
 import pytest
 
+from signing_async import Claim, Journal
+
 
 @contextlib.asynccontextmanager
 async def leased_storage(
-    request: pytest.FixtureRequest, folder: Path, *, sqlite: Callable[[], Any], postgres: Callable[..., Any], table: str
+    request: pytest.FixtureRequest,
+    folder: Path,
+    sqlite: Callable[[Path], Any],
+    postgres: Callable[..., Any],
+    table: str,
 ) -> AsyncIterator[SimpleNamespace]:
     """Make the storage: ``open`` opens it as another process would, ``lapse`` ends the leases of all claims."""
     is_postgres = request.param == "postgres"
@@ -27,7 +34,7 @@ async def leased_storage(
                 await creating.create_table()
 
         def open_storage() -> Any:
-            storage = postgres(dsn, timeout=10) if is_postgres else sqlite()
+            storage = postgres(dsn, timeout=10) if is_postgres else sqlite(folder / "storage.db")
             opened.push_async_callback(storage.aclose)
             return storage
 
@@ -38,3 +45,18 @@ async def leased_storage(
                 lock.unlink()
 
         yield SimpleNamespace(open=open_storage, lapse=lapse)
+
+
+async def claimed(journal: Journal, key: str) -> Claim:
+    """Claim a package that must be free."""
+    claim = await journal.claim(key)
+    assert claim is not None
+    return claim
+
+
+async def soon_claimed(journal: Journal, key: str) -> Claim:
+    """Claim a package that must become free."""
+    async with asyncio.timeout(60):
+        while (claim := await journal.claim(key)) is None:
+            await asyncio.sleep(0.01)
+    return claim

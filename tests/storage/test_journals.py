@@ -12,8 +12,7 @@ import pytest
 
 from signing_async import ClaimLost, InvalidRequest, JournalError, SqliteJournal
 from signing_async.postgres import PostgresJournal
-from tests.storage.journals import claimed, soon_claimed
-from tests.storage.leases import leased_storage
+from tests.storage.leases import claimed, leased_storage, soon_claimed
 
 AnyJournal = SqliteJournal | PostgresJournal
 OpenJournal = Callable[[], AnyJournal]
@@ -24,13 +23,7 @@ LONG = '{"status": "draft", "name": "Å ☃ 😀\\n"}' * 20_000
 @pytest.fixture(params=["sqlite", "postgres"])
 async def storage(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
     """The storage of a journal, and the end of all leases."""
-    async with leased_storage(
-        request,
-        tmp_path,
-        sqlite=lambda: SqliteJournal(tmp_path / "journal"),
-        postgres=PostgresJournal,
-        table="signing_packages",
-    ) as found:
+    async with leased_storage(request, tmp_path, SqliteJournal, PostgresJournal, "signing_packages") as found:
         yield found
 
 
@@ -41,47 +34,24 @@ def open_journal(storage: Any) -> OpenJournal:
     return found
 
 
-@pytest.mark.parametrize("state", ["{}", LONG], ids=["short", "long"])
-@pytest.mark.parametrize("key", ["k", "Lease ☃ 7/a?b=c'\";--%s{table}$1", "k" * 500], ids=["short", "odd", "long"])
-async def test_last_written_state_is_returned_by_the_next_claim(
-    open_journal: OpenJournal, key: str, state: str
-) -> None:
-    """A new package has none, and a release changes nothing."""
-    journal = open_journal()
-    claim = await claimed(journal, key)
-    assert (claim.key, claim.state) == (key, None)
-    await journal.write(claim, "earlier")
-    await journal.write(claim, state)
-    await journal.release(claim)
-    for again in (journal, open_journal()):
-        claim = await claimed(again, key)
-        assert claim.state == state
-        await again.release(claim)
+async def test_last_written_state_is_returned_by_the_next_claim_of_the_same_key(open_journal: OpenJournal) -> None:
+    """A new package has none, and a release changes nothing.
 
-
-async def test_keys_are_distinct_to_the_last_character(open_journal: OpenJournal) -> None:
-    """Even if long keys begin alike, or keys differ only in case, a space or Unicode normalization."""
+    Keys are distinct even if long ones begin alike, or they differ only in case, a space or Unicode normalization.
+    """
     journal = open_journal()
-    keys = ["k" * 500 + "a", "k" * 500 + "b", "Lease", "lease", "lease ", "é", "e\u0301"]
+    keys = ["k" * 500 + "a", "k" * 500 + "b", "Lease", "lease", "lease ", "é", "e\u0301", "7/a?b=c'\";--%s{table}$1"]
     for key in keys:
-        await journal.write(await claimed(journal, key), f"of {key}")
-    await journal.aclose()
-    other = open_journal()
-    assert [(await claimed(other, key)).state for key in keys] == [f"of {key}" for key in keys]
-
-
-async def test_claimed_package_cannot_be_claimed(open_journal: OpenJournal) -> None:
-    """Neither by another run nor by another task of the same run. Other packages can be claimed."""
-    journal, other = open_journal(), open_journal()
-    fences = []
-    for each in (journal, other, journal):
-        claim = await claimed(each, "k")
-        fences.append(claim.fence)
-        assert await journal.claim("k") is None
-        assert await other.claim("k") is None
-        await each.release(claim)
-    assert fences == sorted(set(fences))
-    await claimed(other, "another")
+        claim = await claimed(journal, key)
+        assert (claim.key, claim.state) == (key, None)
+        await journal.write(claim, "earlier")
+        await journal.write(claim, f"{key} {LONG}")
+        await journal.release(claim)
+    for again in (journal, open_journal()):
+        for key in keys:
+            claim = await claimed(again, key)
+            assert claim.state == f"{key} {LONG}"
+            await again.release(claim)
 
 
 async def test_one_of_many_concurrent_claims_succeeds_and_all_writes_are_kept(open_journal: OpenJournal) -> None:
@@ -103,22 +73,31 @@ async def test_one_of_many_concurrent_claims_succeeds_and_all_writes_are_kept(op
     assert states == {key: f"{key}-4" for key in keys}
 
 
-async def test_released_claim_is_refused(open_journal: OpenJournal) -> None:
-    """It can neither write nor release, whether or not the package was claimed again, by this journal or another."""
+async def test_claimed_package_cannot_be_claimed_and_a_released_claim_is_refused(open_journal: OpenJournal) -> None:
+    """Neither another run nor another task of the same run can claim it. Other packages can be claimed.
+
+    A released claim can neither write nor release, whether or not the package was claimed again.
+    """
     journal, other = open_journal(), open_journal()
-    claim = await claimed(journal, "k")
-    await journal.write(claim, "first")
-    await journal.release(claim)
+    old = await claimed(journal, "k")
+    await journal.write(old, "first")
+    await journal.release(old)
+    fences = [old.fence]
     for claiming in (None, other, journal):
         held = None if claiming is None else await claimed(claiming, "k")
         with pytest.raises(ClaimLost) as lost:
-            await journal.write(claim, "late")
+            await journal.write(old, "late")
         assert lost.value.key == "k"
         with pytest.raises(ClaimLost):
-            await journal.release(claim)
+            await journal.release(old)
         if claiming is not None and held is not None:
             assert held.state == "first"
+            fences.append(held.fence)
+            assert await journal.claim("k") is None
+            assert await other.claim("k") is None
             await claiming.release(held)
+    assert fences == sorted(set(fences))
+    await claimed(other, "another")
 
 
 async def test_former_holder_cannot_write_after_a_takeover(storage: Any) -> None:
@@ -196,12 +175,13 @@ async def test_last_written_states_are_listed_by_key(open_journal: OpenJournal) 
         assert all(began < record.updated_at for record in records)
 
 
-@pytest.mark.parametrize("text", ["a\0b", "\ud800", 5, ""])
-async def test_text_that_a_database_cannot_hold_is_refused(text: Any, open_journal: OpenJournal) -> None:
+async def test_text_that_a_database_cannot_hold_is_refused(open_journal: OpenJournal) -> None:
     journal = open_journal()
-    with pytest.raises(InvalidRequest, match=r"^key: must be a non-empty string without null characters, got "):
-        await journal.claim(text)
     claim = await claimed(journal, "a")
-    with pytest.raises(InvalidRequest, match=r"^state: must be a non-empty string without null characters, got "):
-        await journal.write(claim, text)
+    texts: list[Any] = ["a\0b", "\ud800", 5, ""]
+    for text in texts:
+        with pytest.raises(InvalidRequest, match=r"^key: must be a non-empty string without null characters, got "):
+            await journal.claim(text)
+        with pytest.raises(InvalidRequest, match=r"^state: must be a non-empty string without null characters, got "):
+            await journal.write(claim, text)
     await journal.write(claim, "{}")

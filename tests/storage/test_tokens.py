@@ -71,26 +71,31 @@ def open_store(storage: Any) -> OpenStore:
     return found
 
 
+async def locked_load(store: TokenStore) -> Token | None:
+    """Load as a refresh does."""
+    async with store.lock():
+        return await store.load()
+
+
 in_a_database = pytest.mark.parametrize("storage", DATABASES, indirect=True)
 
 
-@pytest.mark.parametrize("token", [FULL, BARE, LONG], ids=["full", "bare", "long"])
-async def test_saved_token_is_loaded(open_store: OpenStore, token: Token) -> None:
-    """Every store object on the storage loads the complete token, which replaces the previous one."""
+async def test_saved_token_is_loaded(open_store: OpenStore) -> None:
+    """Every store object on the storage loads the complete token, which replaces the previous one, and shows none.
+
+    Inside the lock, a task that the holder starts belongs to the holder.
+    """
     store = open_store()
     assert await store.load() is None
     async with store.lock():
         assert await store.load() is None
     await store.save(Token("access-0", "refresh-0", datetime.now(UTC) + timedelta(hours=1)))
-    await store.save(token)
-    assert await store.load() == token
-    assert await open_store().load() == token
-
-
-async def test_tokens_saved_inside_the_lock_are_kept_after_it(open_store: OpenStore) -> None:
-    """A task that the holder starts belongs to the holder."""
-    store = open_store()
-    await store.save(FULL)
+    for token in (LONG, FULL):
+        await store.save(token)
+        assert await store.load() == token
+        assert await open_store().load() == token
+    for secret in ("access-1", "refresh-1"):
+        assert secret not in f"{store!r} {store}"
     async with store.lock():
         assert await store.load() == FULL
         await store.save(LONG)
@@ -115,7 +120,7 @@ async def test_lock_excludes_concurrent_updates(open_store: OpenStore) -> None:
     assert await open_store().load() == Token("20")
 
 
-async def test_lock_is_free_after_an_error_and_after_a_cancelled_waiter_or_holder(open_store: OpenStore) -> None:
+async def test_lock_is_free_after_an_error_and_a_cancelled_waiter_holder_or_release(open_store: OpenStore) -> None:
     """At once, not after the grace. The token is unchanged, and the error propagates."""
     store, other = open_store(grace=120), open_store(grace=120)
     await store.save(FULL)
@@ -139,54 +144,36 @@ async def test_lock_is_free_after_an_error_and_after_a_cancelled_waiter_or_holde
             waiting.cancel()
             await asyncio.wait([waiting])
         assert not entered.is_set()
-        holding = asyncio.create_task(hold(True))
-        await entered.wait()
-        holding.cancel()
-        await asyncio.wait([holding])
-        async with store.lock():
-            assert await store.load() == FULL
-
-
-async def test_holder_cancelled_during_the_release_leaves_the_lock_free(open_store: OpenStore) -> None:
-    store, other = open_store(), open_store()
-    await store.save(FULL)
-    done = asyncio.Event()
-
-    async def hold() -> None:
-        async with store.lock():
-            await store.load()
-            done.set()
-
-    async with asyncio.timeout(TIMEOUT):
         for steps in range(8):
-            done.clear()
-            leaving = asyncio.create_task(hold())
-            await done.wait()
+            # Cancelled inside the lock, or during its release.
+            entered.clear()
+            holding = asyncio.create_task(hold(forever=steps == 0))
+            await entered.wait()
             for _ in range(steps):
                 await asyncio.sleep(0)
-            leaving.cancel()
-            await asyncio.wait([leaving])
-            for each in (other, store):
+            holding.cancel()
+            await asyncio.gather(holding, return_exceptions=True)
+            for each in (store, other):
                 async with each.lock():
                     assert await each.load() == FULL
-
-
-async def test_repr_and_str_show_no_token(open_store: OpenStore) -> None:
-    store = open_store()
-    await store.save(FULL)
-    await store.load()
-    for secret in ("access-1", "refresh-1"):
-        assert secret not in f"{store!r} {store}"
 
 
 # Stores whose lock can be lost while its holder lives
 
 
 @in_a_database
-async def test_former_holder_cannot_overwrite_a_newer_token(storage: Any) -> None:
-    """The save raises `TokenSuperseded`, the newer token stays, and the error shows neither token."""
+async def test_former_holder_saves_unless_there_is_a_newer_token(storage: Any) -> None:
+    """A used refresh token has one successor, which must not be lost.
+
+    If there is a newer token, it stays, the save raises `TokenSuperseded`, and the error shows neither token.
+    """
     late, quick = storage.open(), storage.open()
     await late.save(FULL)
+    async with late.lock():
+        await late.load()
+        await storage.lapse()
+        await late.save(BARE)
+    assert await storage.open().load() == BARE
     async with late.lock():
         await late.load()
         await storage.lapse()
@@ -199,18 +186,6 @@ async def test_former_holder_cannot_overwrite_a_newer_token(storage: Any) -> Non
     text = "".join(traceback.format_exception(caught.value))
     assert "-quick" not in text
     assert "-late" not in text
-
-
-@in_a_database
-async def test_former_holder_saves_if_there_is_no_newer_token(storage: Any) -> None:
-    """A used refresh token has one successor, which must not be lost."""
-    store = storage.open()
-    await store.save(FULL)
-    async with store.lock():
-        await store.load()
-        await storage.lapse()
-        await store.save(BARE)
-    assert await storage.open().load() == BARE
 
 
 @in_a_database
@@ -232,12 +207,6 @@ async def test_former_holder_neither_loads_for_a_refresh_nor_releases_the_lock_o
         await quick.save(BARE)
         assert not waiting.done()
     assert await asyncio.wait_for(waiting, TIMEOUT) == BARE
-
-
-async def locked_load(store: TokenStore) -> Token | None:
-    """Load as a refresh does."""
-    async with store.lock():
-        return await store.load()
 
 
 @in_a_database
@@ -268,7 +237,7 @@ async def test_holder_keeps_the_lock_for_longer_than_the_grace(storage: Any, cap
     one, two = storage.open(lease=0.3, grace=0.9), storage.open(lease=0.3, grace=0.9)
     async with one.lock():
         waiting = asyncio.create_task(locked_load(two))
-        await asyncio.wait([waiting], timeout=2)
+        await asyncio.wait([waiting], timeout=1.5)
         assert not waiting.done()
         await one.save(FULL)
     assert await asyncio.wait_for(waiting, TIMEOUT) == FULL
@@ -288,7 +257,7 @@ async def test_similar_names_share_neither_tokens_nor_locks(storage: Any) -> Non
 
 
 @in_a_database
-@pytest.mark.parametrize("ahead", [3600.0, -3600.0, 1.0])
+@pytest.mark.parametrize("ahead", [-3600.0, 1.0])
 async def test_expiry_is_converted_to_the_clock_of_the_reader(
     storage: Any, ahead: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
