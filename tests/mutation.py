@@ -26,17 +26,9 @@ MODULES = {
     "webhooks/verifier": ["tests/webhooks/test_verifier.py", "tests/webhooks/test_scheme.py"],
     "auth/refresh": ["tests/auth"],
 }
+_PAIRS = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)]
 _COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
+    one: other for each in _PAIRS for one, other in (each, each[::-1])
 }
 
 

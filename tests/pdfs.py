@@ -310,7 +310,6 @@ def hostile() -> dict[str, bytes]:
         "fields without end": with_catalog(b"/AcroForm<</Fields[6 0 R]>>", {6: wide, 7: SIGNATURE}),
         "a field that is its own value": with_catalog(b"/AcroForm<</Fields[6 0 R]>>", {6: b"6 0 R", 7: SIGNATURE}),
         "cross-references in a circle": assemble(basic_objects(), trailer=b"/Prev 15"),
-        "a previous table that is itself": _own_previous(),
         "pages in a circle": with_catalog(b"", {2: b"<</Type/Pages/Kids[2 0 R]/Count 1>>"}),
         "fields that share their kids": with_catalog(
             b"/AcroForm<</Fields 6 0 R>>",
@@ -321,12 +320,6 @@ def hostile() -> dict[str, bytes]:
         ),
         "an object stream bomb": _object_stream_bomb(),
     }
-
-
-def _own_previous() -> bytes:
-    data = make_pdf()
-    at = int(data[data.rindex(b"startxref") + 9 : data.rindex(b"%%EOF")])
-    return data.replace(b"/Root 1 0 R", b"/Root 1 0 R/Prev %d" % at)
 
 
 def _object_stream_bomb() -> bytes:
@@ -421,14 +414,14 @@ def by_fpdf2(pages: int = 2) -> bytes:
 
 
 @cache
-def rewritten(data: bytes, *, linearize: bool = False, object_streams: bool = False) -> bytes:
+def rewritten(data: bytes, *, linearize: bool = False, object_streams: bool = False, **options: Any) -> bytes:
     """`data` as qpdf's library writes it anew."""
     import pikepdf
 
     out = io.BytesIO()
     mode = pikepdf.ObjectStreamMode.generate if object_streams else pikepdf.ObjectStreamMode.disable
     with pikepdf.open(io.BytesIO(data)) as pdf:
-        pdf.save(out, linearize=linearize, object_stream_mode=mode)
+        pdf.save(out, linearize=linearize, object_stream_mode=mode, **options)
     return out.getvalue()
 
 
@@ -438,14 +431,9 @@ def encrypted(data: bytes, method: str = "AES-256", *, user: str = "", object_st
     import pikepdf
 
     revisions: dict[str, Literal[2, 3, 4, 6]] = {"AES-256": 6, "AES-128": 4, "RC4-128": 3, "RC4-40": 2}
-    revision = revisions[method]
-    aes = method.startswith("AES")
+    revision, aes = revisions[method], method.startswith("AES")
     settings = pikepdf.Encryption(owner="owner", user=user, R=revision, aes=aes, metadata=revision >= 4)
-    mode = pikepdf.ObjectStreamMode.generate if object_streams else pikepdf.ObjectStreamMode.disable
-    out = io.BytesIO()
-    with pikepdf.open(io.BytesIO(data)) as pdf:
-        pdf.save(out, encryption=settings, object_stream_mode=mode)
-    return out.getvalue()
+    return rewritten(data, object_streams=object_streams, encryption=settings)
 
 
 @cache

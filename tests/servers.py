@@ -89,6 +89,7 @@ async def talking(
             pass
         finally:
             writer.close()
+            tasks.discard(task)
 
     server = await asyncio.start_server(connected, "127.0.0.1", 0)
     try:
@@ -104,12 +105,19 @@ async def talking(
 @contextmanager
 def another_loop() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Future[Any]]]:
     """An event loop in a thread of its own; gives a function that runs a coroutine there."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever)
+    started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def wait() -> None:
+        ended = asyncio.Event()
+        started.set_result((asyncio.get_running_loop(), ended))
+        await ended.wait()
+
+    # `asyncio.run` lets the tasks end that are still there, such as those of connections that a server has closed.
+    thread = threading.Thread(target=asyncio.run, args=(wait(),))
     thread.start()
+    loop, ended = started.result(30)
     try:
         yield lambda work: asyncio.run_coroutine_threadsafe(work, loop)
     finally:
-        loop.call_soon_threadsafe(loop.stop)
+        loop.call_soon_threadsafe(ended.set)
         thread.join()
-        loop.close()

@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+from asyncio.subprocess import PIPE
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -25,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from aiohttp import web
 
 from signing_async import (
     FileTokenStore,
@@ -36,14 +36,15 @@ from signing_async import (
     SigningClient,
     SigningError,
     Timeouts,
+    reconcile,  # private: the size of a ledger
 )
 from signing_async.sandbox import Profile, Sandbox
 from signing_async.webhooks import MemorySeenEvents, Receiver, Wakeups, WebhookVerifier, aiohttp_handler
 from tests.pdfs import make_pdf
+from tests.servers import serving
 
 SECRET = "the-soak's-webhook-secret"
 REDIRECT = "http://127.0.0.1:1/callback"
-WORKERS = 10
 OPTIONS: dict[str, Any] = {
     "retry": RetryPolicy(base_delay=0.01, max_delay=0.1, settle=0.1),
     "timeout": Timeouts(call=10.0, transfer=10.0, connect=5.0),
@@ -67,7 +68,8 @@ async def run_sandbox(webhook_url: str) -> None:
         for operation, kinds in FAULTS.items():
             for number, kind in enumerate(kinds):
                 details = {"seconds": 0.1} if kind == "slow" else {"retry_after": 0} if kind in ("429", "503") else {}
-                sandbox.faults.add(operation, kind, times=None, probability=0.02, seed=number, **details)
+                chance = 0.005 if kind == "429" else 0.02  # after one all requests of a client are slow for a while
+                sandbox.faults.add(operation, kind, times=None, probability=chance, seed=number, **details)
         app = sandbox.register_app(REDIRECT)
         facts = {"base_url": sandbox.base_url, "access_token": sandbox.access_token(), "code": sandbox.authorize(app)}
         print(json.dumps({**facts, "id": app.client_id, "secret": app.client_secret}), flush=True)
@@ -76,8 +78,8 @@ async def run_sandbox(webhook_url: str) -> None:
 
 @asynccontextmanager
 async def sandbox_process(webhook_url: str) -> AsyncIterator[dict[str, str]]:
-    arguments, pipe = (sys.executable, "-m", "tests.soak", "--sandbox", webhook_url), asyncio.subprocess.PIPE
-    child = await asyncio.create_subprocess_exec(*arguments, stdin=pipe, stdout=pipe)
+    command = (sys.executable, "-m", "tests.soak", "--sandbox", webhook_url)
+    child = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
     assert child.stdin is not None
     assert child.stdout is not None
     try:
@@ -90,11 +92,10 @@ async def sandbox_process(webhook_url: str) -> AsyncIterator[dict[str, str]]:
 def counts() -> dict[str, int]:
     """Return what the process holds while nothing is under way."""
     gc.collect()
-    files, tasks = len([*Path("/proc/self/fd").iterdir()]), len(asyncio.all_tasks())
     return {
         "blocks": sys.getallocatedblocks(),
-        "tasks": tasks,
-        "files": files,
+        "tasks": len(asyncio.all_tasks()),
+        "files": len([*Path("/proc/self/fd").iterdir()]),
         "threads": threading.active_count(),
     }
 
@@ -124,23 +125,15 @@ class Traffic:
         store = FileTokenStore(self.folder / "token.json")
         async with AsyncExitStack() as stack:
             self.session = await stack.enter_async_context(aiohttp.ClientSession())
-            self.oauth = await stack.enter_async_context(
-                OAuth(
-                    base_url,
-                    client_id=self.facts["id"],
-                    client_secret=self.facts["secret"],
-                    redirect_uri=REDIRECT,
-                    store=store,
-                    retry=OPTIONS["retry"],
-                )
-            )
+            app = {"client_id": self.facts["id"], "client_secret": self.facts["secret"], "redirect_uri": REDIRECT}
+            self.oauth = OAuth(base_url, **app, store=store, retry=OPTIONS["retry"])
+            await stack.enter_async_context(self.oauth)
             await self.oauth.exchange(self.facts["code"])
             for client in (
                 SigningClient(base_url, token, **OPTIONS),
                 SigningClient(base_url, token, session=self.session, **OPTIONS),
                 SigningClient(base_url, self.oauth, **OPTIONS),
             ):
-                client._ledger._max_signings = 50  # a full ledger is no leak
                 self.clients.append(await stack.enter_async_context(client))
             self.clients.append(self.clients[0].with_options(on_attempt=lambda attempt: None))
             yield
@@ -148,7 +141,7 @@ class Traffic:
     async def round(self) -> None:
         """Every worker does one thing; some are cancelled in the middle."""
         jobs = [self.whole_way, self.short_lived, self.listing, self.renewing, self.cancelled]
-        tasks = [asyncio.create_task(self.guarded(job)) for job in self.chance.choices(jobs, k=WORKERS)]
+        tasks = [asyncio.create_task(self.guarded(job)) for job in self.chance.choices(jobs, k=8)]
         await asyncio.sleep(self.chance.random() * 0.3)
         self.chance.choice(tasks).cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -179,7 +172,7 @@ class Traffic:
         await client.recipients.remind_pending(signing)
         end = self.chance.choice(("complete", "complete", "cancel"))
         async with self.session.post(f"{self.facts['base_url']}/sandbox/api/signings/{signing.id}/{end}", json={}):
-            complete = await client.signings.wait_until_completed(signing, 10.0, 0.2, 0.5, wakeups=self.wakeups)
+            complete = await client.signings.wait_until_completed(signing, 10.0, 0.05, 0.1, wakeups=self.wakeups)
         for document in complete.documents:
             path = self.folder / f"{self.chance.randrange(9)}.pdf"
             await client.documents.download_signed(complete, document, path)
@@ -195,11 +188,11 @@ class Traffic:
     async def listing(self, client: SigningClient) -> None:
         async for signing in client.signings.list(limit=5):
             await client.recipients.list(signing)
-            if self.chance.random() < 0.1:
+            if self.chance.random() < 0.2:
                 break
 
     async def renewing(self, client: SigningClient) -> None:
-        await asyncio.gather(*(self.oauth.refresh() for _ in range(5)), *(client.me() for _ in range(10)))
+        await asyncio.gather(*(self.oauth.refresh() for _ in range(3)), *(client.me() for _ in range(5)))
 
     async def cancelled(self, client: SigningClient) -> None:
         call = asyncio.create_task(self.whole_way(client))
@@ -210,33 +203,21 @@ class Traffic:
             await asyncio.gather(call, return_exceptions=True)
 
 
-@asynccontextmanager
-async def receiving(receiver: Receiver) -> AsyncIterator[str]:
-    """Serve a webhook endpoint; yield its address."""
-    app = web.Application()
-    app.router.add_post("/hooks", aiohttp_handler(receiver))
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}/hooks"
-    finally:
-        await runner.cleanup()
-
-
 async def soak(seconds: float, seed: int) -> tuple[list[dict[str, int]], Traffic]:
     """Make rounds of traffic for so long; return the counts after each."""
     logging.getLogger("signing_async").setLevel(logging.ERROR)  # there are many forged deliveries
+    reconcile._MAX_SIGNINGS = 50  # a ledger that fills up is no leak
     wakeups, rounds = Wakeups(), list[dict[str, int]]()
     receiver = Receiver(WebhookVerifier(SECRET), wakeups.publish, seen=MemorySeenEvents(max_events=100))
     with tempfile.TemporaryDirectory() as folder:
-        async with receiving(receiver) as url, sandbox_process(url) as facts:
+        async with serving(aiohttp_handler(receiver)) as server, sandbox_process(server.origin) as facts:
             traffic = Traffic(facts, Path(folder), wakeups, seed)
             async with traffic.running():
                 until = time.monotonic() + seconds
                 while time.monotonic() < until or len(rounds) < 12:
                     await traffic.round()
                     await asyncio.sleep(0.05)  # what was closed is gone a moment later
+                    server.requests.clear()
                     rounds.append(counts())
     return rounds, traffic
 

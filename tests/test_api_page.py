@@ -47,9 +47,8 @@ async def test_every_method_has_its_row() -> None:
             assert argument in inspect.signature(method).parameters, f"{name} has no argument {argument}"
 
 
-@pytest.mark.parametrize("name", signing_async.__all__)
-def test_every_exported_name_is_on_the_page(name: str) -> None:
-    assert re.search(rf"\b{name}\b", PAGE)
+def test_every_exported_name_is_on_the_page() -> None:
+    assert not [name for name in signing_async.__all__ if not re.search(rf"\b{name}\b", PAGE)]
 
 
 def test_every_record_has_its_fields() -> None:
@@ -73,18 +72,18 @@ def test_tree_of_exceptions_is_that_of_the_module() -> None:
     assert inspect.cleandoc(tree[1]) in re.sub(r"^    ", "", errors.__doc__ or "", flags=re.MULTILINE)
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 422, 429, 500, 418])
-async def test_status_raises_the_documented_exception(status: int) -> None:
+async def test_status_raises_the_documented_exception() -> None:
     table = rows("Exceptions", "status")
-    documented = table.get(str(status)) or table["5xx" if status == 500 else "other"]
 
     async def respond(request: web.Request) -> web.Response:
         return web.json_response({}, status=status)
 
     async with serving(respond) as server, SigningClient(server.origin, "token", retry=RetryPolicy.none()) as client:
-        with pytest.raises(errors.APIError) as raised:
-            await client.me()
-    assert documented[0].startswith(f"`{type(raised.value).__name__}`")
+        for status in (400, 401, 403, 404, 422, 429, 500, 418):
+            with pytest.raises(errors.APIError) as raised:
+                await client.me()
+            documented = table.get(str(status)) or table["5xx" if status == 500 else "other"]
+            assert documented[0].startswith(f"`{type(raised.value).__name__}`")
 
 
 def test_every_member_of_the_sandbox_is_documented() -> None:

@@ -13,11 +13,14 @@ import pytest
 from signing_async import Assumptions, ConfigurationError
 
 
-def test_names_and_statuses_may_be_one_value_or_any_iterable() -> None:
+def test_names_and_statuses_may_be_one_value_or_any_iterable(tmp_path: Path) -> None:
     assert Assumptions(item_paths="rows").item_paths == ("rows",)
     assert Assumptions(next_paths=(name for name in ("a.b",))).next_paths == ("a.b",)
     assert Assumptions(expired_token_statuses=403).expired_token_statuses == {403}
     assert Assumptions(expired_token_statuses=[401, 403]).expired_token_statuses == {401, 403}
+    path = tmp_path / "assumptions.toml"
+    path.write_text('[error_paths]\ncode = "fault.ref"\n')
+    assert Assumptions.from_file(path).error_paths == {"code": "fault.ref"}
 
 
 def test_assumptions_are_frozen_comparable_hashable_and_picklable() -> None:
@@ -60,9 +63,3 @@ def test_invalid_value_is_refused_with_field_and_value(name: str, value: Any) ->
     with pytest.raises(ConfigurationError, match=rf"^{name}: must be .*, got ") as caught:
         Assumptions(**{name: value})
     assert isinstance(caught.value, ValueError)
-
-
-def test_error_paths_may_be_a_table_of_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "assumptions.toml"
-    path.write_text('[error_paths]\ncode = "fault.ref"\n')
-    assert Assumptions.from_file(path).error_paths == {"code": "fault.ref"}

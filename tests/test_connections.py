@@ -135,29 +135,24 @@ async def test_untrusted_certificate_is_a_permanent_failure(connect: Callable[[s
 
 
 @each_connection
-async def test_refused_connection_is_a_transient_failure(connect: Callable[[str], Awaitable[None]]) -> None:
-    with pytest.raises(SigningError) as caught:
-        await connect(REFUSED)
-    assert (caught.value.transient, caught.value.effect) == (True, "none")
-
-
-@each_connection
-async def test_unknown_host_is_a_transient_failure(
-    connect: Callable[[str], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("place", [REFUSED, UNKNOWN], ids=["refused", "unknown"])
+async def test_refused_connection_and_unknown_host_are_transient_failures(
+    connect: Callable[[str], Awaitable[None]], place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The resolver of a host that starts may not know any name yet."""
 
     def resolve(*_: Any, **__: Any) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    if place is UNKNOWN:
+        monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with pytest.raises(SigningError) as caught:
-        await connect(UNKNOWN)
+        await connect(place)
     assert (caught.value.transient, caught.value.effect) == (True, "none")
 
 
 async def test_missing_socket_of_a_restarting_database_is_a_transient_failure(tmp_path: Path) -> None:
-    async with PostgresJournal(f"postgresql:///db?host={tmp_path}", timeout=1) as journal:
+    async with PostgresJournal(f"postgresql:///db?host={tmp_path}", timeout=0.2) as journal:
         with pytest.raises(SigningError, match="No such file") as caught:
             await journal.claim("lease")
     assert caught.value.transient
@@ -177,9 +172,7 @@ async def _configure_s3(roots: str) -> None:
 
 
 @pytest.mark.parametrize("content", [None, "no certificate"], ids=["missing", "not PEM"])
-@pytest.mark.parametrize(
-    "configure", [_configure_postgresql, _configure_redis, _configure_s3], ids=lambda configure: configure.__name__[11:]
-)
+@pytest.mark.parametrize("configure", [_configure_postgresql, _configure_redis, _configure_s3])
 async def test_file_of_trusted_certificates_that_cannot_be_loaded_is_a_wrong_setting(
     configure: Callable[[str], Awaitable[None]], content: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,14 +185,16 @@ async def test_file_of_trusted_certificates_that_cannot_be_loaded_is_a_wrong_set
         await configure(str(roots))
 
 
-def _write_pair(folder: Path) -> dict[str, Path]:
-    pair = trustme.CA().issue_cert("worker")
-    paths = {name: folder / f"{name}.pem" for name in ("certificate", "key", "both", "text")}
-    pair.cert_chain_pems[0].write_to_path(paths["certificate"])
-    pair.private_key_pem.write_to_path(paths["key"])
-    pair.private_key_and_cert_chain_pem.write_to_path(paths["both"])
+@pytest.fixture
+def pair(tmp_path: Path) -> dict[str, Path]:
+    """Files of a client certificate, its key, and both; a text; and a missing one."""
+    issued = trustme.CA().issue_cert("worker")
+    paths = {name: tmp_path / f"{name}.pem" for name in ("certificate", "key", "both", "text", "missing")}
+    issued.cert_chain_pems[0].write_to_path(paths["certificate"])
+    issued.private_key_pem.write_to_path(paths["key"])
+    issued.private_key_and_cert_chain_pem.write_to_path(paths["both"])
     paths["text"].write_text("no certificate")
-    return {**paths, "missing": folder / "missing.pem"}
+    return paths
 
 
 def _postgresql(paths: dict[str, Path], certificate: str, key: str) -> None:
@@ -210,33 +205,29 @@ def _redis(paths: dict[str, Path], certificate: str, key: str) -> None:
     RedisTokenStore(f"rediss://127.0.0.1?ssl_certfile={paths[certificate]}&ssl_keyfile={paths[key]}", "app")
 
 
-@pytest.mark.parametrize(
-    ("certificate", "key"), [("missing", "key"), ("certificate", "missing"), ("text", "key"), ("certificate", "text")]
-)
+@pytest.mark.parametrize(("certificate", "key"), [("missing", "key"), ("text", "key"), ("certificate", "text")])
 @pytest.mark.parametrize("connect", [_postgresql, _redis])
 def test_client_certificate_that_cannot_be_loaded_is_a_wrong_setting(
-    connect: Callable[[dict[str, Path], str, str], None], certificate: str, key: str, tmp_path: Path
+    connect: Callable[[dict[str, Path], str, str], None], certificate: str, key: str, pair: dict[str, Path]
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"cannot load the client certificate .*{certificate}.pem'"):
-        connect(_write_pair(tmp_path), certificate, key)
+        connect(pair, certificate, key)
 
 
-def test_client_certificate_of_redis_is_loaded_with_its_key_and_password(tmp_path: Path) -> None:
-    paths = _write_pair(tmp_path)
-    private = load_pem_private_key(paths["key"].read_bytes(), None)
+def test_client_certificate_of_redis_is_loaded_with_its_key_and_password(pair: dict[str, Path]) -> None:
+    private = load_pem_private_key(pair["key"].read_bytes(), None)
     sealed = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"s3cret"))
-    paths["text"].write_bytes(sealed)
-    _redis(paths, "certificate", "key")
-    url = f"rediss://127.0.0.1?ssl_certfile={paths['certificate']}&ssl_keyfile={paths['text']}"
+    pair["text"].write_bytes(sealed)
+    _redis(pair, "certificate", "key")
+    url = f"rediss://127.0.0.1?ssl_certfile={pair['certificate']}&ssl_keyfile={pair['text']}"
     RedisTokenStore(f"{url}&ssl_password=s3cret", "app")
     with pytest.raises(ConfigurationError, match="cannot load the client certificate of "):
-        RedisTokenStore(f"rediss://127.0.0.1?ssl_keyfile={paths['key']}", "app")
+        RedisTokenStore(f"rediss://127.0.0.1?ssl_keyfile={pair['key']}", "app")
 
 
-def test_client_certificate_of_postgresql_may_be_valid_or_unused(tmp_path: Path) -> None:
-    paths = _write_pair(tmp_path)
-    _postgresql(paths, "certificate", "key")
-    PostgresJournal(f"postgresql://127.0.0.1/db?sslcert={paths['both']}")
+def test_client_certificate_of_postgresql_may_be_valid_or_unused(pair: dict[str, Path]) -> None:
+    _postgresql(pair, "certificate", "key")
+    PostgresJournal(f"postgresql://127.0.0.1/db?sslcert={pair['both']}")
     PostgresJournal("postgresql://127.0.0.1/db?sslmode=disable&sslcert=/nowhere/cert.pem&sslkey=/nowhere/key.pem")
     PostgresJournal("postgresql://127.0.0.1/db?sslmode=prefer&sslrootcert=/nowhere/ca.pem")
     PostgresJournal("postgresql:///db?host=/run/postgresql&sslcert=/nowhere/cert.pem&sslcrl=/nowhere/crl.pem")

@@ -14,6 +14,7 @@ from tests.needs import needs_module
 from tests.transport.test_proxy import proxying
 
 ROOT = Path(__file__).parent.parent
+IMPORT = "from tests.first_day import main"
 
 
 async def _run(sandbox: Sandbox, *command: str, **environment: str) -> tuple[int | None, str]:
@@ -36,25 +37,19 @@ async def _run(sandbox: Sandbox, *command: str, **environment: str) -> tuple[int
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("needed", "command", "expected"),
     [
-        "-X dev -W error -m tests.first_day plain",
-        "-m tests.first_day uvloop",
-        "-W ignore::DeprecationWarning -m tests.first_day fork",
+        ("", ("-X", "dev", "-W", "error", "-m", "tests.first_day", "plain"), "sent\n"),
+        ("uvloop", ("-m", "tests.first_day", "uvloop"), "sent\n"),
+        ("", ("-W", "ignore::DeprecationWarning", "-m", "tests.first_day", "fork"), "sent\nsent\n"),
+        ("gevent", ("-c", f"from gevent import monkey; monkey.patch_all(); {IMPORT}; main('gevent')"), "sent\n"),
     ],
+    ids=["dev", "uvloop", "fork", "gevent"],
 )
-async def test_first_day_works(command: str, sandbox: Sandbox) -> None:
-    how = command.split()[-1]
-    if how == "uvloop":
-        needs_module(how)
-    expected = "sent\nsent\n" if how == "fork" else "sent\n"
-    assert await _run(sandbox, *command.split()) == (0, expected)
-
-
-async def test_first_day_works_in_a_process_that_gevent_patches(sandbox: Sandbox) -> None:
-    needs_module("gevent")
-    patched = "from gevent import monkey; monkey.patch_all(); from tests.first_day import main; main('gevent')"
-    assert await _run(sandbox, "-c", patched) == (0, "sent\n")
+async def test_first_day_works(needed: str, command: tuple[str, ...], expected: str, sandbox: Sandbox) -> None:
+    if needed:
+        needs_module(needed)
+    assert await _run(sandbox, *command) == (0, expected)
 
 
 async def test_first_day_works_optimized_and_behind_a_proxy_with_a_password(sandbox: Sandbox) -> None:

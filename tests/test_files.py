@@ -1,4 +1,4 @@
-"""Files where POSIX calls are missing, in this process; `tests/other_systems` has the whole flow."""
+"""Files where POSIX calls are missing, in this process; `tests/other_systems` has the whole flow. Errors of files."""
 
 from __future__ import annotations
 
@@ -12,8 +12,20 @@ from typing import Any
 
 import pytest
 
-from signing_async import _files  # private: Windows is imitated
+from signing_async import (
+    ArchiveError,
+    Assumptions,
+    AuthError,
+    ConfigurationError,
+    FileTokenStore,
+    InvalidRequest,
+    JournalError,
+    SqliteJournal,
+    _files,  # private: Windows is imitated
+)
 from signing_async._files import locked, place_new, remove_locked, retry_while_open, sync_folder
+from signing_async.archive import FolderStore
+from signing_async.sealed import inspect_sealed
 
 
 def failing(number: int) -> Callable[..., Any]:
@@ -133,3 +145,50 @@ def test_failed_move_on_a_file_system_without_links_leaves_the_file_at_one_name(
     if not moved:
         place_new(tmp_path / "one", tmp_path / "target")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["one"]
+
+
+# Which errors may pass
+
+
+async def test_path_that_no_file_can_have_is_a_permanent_failure(tmp_path: Path) -> None:
+    def loop(folder: Path) -> Path:
+        folder.mkdir()
+        (folder / "loop").symlink_to(folder / "loop")
+        return folder / "loop"
+
+    path = loop(tmp_path / "files")
+    with pytest.raises(AuthError) as of_token_file:
+        await FileTokenStore(path).load()
+    async with SqliteJournal(path / "journal") as journal:
+        with pytest.raises(JournalError) as of_journal:
+            await journal.claim("lease")
+    (tmp_path / "source").write_bytes(b"%PDF-")
+    archive = loop(tmp_path / "archive").parent
+    with pytest.raises(ArchiveError) as of_archive:
+        await FolderStore(archive).put("loop/a.pdf", tmp_path / "source", "")
+    assert [raised.value.transient for raised in (of_token_file, of_journal, of_archive)] == [False] * 3
+
+
+@pytest.mark.parametrize(("code", "transient"), [(errno.EMFILE, True), (errno.EACCES, False)])
+async def test_file_that_the_system_cannot_open_for_now_is_a_transient_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, transient: bool
+) -> None:
+    """Of assumptions, of the file to inspect, and of the trusted roots."""
+    path = tmp_path / "a.pdf"
+    path.touch()
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", fail)
+        with pytest.raises(ConfigurationError, match=r" cannot be read: ") as of_settings:
+            Assumptions.from_file(path)
+        with pytest.raises(InvalidRequest, match=r"^source: cannot open ") as of_source:
+            await inspect_sealed(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", fail)
+        with pytest.raises(InvalidRequest, match=r"^trust: cannot read ") as of_trust:
+            await inspect_sealed(path, trust=path)
+    errors = (of_settings.value, of_source.value, of_trust.value)
+    assert [error.transient for error in errors] == [transient] * 3

@@ -28,7 +28,6 @@ from signing_async import (
 )
 
 _NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
-_OPEN: list[Any] = [Language, SigningOrder, SigningMethod]
 _RECORDS: list[Any] = [
     Document("d", "a.pdf", _NOON, "/f", {"size": [1]}),
     Signing(
@@ -42,8 +41,7 @@ _RECORDS: list[Any] = [
 # Enumerations
 
 
-@pytest.mark.parametrize("cls", _OPEN)
-@given(value=st.text())
+@given(cls=st.sampled_from([Language, SigningOrder, SigningMethod]), value=st.text())
 def test_unknown_value_is_equal_to_its_string_hashable_printable_and_picklable(cls: Any, value: str) -> None:
     found = cls(value)
     assert isinstance(found, cls)
@@ -57,11 +55,10 @@ def test_unknown_value_is_equal_to_its_string_hashable_printable_and_picklable(c
     assert repr(value) in repr(found)
 
 
-@pytest.mark.parametrize("cls", _OPEN)
 @pytest.mark.parametrize("value", [None, b"EN", ["EN"]])
-def test_value_that_is_not_a_string_is_refused(cls: Any, value: Any) -> None:
+def test_value_that_is_not_a_string_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="is not a valid"):
-        cls(value)
+        Language(value)
 
 
 # Records
@@ -82,34 +79,27 @@ def test_records_are_frozen_comparable_hashable_and_picklable(record: Any) -> No
     assert copy.deepcopy(record).extra is not record.extra
 
 
-@pytest.mark.parametrize(
-    ("draft", "completed", "cancelled"),
-    list(itertools.product([None, False, True], [None, False, True], [None, _NOON])),
-)
-def test_state_of_a_signing(draft: bool | None, completed: bool | None, cancelled: datetime | None) -> None:
+def test_state_of_a_signing() -> None:
     """Cancelled takes precedence over completed, and completed over draft and sent."""
-    expected = {None: SigningState.UNKNOWN, True: SigningState.DRAFT, False: SigningState.SENT}[draft]
-    if completed:
-        expected = SigningState.COMPLETED
-    if cancelled:
-        expected = SigningState.CANCELLED
-    signing = Signing("s", is_draft=draft, is_completed=completed, cancelled_at=cancelled)
-    assert signing.state is expected
-    assert signing.state == expected.value
+    for draft, completed, cancelled in itertools.product([None, False, True], [None, False, True], [None, _NOON]):
+        expected = {None: SigningState.UNKNOWN, True: SigningState.DRAFT, False: SigningState.SENT}[draft]
+        if completed:
+            expected = SigningState.COMPLETED
+        if cancelled:
+            expected = SigningState.CANCELLED
+        signing = Signing("s", is_draft=draft, is_completed=completed, cancelled_at=cancelled)
+        assert signing.state is expected
+        assert signing.state == expected.value
 
 
 # Tokens
 
 
-def test_token_shows_no_secret_in_any_text() -> None:
+def test_token_shows_no_secret_and_cannot_be_pickled() -> None:
     token = Token("access-secret", "refresh-secret", _NOON)
     for shown in (repr(token), str(token), f"{token}", f"{[token]}", repr({"token": token})):
         assert "secret" not in shown
     assert "expires_at" in repr(token)
-
-
-def test_token_cannot_be_pickled() -> None:
-    token = Token("access-secret")
     with pytest.raises(TypeError, match="TokenStore") as caught:
         pickle.dumps({"token": token})
     assert "access-secret" not in str(caught.value)
@@ -118,22 +108,18 @@ def test_token_cannot_be_pickled() -> None:
 
 def test_expiry_of_a_token_is_an_aware_datetime_or_none() -> None:
     assert Token("a").expires_at is None
-    assert Token("a", expires_at=1769860800).expires_at == _NOON
+    assert Token("a", expires_at=1769860800).expires_at == Token("a", expires_at=_NOON).expires_at == _NOON
     assert Token("a", expires_at=1769860800.5).expires_at == _NOON + timedelta(seconds=0.5)
-    assert Token("a", expires_at=_NOON).expires_at == _NOON
-
-
-@pytest.mark.parametrize(
-    "moment", [datetime(2026, 1, 1), "2026-01-31T12:00:00Z", True, 1e300, float("nan"), 10**400], ids=str
-)
-def test_invalid_expiry_of_a_token_is_refused(moment: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"^expires_at: .*, got "):
-        Token("a", expires_at=moment)
+    moment: Any
+    for moment in (datetime(2026, 1, 1), "2026-01-31T12:00:00Z", True, float("nan"), 10**400):
+        with pytest.raises(ConfigurationError, match=r"^expires_at: .*, got "):
+            Token("a", expires_at=moment)
 
 
 @pytest.mark.parametrize("name", ["access_token", "refresh_token", "token_type"])
-@pytest.mark.parametrize("value", ["", "a b", "a\r\nX-Evil: 1", "å", b"a"], ids=repr)
-def test_token_that_no_header_can_carry_is_refused_without_showing_it(name: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^{name}: must be a string of printable ASCII") as caught:
-        Token(**{"access_token": "a", name: value})
-    assert "X-Evil" not in str(caught.value)
+def test_token_that_no_header_can_carry_is_refused_without_showing_it(name: str) -> None:
+    value: Any
+    for value in ("", "a b", "a\r\nX-Evil: 1", "å", b"a"):
+        with pytest.raises(ConfigurationError, match=rf"^{name}: must be a string of printable ASCII") as caught:
+            Token(**{"access_token": "a", name: value})
+        assert "X-Evil" not in str(caught.value)

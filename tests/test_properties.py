@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,7 +22,6 @@ from signing_async.transport.redaction import redact  # private: the same
 from signing_async.transport.retry import (  # private: any delay and deadline, without waiting for it
     Kind,
     Retries,
-    RetryBudget,
     Safety,
     read_retry_after,
 )
@@ -64,29 +64,23 @@ def _error(body: bytes, reason: str = "Bad Request", **headers: str) -> APIError
 
 
 async def test_no_control_character_of_a_response_reaches_errors_or_logs(caplog: pytest.LogCaptureFixture) -> None:
-    responses: list[Any] = [
-        {"id": {}, "request_id": ESCAPES, "email": ESCAPES},
-        {"id": "u1", "request_id": f"a{ESCAPES}b"},
-        {"data": [{"id": "s1", "is_draft": ESCAPES}], "request_id": ESCAPES},
-        {"data": [], "next_cursor": ESCAPES, "request_id": ESCAPES},
-    ]
+    body: Any = {}
 
     async def handler(request: web.Request) -> web.Response:
-        return web.json_response(responses[0], headers={"Link": "<\x9b31m?>; rel=next"})
+        return web.json_response(body, headers={"Link": "<\x9b31m?>; rel=next"})
 
     with caplog.at_level(logging.DEBUG, "signing_async"):
         async with serving(handler) as server, SigningClient(server.origin, TOKEN) as client:
-            with pytest.raises(DecodeError) as caught:
-                await client.me()
-            check_error(caught.value)
-            del responses[0]
+            body = {"id": "u1", "request_id": f"a{ESCAPES}b"}
             assert (await client.me()).id == "u1"
-            del responses[0]
-            for _ in range(2):
+            for body in (
+                {"id": {}, "request_id": ESCAPES, "email": ESCAPES},
+                {"data": [{"id": "s1", "is_draft": ESCAPES}], "request_id": ESCAPES},
+                {"data": [], "next_cursor": ESCAPES, "request_id": ESCAPES},
+            ):
                 with pytest.raises(DecodeError) as caught:
-                    [signing async for signing in client.signings.list()]
+                    await client.me() if "id" in body else [each async for each in client.signings.list()]
                 check_error(caught.value)
-                responses[:] = responses[-1:]
     lines = [record.getMessage() for record in caplog.records if record.name == "signing_async"]
     assert len(lines) >= 4
     assert all(line.isprintable() for line in lines)
@@ -109,17 +103,13 @@ async def test_cursor_longer_than_16_kib_raises_decode_error() -> None:
 
 
 def _decode(body: bytes) -> None:
-    try:
+    with suppress(Unreadable):
         decode_record(parse(body), Signing)
-    except Unreadable:
-        return
 
 
 def _parse_time(text: bytes) -> None:
-    try:
+    with suppress(Unreadable):
         timestamp(text.decode())
-    except Unreadable:
-        return
 
 
 def _parse_link(header: bytes) -> None:
@@ -216,13 +206,3 @@ def test_delay_is_never_shorter_than_retry_after_and_never_past_the_deadline(
         assert shortest <= delay <= longest
         assert delay < remaining
         assert shortest <= policy.max_retry_after
-
-
-def test_budget_allows_two_requests_a_call_in_an_outage() -> None:
-    budget, calls = RetryBudget(), 1000
-    requests = calls
-    for _ in range(calls):
-        budget.add(RetryBudget.DEPOSIT)
-        requests += sum(budget.withdraw() for _ in range(4))
-    assert requests <= 2 * calls
-    assert not budget.withdraw()

@@ -27,14 +27,26 @@ async def test_add_takes_a_new_recipient(client: SigningClient) -> None:
 @pytest.mark.parametrize(
     ("recipient", "fields", "said"),
     [
-        (NewRecipient("anna", order=0), {}, r"email: must be .*, got 'anna'; order: must be an integer .*"),
+        (
+            NewRecipient("anna", order=0),
+            {},
+            r"email: must be .*, got 'anna'; order: must be an integer .* least 1, got 0",
+        ),
         (NewRecipient("anna@example.com"), {"order": 2}, r"recipient: pass a NewRecipient or its fields, not both"),
         ("anna@example.com", {}, r"recipient: must be a NewRecipient, got str; pass an address as email="),
+        (None, {"first_name": ""}, "first_name: must be a non-empty string, got ''"),
+        (None, {"first_name": "\udcff"}, "first_name: must be valid UTF-8, without lone surrogates, got .*"),
+        (None, {"signing_method": 5}, "signing_method: must be a non-empty string, got 5"),
+        (None, {"extra": {"email": "x"}}, "extra: pass email as a separate argument"),
+        (None, {"extra": {1: 2}}, "extra: must be a mapping with string keys, got {1: 2}"),
+        (None, {"extra": {"phone": float("nan")}}, "extra: cannot encode as JSON.*"),
     ],
 )
 async def test_invalid_new_recipient_is_refused_before_sending(
     recipient: Any, fields: Any, said: str, sandbox: Sandbox, client: SigningClient
 ) -> None:
+    if recipient is None:
+        fields = {"email": "anna@example.com", **fields}
     with pytest.raises(InvalidRequest, match=f"^{said}$"):
         await client.recipients.add("s1", recipient, **fields)
     assert sandbox.requests == []
@@ -74,25 +86,21 @@ async def test_recipients_after_a_fatal_error_are_not_reminded_and_their_errors_
     assert len(sandbox.requests_of("recipients.remind")) == 2
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "expected"),
-    [
-        ("completed_at", "2026-01-31T12:30:15Z", datetime(2026, 1, 31, 12, 30, 15, tzinfo=UTC)),
-        ("signed_at", "2026-01-31T12:30:15Z", datetime(2026, 1, 31, 12, 30, 15, tzinfo=UTC)),
-        ("done_on", 1769862615, datetime(2026, 1, 31, 12, 30, 15, tzinfo=UTC)),
-        ("completed_at", True, None),
-        ("other", "2026-01-31T12:30:15Z", None),
-    ],
-)
-async def test_completed_at_is_the_field_that_the_service_uses(field: str, value: object, expected: object) -> None:
+async def test_completed_at_is_the_field_that_the_service_uses() -> None:
+    moment, text = datetime(2026, 1, 31, 12, 30, 15, tzinfo=UTC), "2026-01-31T12:30:15Z"
+    cases: list[tuple[str, object, datetime | None]] = [
+        *(("completed_at", text, moment), ("signed_at", text, moment), ("done_on", 1769862615, moment)),
+        *(("completed_at", True, None), ("other", text, None)),
+    ]
+
     async def handle(request: web.Request) -> web.Response:
         record = {"id": "r", "email": "anna@example.com", field: value}
         return web.json_response([record] if request.method == "GET" else record)
 
     assumptions = Assumptions(recipient_done_fields=("completed_at", "signed_at", "done_on"))
     async with serving(handle) as server, SigningClient(server.origin, "token", assumptions=assumptions) as client:
-        (listed,) = (await client.recipients.list("s")).items
-        assert listed.completed_at == expected
-        assert listed.extra == {field: value}
-        assert await client.recipients.add("s", email="anna@example.com") == listed
-        assert (await client.recipients.pending("s") == []) == bool(value and field != "other")
+        for field, value, expected in cases:
+            (listed,) = (await client.recipients.list("s")).items
+            assert (listed.completed_at, listed.extra) == (expected, {field: value})
+            assert await client.recipients.add(field, email="anna@example.com") == listed
+            assert (await client.recipients.pending("s") == []) == (field != "other")

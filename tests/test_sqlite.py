@@ -81,25 +81,22 @@ def codes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return Failing.codes
 
 
-def test_opening_is_repeated_while_the_file_is_locked(codes: list[int], tmp_path: Path) -> None:
+async def test_opening_is_repeated_while_locked_and_other_errors_say_whether_they_may_pass(
+    codes: list[int], tmp_path: Path
+) -> None:
     codes += [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_BUSY_RECOVERY]
     with contextlib.closing(SQLiteSeenEvents(tmp_path / "seen.db")) as seen:
         assert seen.claim("a") is Claim.NEW
     assert not codes
-
-
-@pytest.mark.parametrize(
-    ("name", "transient"),
-    [("NOMEM", True), ("IOERR", True), ("FULL", True), ("CANTOPEN", True), ("CORRUPT", False), ("READONLY", False)],
-)
-async def test_error_says_whether_the_operation_may_succeed_later(
-    name: str, transient: bool, codes: list[int], tmp_path: Path
-) -> None:
-    codes.append(getattr(sqlite3, f"SQLITE_{name}"))
-    async with SqliteJournal(tmp_path / "journal") as journal:
-        with pytest.raises(JournalError, match="it failed") as caught:
-            await journal.claim("lease")
-        assert caught.value.transient is transient
+    passing = dict.fromkeys(("NOMEM", "IOERR", "FULL", "CANTOPEN"), True) | dict.fromkeys(
+        ("CORRUPT", "READONLY"), False
+    )
+    for name, transient in passing.items():
+        codes.append(getattr(sqlite3, f"SQLITE_{name}"))
+        async with SqliteJournal(tmp_path / name) as journal:
+            with pytest.raises(JournalError, match="it failed") as caught:
+                await journal.claim("lease")
+            assert caught.value.transient is transient
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")

@@ -7,8 +7,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.needs import missing
 
 ROOT = Path(__file__).parent.parent
@@ -21,28 +19,19 @@ def text_of(path: str) -> str:
     return (ROOT / path).read_text(encoding="utf-8")
 
 
-@pytest.fixture
-def versions() -> list[str]:
-    """The versions of the classifiers."""
+def test_pythons_are_those_of_the_classifiers() -> None:
     project: dict[str, Any] = tomllib.loads(text_of("pyproject.toml"))["project"]
     prefix = "Programming Language :: Python :: 3."
     versions = [one.rpartition(" ")[2] for one in project["classifiers"] if one.startswith(prefix)]
     assert project["requires-python"] == f">={versions[0]}"
-    return versions
-
-
-@pytest.mark.parametrize(
-    ("path", "pattern", "first"),
-    [
+    for path, pattern, first in (
         ("README.md", r"- Python 3\.11 and later; tested on ([^.]*(?:\.\d+[^.]*)*)\. A Python", 0),
         (".github/workflows/tests.yml", r"^ +python: \[(.*)\]$", 0),
         (".ci/run", r"^for version in (3\..*); do$", 1),  # the tests themselves run on the lowest
-    ],
-)
-def test_pythons_are_those_of_the_classifiers(path: str, pattern: str, first: int, versions: list[str]) -> None:
-    found = re.search(pattern, text_of(path), re.MULTILINE)
-    assert found
-    assert re.findall(r"3\.\d+", found[1]) == versions[first:]
+    ):
+        found = re.search(pattern, text_of(path), re.MULTILINE)
+        assert found
+        assert re.findall(r"3\.\d+", found[1]) == versions[first:]
 
 
 def test_selection_for_other_pythons_exists() -> None:

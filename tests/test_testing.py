@@ -33,34 +33,24 @@ def test_plugin_loads_without_pytest_asyncio(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_fixtures_work_in_another_project(pytester: pytest.Pytester) -> None:
-    """A sandbox and its client, with the settings of the marker."""
+    """Those of the guide's tests, and of plain functions; each test has a sandbox of its own."""
     pytester.makepyfile(
         """
-        import pytest
-        from signing_async.sandbox import Profile
-
-        async def test_draft_is_kept(signing_sandbox, signing_client):
-            signing = await signing_client.signings.create(name="Lease", language="EN")
-            assert signing_sandbox.signing(signing.id).state == "draft"
+        async def test_retries_are_quick(signing_sandbox, signing_client):
+            signing_sandbox.faults.add("signings.create", "503", times=3)
+            await signing_client.signings.create(name="Lease", language="EN")
 
         async def test_each_test_has_its_own_sandbox(signing_sandbox, signing_client):
             assert [signing async for signing in signing_client.signings.list()] == []
 
-        @pytest.mark.signing_sandbox(profile=Profile(ids="integer"))
-        async def test_marker_sets_the_profile(signing_sandbox, signing_client):
-            assert (await signing_client.signings.create(name="Lease", language="EN")).id.isdigit()
-
         def test_plain_function_may_use_it(signing_sandbox):
             assert not signing_sandbox.signings
-
-        async def test_retries_are_quick(signing_sandbox, signing_client):
-            signing_sandbox.faults.add("signings.create", "503", times=3)
-            await signing_client.signings.create(name="Lease", language="EN")
-        """
+        """,
+        test_guide="\n\n".join(re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)),
     )
     pytester.makeini(INI)
     result = pytester.runpytest_inprocess(*OPTIONS)
-    result.assert_outcomes(passed=5)
+    result.assert_outcomes(passed=7)
 
 
 def test_test_in_another_loop_than_its_sandbox_fails_at_once(pytester: pytest.Pytester) -> None:
@@ -69,15 +59,6 @@ def test_test_in_another_loop_than_its_sandbox_fails_at_once(pytester: pytest.Py
     result = pytester.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(['*set asyncio_default_fixture_loop_scope = "function" in pytest\'s configuration*'])
-
-
-def test_guide_runs_as_pasted(pytester: pytest.Pytester) -> None:
-    """Its Python blocks are one test module; every test in it passes."""
-    pytester.makepyfile("\n\n".join(re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)))
-    pytester.makeini(INI)
-    outcomes = pytester.runpytest_inprocess(*OPTIONS).parseoutcomes()
-    assert outcomes.keys() <= {"passed", "warnings"}
-    assert outcomes["passed"] == 4
 
 
 async def test_sample_pdf_is_valid_and_can_be_sealed(signing_sandbox: Sandbox, signing_client: SigningClient) -> None:

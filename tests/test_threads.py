@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,21 +35,16 @@ def service() -> Iterator[Service]:
         yield service
 
 
-def in_threads(work: Callable[[int], Any]) -> list[Any]:
+def in_threads(work: Callable[[], Any]) -> list[Any]:
     """Call the function in all threads at the same moment, and return the results."""
     start = threading.Barrier(THREADS)
 
-    def run(number: int) -> Any:
+    def run(_: int) -> Any:
         start.wait(60)
-        return work(number)
+        return work()
 
     with ThreadPoolExecutor(THREADS) as threads:
         return list(threads.map(run, range(THREADS)))
-
-
-def in_loops(work: Callable[[int], Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Run the coroutine function in all threads, each with an event loop."""
-    return in_threads(lambda number: asyncio.run(work(number)))
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
@@ -65,13 +60,13 @@ def test_clients_of_several_threads_refresh_a_shared_token_once(service: Service
         async with make_oauth() as oauth:
             await oauth.exchange(service.do(service.sandbox.authorize, app))
 
-    async def me(_: int) -> str | None:
+    async def me() -> str | None:
         async with make_oauth() as oauth, SigningClient(service.sandbox.base_url, oauth) as client:
             return (await client.me()).email
 
     asyncio.run(login())
     service.do(service.sandbox.clock.advance, days=1)
-    assert in_loops(me) == ["user@sandbox.example"] * THREADS
+    assert in_threads(lambda: asyncio.run(me())) == ["user@sandbox.example"] * THREADS
     assert [each.status for each in service.do(service.sandbox.requests_of, "oauth.token")] == [200, 200]
 
 
@@ -83,13 +78,13 @@ def test_clients_of_several_threads_share_a_journal(service: Service, tmp_path: 
         SigningPackage(f"Lease {number}", "EN", [make_pdf(seed=number)], [anna], key=str(number)) for number in range(8)
     ]
 
-    async def send(_: int) -> list[str]:
+    async def send() -> list[str]:
         async with SigningClient(service.sandbox.base_url, token) as client:
             results = [result async for result in client.dispatch_many(packages, journal)]
         assert [result.error for result in results] == [None] * len(packages)
         return sorted(result.signing.id for result in results if result.signing is not None)
 
-    first, *others = in_loops(send)
+    first, *others = in_threads(lambda: asyncio.run(send()))
     assert len(first) == len(packages)
     assert others == [first] * (THREADS - 1)
     asyncio.run(journal.aclose())
@@ -100,11 +95,7 @@ def test_clients_of_several_threads_share_a_journal(service: Service, tmp_path: 
 @pytest.mark.parametrize("kind", ["memory", "sqlite"])
 def test_event_is_new_to_one_thread(tmp_path: Path, kind: str) -> None:
     seen = MemorySeenEvents() if kind == "memory" else SQLiteSeenEvents(tmp_path / "seen.db")
-
-    def claim(_: int) -> list[Claim]:
-        return [seen.claim(f"evt_{number}") for number in range(120)]
-
-    claims = in_threads(claim)
+    claims = in_threads(lambda: [seen.claim(f"evt_{number}") for number in range(120)])
     assert all(Counter(each)[Claim.NEW] == 1 for each in zip(*claims, strict=True))
     if isinstance(seen, SQLiteSeenEvents):
         seen.close()

@@ -57,16 +57,13 @@ def guide(name: str, seconds: float, seed: int) -> None:
         for number, data in enumerate(target.seeds):
             Path(folder, str(number)).write_bytes(data)
         words = Path(folder, "words.txt")
-        words.write_text("".join(f'"{_escaped(word)}"\n' for word in target.words))
+        escaped = ("".join(f"\\x{byte:02x}" for byte in word) for word in target.words)
+        words.write_text("".join(f'"{word}"\n' for word in escaped))
         once = guarded(target, held.enter_context(target.attacking()))
         options = [f"-max_total_time={seconds:.0f}", f"-max_len={LONGEST}", f"-seed={seed % 2**32}", f"-dict={words}"]
         options += ["-rss_limit_mb=1500", "-timeout=20", f"-artifact_prefix={folder}/"]
         atheris.Setup([sys.argv[0], *options, folder], once)
         atheris.Fuzz()
-
-
-def _escaped(word: bytes) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in word)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from signing_async import MemoryTokenStore, OAuth, RetryPolicy, SigningClient, S
 from tests.fuzz.promises import TOKEN, check_error
 from tests.fuzz.running import Attack, Target
 from tests.pdfs import make_pdf
+from tests.servers import talking
 
 PDF = make_pdf()
 ONCE = RetryPolicy(max_attempts=1, max_retry_after=0.0)
@@ -49,49 +49,25 @@ class _Server:
 
     raw = b""
     strangers = 0
-    lingering: set[asyncio.Task[Any]]
 
     async def talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            head = await reader.readuntil(b"\r\n\r\n")
-            for line in head.lower().split(b"\r\n"):
-                if line.startswith(b"content-length:"):
-                    await reader.readexactly(int(line.partition(b":")[2]))
-            writer.write(self.raw)
-            await writer.drain()
-        writer.close()
-        with contextlib.suppress(ConnectionError):
-            await writer.wait_closed()
+        head = await reader.readuntil(b"\r\n\r\n")
+        for line in head.lower().split(b"\r\n"):
+            if line.startswith(b"content-length:"):
+                await reader.readexactly(int(line.partition(b":")[2]))
+        writer.write(self.raw)
+        await writer.drain()
 
     async def turn_away(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.strangers += 1
-        writer.close()
 
 
-@asynccontextmanager
-async def _running() -> AsyncIterator[tuple[_Server, str, int]]:
-    server = _Server()
-    async with (
-        await asyncio.start_server(server.talk, "127.0.0.1", 0) as own,
-        await asyncio.start_server(server.turn_away, "127.0.0.1", 0) as other,
-    ):
-        origin, elsewhere = (each.sockets[0].getsockname()[1] for each in (own, other))
-        yield server, f"http://127.0.0.1:{origin}", elsewhere
-
-
-async def _attack(server: _Server, origin: str, elsewhere: int, folder: Path, data: bytes) -> None:
+async def _attack(server: _Server, origin: str, elsewhere: str, folder: Path, data: bytes) -> None:
     operate = OPERATIONS[data[0] % len(OPERATIONS) if data else 0]
-    server.raw = data[1:].replace(PLACE, b"http://127.0.0.1:%d" % elsewhere)
+    server.raw = data[1:].replace(PLACE, elsewhere.encode())
     store = MemoryTokenStore(Token(TOKEN, TOKEN + "-refresh"))
-    oauth = OAuth(
-        origin,
-        client_id="app",
-        client_secret=TOKEN + "-secret",
-        redirect_uri="https://app.example.com/",
-        store=store,
-        retry=ONCE,
-        timeout=5.0,
-    )
+    app = {"client_id": "app", "client_secret": TOKEN + "-secret", "redirect_uri": "https://app.example.com/"}
+    oauth = OAuth(origin, **app, store=store, retry=ONCE, timeout=5.0)
     async with SigningClient(origin, oauth, retry=ONCE, timeout=5.0) as client:
         assert await oauth.access_token() == TOKEN
         try:
@@ -105,20 +81,21 @@ async def _attack(server: _Server, origin: str, elsewhere: int, folder: Path, da
         assert not connector._acquired
     await oauth.aclose()
     assert server.strangers == 0
-    own = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("signing_async")]
-    assert not own
+    assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("signing_async")]
     assert all(path.name == "sealed.pdf" for path in folder.iterdir())
 
 
 @contextmanager
 def attacking() -> Iterator[Attack]:
+    server = _Server()
+    own, other = talking(server.talk), talking(server.turn_away)
     with tempfile.TemporaryDirectory() as name, asyncio.Runner() as runner:
-        running = _running()
-        server, origin, elsewhere = runner.run(running.__aenter__())
+        origin, elsewhere = runner.run(own.__aenter__()), runner.run(other.__aenter__())
         try:
             yield lambda data: runner.run(_attack(server, origin, elsewhere, Path(name), data))
         finally:
-            runner.run(running.__aexit__(None, None, None))
+            for running in (own, other):
+                runner.run(running.__aexit__(None, None, None))
 
 
 def _json(body: bytes, *, status: bytes = b"200 OK", head: bytes = b"") -> bytes:

@@ -36,9 +36,7 @@ def _inspect(data: bytes) -> None:
         texts = [*report.problems, *report.trust_problems, *report.signers]
         for seal in report.seals:
             texts += [seal.field, seal.subfilter, seal.subject or "", seal.issuer or "", *seal.changes]
-        for text in texts:
-            assert text.isprintable(), text
-            assert len(text) < 20_000
+        assert all(text.isprintable() and len(text) < 20_000 for text in texts), texts
 
 
 @contextlib.contextmanager
@@ -52,18 +50,15 @@ def attacking() -> Iterator[Attack]:
         logging.disable(before)
 
 
-SIGNATURES = tuple(
-    sealed_pdfs.cms(b"data", **options)
-    for options in (
-        {},
-        {"by_key": True},
-        {"attributes": False, "kind": "rsa"},
-        {"pss": True, "kind": "rsa"},
-        {"kind": "ed25519", "algorithm": "sha512"},
-        {"certificates": False},
-        {"content": b"wrapped"},
-    )
-)  # fmt: skip
+SIGNATURES = (
+    sealed_pdfs.cms(b"data"),
+    sealed_pdfs.cms(b"data", by_key=True),
+    sealed_pdfs.cms(b"data", attributes=False, kind="rsa"),
+    sealed_pdfs.cms(b"data", pss=True, kind="rsa"),
+    sealed_pdfs.cms(b"data", kind="ed25519", algorithm="sha512"),
+    sealed_pdfs.cms(b"data", certificates=False),
+    sealed_pdfs.cms(b"data", content=b"wrapped"),
+)
 SIGNED = sealed_pdfs.signed_pdf(sealed_pdfs.cms, room=ROOM)
 FILES = (
     SIGNED,
