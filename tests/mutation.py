@@ -23,7 +23,7 @@ MODULES = {
     "transport/call": ["tests/simulation", "tests/transport", "tests/reconcile"],
     "reconcile": ["tests/simulation", "tests/reconcile", "tests/documents"],
     "storage/claims": ["tests/storage", "tests/postgres", "tests/dispatch"],
-    "webhooks/verifier": ["tests/webhooks/test_verifier.py", "tests/webhooks/test_scheme.py"],
+    "webhooks/verifier": [f"tests/webhooks/test_{name}.py" for name in ("verifier", "scheme", "event")],
     "auth/refresh": ["tests/auth"],
 }
 _PAIRS = [(ast.Lt, ast.LtE), (ast.Gt, ast.GtE), (ast.Eq, ast.NotEq), (ast.Is, ast.IsNot), (ast.In, ast.NotIn)]
