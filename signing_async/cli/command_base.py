@@ -140,7 +140,7 @@ class State:
         text += f" ({attempt.request_id})" if attempt.request_id else ""
         text += f" - {attempt.error}" if attempt.error else ""
         text += "" if attempt.delay is None else f"; retry in {attempt.delay:.1f} s"
-        self.out.say(text, attempt=attrs.asdict(attempt))
+        self.out.say(text, attempt={**attrs.asdict(attempt), "headers": dict(attempt.headers)})
 
 
 _REPORTED = ("was not sent:", "was abandoned:", "was not archived:")

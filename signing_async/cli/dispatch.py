@@ -216,7 +216,8 @@ class _Run:
         if result.error is None:
             self.sent += 1
             self.earlier += result.sent_earlier
-            out.result(facts)
+            # Workers do not report what was sent earlier.
+            out.result(facts if self.by_workers else {**facts, "sent_earlier": result.sent_earlier})
             return
         self.errors.append(result.error)
         self.failures.add(entry.row, key, str(result.error))
@@ -231,7 +232,7 @@ class _Run:
         left = len(self.checked.lines) - self.sent - failed
         interrupted = self.interrupts > 0 and left > 0
         counts = f"{self.sent} {verb}"
-        if not self.by_workers:  # workers do not report what was sent earlier
+        if not self.by_workers:
             counts += f": {self.earlier} earlier, {self.sent - self.earlier} now"
         lines = [f"{counts}, {failed} failed." if failed else f"{counts}."]
         reported = self._write_report(lines, is_partial=interrupted or self.enqueues)

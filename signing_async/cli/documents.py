@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +30,11 @@ if TYPE_CHECKING:
 _UNSAFE = re.compile(f'[{CONTROLS}<>:"|?*]')
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _LONGEST_NAME = 180
+_RECORD = ".signing-async.jsonl"
+"""Says which document each downloaded file in its folder is: documents of two signings may have the same name."""
+
+_Target = tuple["Document", Path, bool]
+"""A document, the path it is downloaded to, and whether it is already there."""
 
 
 @command(changing=True)
@@ -93,9 +101,9 @@ async def download(
     """Download sealed PDFs: DOCUMENTS by id or name, or the only one, or --all.
 
     Files are named after their documents, as in lease-signed.pdf, and appear only once they are complete and checked.
-    With --all, --output is always a folder. Existing files in a folder are kept and not downloaded again unless
-    --force is given: the command can be repeated. With --verify, they are checked too. Use a folder for each signing:
-    another signing's file of the same name would be kept, too.
+    With --all, --output is always a folder. A document that an earlier download left in the folder is not downloaded
+    again unless --force is given: the command can be repeated. With --verify, its file is checked too. If the name
+    belongs to another file, the document becomes lease-signed-2.pdf.
 
     Exit code 7: with --verify, a file is not sound; it was not kept.
 
@@ -122,37 +130,41 @@ async def download(
             # The PDF is complete and checked before its first byte is written.
             state.out.binary(await client.documents.read_signed(signing, selected[0]))
             return 0
-        paths, is_folder = _target_paths(selected, output, is_folder=everything)
+        folder = _folder(selected, output, is_folder=everything)
+        targets = [(selected[0], Path(output or "."), False)]
+        if folder is not None:
+            make_folder(folder, "--output")
+            targets = await asyncio.to_thread(_targets_in, folder, selected, force=force)
 
-        async def fetch(target: tuple[Document, Path]) -> tuple[Document, Path, SealedFile | BaseException | None]:
-            document, path = target
+        async def fetch(target: _Target) -> tuple[Document, Path, SealedFile | BaseException | None]:
+            document, path, is_present = target
             try:
-                if is_folder and path.is_file() and not force:
+                if is_present and not force:
                     report = None if inspect is None else await asyncio.to_thread(inspect, path)
                     if report is not None and not report.sound:
                         raise NotSound(f"{path} already exists and is not sound: {'; '.join(report.problems)}")
                     return document, path, None
                 if os.path.lexists(path) and not force:
                     raise InvalidRequest(f"{path} already exists: use --force to replace it")
-                sealed = client.documents.download_signed(signing, document, path, overwrite=force, verify=verify)
-                return document, path, await sealed
+                sealed = await client.documents.download_signed(signing, document, path, overwrite=force, verify=verify)
+                if folder is not None:
+                    _add_to_record(folder, document, sealed)
+                return document, path, sealed
             except (SigningError, OSError) as error:
                 if isinstance(error, SigningError) and error.fatal:
                     raise
                 return document, path, error
 
         with state.out.byte_progress("Downloading") as on_progress:
-            reporter = ProgressReporter(on_progress, len(paths))
+            reporter = ProgressReporter(on_progress, len(targets))
             reporter.add(0, 0)
-            results: Results[tuple[Document, Path, SealedFile | BaseException | None]] = Results(
-                list(zip(selected, paths, strict=True)), fetch, 4
-            )
+            results: Results[tuple[Document, Path, SealedFile | BaseException | None]] = Results(targets, fetch, 4)
             async with results:
                 async for document, path, result in results:
                     facts: dict[str, object] = {"id": document.id, "name": document.name, "path": str(path)}
                     if isinstance(result, NotYetSigned) and not state.json:
                         errors.append(result)
-                        unsealed.append(document.name or document.id)
+                        unsealed.append(on_one_line(document.name or document.id))
                     elif isinstance(result, BaseException):
                         errors.append(result)
                         state.out.failed(document.name or document.id, result, facts)
@@ -165,7 +177,7 @@ async def download(
                     reporter.add(1, getattr(result, "size", 0))
     if unsealed:
         state.out.error(f"not sealed yet, since not all recipients have signed: {', '.join(unsealed)}", {})
-    return _end(state, "downloaded", len(paths), present, errors)
+    return _end(state, "downloaded", len(targets), present, errors)
 
 
 def _select(documents: Sequence[Document], names: Sequence[str], everything: bool) -> list[Document]:
@@ -186,24 +198,55 @@ def _select(documents: Sequence[Document], names: Sequence[str], everything: boo
     return list(selected.values())
 
 
-def _target_paths(documents: Sequence[Document], output: str | None, *, is_folder: bool) -> tuple[list[Path], bool]:
+def _folder(documents: Sequence[Document], output: str | None, *, is_folder: bool) -> Path | None:
+    """Return the folder to download to; None if ``output`` is a file."""
     folder = Path(output or ".")
     is_folder = is_folder or len(documents) > 1 or not output or folder.is_dir() or output.endswith(("/", "\\"))
-    if not is_folder:
-        return [folder], False
-    make_folder(folder, "--output")
-    return [folder / name for name in _file_names(documents)], True
+    return folder if is_folder else None
 
 
-def _file_names(documents: Sequence[Document]) -> Iterator[str]:
-    """Yield a safe file name for each document: names from the service must not become paths."""
+def _targets_in(folder: Path, documents: Sequence[Document], *, force: bool) -> list[_Target]:
+    """Return each document's path, which is free or already has the document; with ``force`` also an unknown file's."""
+    recorded = _read_record(folder)
+    targets: list[_Target] = []
     taken: set[str] = set()
     for document in documents:
+        own = {name for name, (of, _) in recorded.items() if of == document.id}
+        present = next((name for name in own if force or _digest(folder / name) == recorded[name][1]), None)
         stem = _safe_stem(document.name) or _safe_stem(document.id) or "document"
         names = (f"{stem}-signed{number}.pdf" for number in chain([""], (f"-{again}" for again in count(2))))
-        chosen = next(name for name in names if name.casefold() not in taken)
+        chosen = present or next(
+            name
+            for name in names
+            if name.casefold() not in taken and (not os.path.lexists(folder / name) or (force and name not in recorded))
+        )
         taken.add(chosen.casefold())
-        yield chosen
+        targets.append((document, folder / chosen, present is not None))
+    return targets
+
+
+def _read_record(folder: Path) -> dict[str, tuple[str, str]]:
+    """Return the id and the sha256 of each downloaded document, by the names of the files."""
+    recorded: dict[str, tuple[str, str]] = {}
+    with suppress(FileNotFoundError):
+        for line in (folder / _RECORD).read_text("utf-8", "replace").splitlines():
+            with suppress(ValueError, TypeError, KeyError):  # a line that was cut off
+                entry = json.loads(line)
+                recorded[Path(entry["file"]).name] = entry["id"], entry["sha256"]
+    return recorded
+
+
+def _add_to_record(folder: Path, document: Document, sealed: SealedFile) -> None:
+    line = json.dumps({"file": sealed.path.name, "id": document.id, "sha256": sealed.sha256})
+    with (folder / _RECORD).open("a", encoding="utf-8") as file:
+        file.write(f"{line}\n")
+
+
+def _digest(path: Path) -> str | None:
+    """Return the sha256 of a file; None if it is none."""
+    with suppress(OSError), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+    return None
 
 
 def _safe_stem(name: str) -> str:

@@ -20,7 +20,7 @@ CODES = {
     NOT_SOUND: "a sealed PDF is not sound, or an archive does not match its manifest: something was changed",
     UNTRUSTED: "a sealed PDF is sound but not trusted",
     STUCK: "a signing or a dispatch is stuck",
-    INTERRUPTED: "interrupted by Ctrl-C (143: terminated by SIGTERM)",
+    INTERRUPTED: "interrupted by Ctrl-C (143: terminated by SIGTERM; 141: the reader closed the pipe)",
 }
 
 _FACTS = (

@@ -285,10 +285,9 @@ def _as_json(value: object) -> object:
 
     if isinstance(value, datetime):
         return value.isoformat()
-    if attrs.has(type(value)):
-        shown: Any = value
-        return attrs.asdict(shown, recurse=False, filter=lambda field, _: bool(field.repr))
-    return str(value)
+    shown: Any = value
+    is_record = attrs.has(type(value))
+    return attrs.asdict(shown, recurse=False, filter=lambda field, _: bool(field.repr)) if is_record else str(value)
 
 
 def _has_controls(stream: Any) -> bool:

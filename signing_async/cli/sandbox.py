@@ -138,7 +138,7 @@ def _announce(server: Sandbox, out: Output, app: str | None = None) -> None:
     lines.append(f"To use the sandbox from a shell, paste these lines{then}:")
     lines += [f"  export {name}={shlex.quote(value)}" for name, value in exports.items()]
     if app is not None:
-        lines.append(f"Or, without a login: export SIGNING_ACCESS_TOKEN={token}")
+        lines.append(f"Or, without a login (valid for a day): export SIGNING_ACCESS_TOKEN={token}")
     if not is_loopback(server.host):
         lines.append("Everybody who can reach this address has full access: the sandbox asks for no password.")
     lines.append("Press Ctrl-C to stop.")

@@ -13,10 +13,7 @@ from typing import Any
 import pytest
 
 from signing_async.cli import app as cli
-from signing_async.webhooks import Inbox, WebhookVerifier
 from tests.cli.service import Service, running
-from tests.pdfs import make_pdf
-from tests.webhooks.deliveries import SECRET, event_body, hex_of
 
 
 @pytest.fixture
@@ -74,25 +71,3 @@ def run(service: Service, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd
 def one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make one attempt for each request."""
     monkeypatch.setenv("SIGNING_MAX_ATTEMPTS", "1")
-
-
-@pytest.fixture
-def sample_files(run: Run, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Provide the files and variables that examples and console samples take for granted."""
-    for name in ("lease", "inventory"):
-        (tmp_path / f"{name}.pdf").write_bytes(make_pdf(text=name))
-    rows = [f"{number},Lease,EN,lease.pdf,anna{number}@example.com\n" for number in range(3)]
-    (tmp_path / "leases.csv").write_text(f"key,name,language,documents,recipient1_email\n{''.join(rows)}")
-    body = event_body("evt_1")
-    (tmp_path / "delivery.json").write_bytes(body)
-    (tmp_path / "webhook-secret").write_text(SECRET)
-    monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", SECRET)
-    monkeypatch.setenv("SIGNATURE", hex_of(body))
-    monkeypatch.setenv("SIGNING_INBOX", str(tmp_path / "inbox.db"))
-    monkeypatch.setenv("EVENT", "evt_1")
-
-    async def receive() -> None:
-        async with Inbox(tmp_path / "inbox.db") as inbox:
-            await inbox.add(WebhookVerifier(SECRET).parse(body, hex_of(body)), body)
-
-    service.call(receive())

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ssl import SSLContext
 from typing import Any, TypeVar
+
+from aiohttp import web
 
 from signing_async import SigningClient
 from signing_async.sandbox import Sandbox
 from tests.pdfs import make_pdf
+from tests.servers import Web, another_loop, serving
 
 T = TypeVar("T")
 
@@ -20,13 +22,14 @@ T = TypeVar("T")
 class Service:
     """A sandbox, used from another thread."""
 
-    def __init__(self, sandbox: Sandbox, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, sandbox: Sandbox, submit: Callable[[Coroutine[Any, Any, Any]], Future[Any]]) -> None:
         self.sandbox = sandbox
-        self._loop = loop
+        self._submit = submit
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the sandbox's event loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
+        done: T = self._submit(work).result(30)
+        return done
 
     def do(self, function: Callable[..., T], *arguments: Any, **named: Any) -> T:
         """Call a function on the sandbox's event loop."""
@@ -45,9 +48,14 @@ class Service:
         """Add a fault to the sandbox."""
         return self.do(self.sandbox.faults.add, operation, kind, times=times, **settings)
 
-    def requests_of(self, operation: str) -> int:
-        """Return how many requests of an operation the sandbox has received."""
-        return len(self.do(self.sandbox.requests_of, operation))
+    def recipient(self, signing: str, email: str) -> Any:
+        """Return the recipient of a signing with this address."""
+        return next(one for one in self.do(self.sandbox.recipients, signing) if one.email == email)
+
+    def requests_of(self, operation: str = "") -> int:
+        """Return how many requests of an operation, or of all, the sandbox has received."""
+        received = self.do(lambda: [request.operation for request in self.sandbox.requests])
+        return received.count(operation) if operation else len(received)
 
     def draft(
         self,
@@ -78,52 +86,34 @@ class Service:
 @contextmanager
 def running(**settings: Any) -> Iterator[Service]:
     """Run a sandbox."""
-    started = threading.Event()
-    services: list[Service] = []
-    stop: list[Callable[[], object]] = []
-
-    async def main() -> None:
-        ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        async with Sandbox(**settings) as sandbox:
-            services.append(Service(sandbox, loop))
-            stop.append(lambda: loop.call_soon_threadsafe(ended.set))
-            started.set()
-            await ended.wait()
-
-    thread = threading.Thread(target=asyncio.run, args=(main(),))
-    thread.start()
-    assert started.wait(30)
-    try:
-        yield services[0]
-    finally:
-        stop[0]()
-        thread.join(30)
+    with another_loop() as submit:
+        sandbox = submit(Sandbox(**settings).start()).result(30)
+        try:
+            yield Service(sandbox, submit)
+        finally:
+            submit(sandbox.aclose()).result(30)
 
 
 @contextmanager
-def listening(respond: Callable[[str, str], tuple[int, object]]) -> Iterator[str]:
-    """Run a server and yield its origin. ``respond`` makes a status, and bytes or JSON, from method and path."""
+def listening(respond: Callable[[web.Request], Any], ssl: SSLContext | None = None) -> Iterator[Web]:
+    """Run a server. ``respond`` makes a response, or the bytes or the JSON of one; None is not found."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            status, body = respond(self.command, self.path.partition("?")[0].removeprefix("/api/1.0"))
-            content = body if isinstance(body, bytes) else json.dumps(body).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+    async def handle(request: web.Request) -> web.StreamResponse:
+        found = await asyncio.to_thread(respond, request)
+        if found is None:
+            return web.json_response({"code": "not_found"}, status=404)
+        if isinstance(found, bytes):
+            return web.Response(body=found)
+        return found if isinstance(found, web.StreamResponse) else web.json_response(found)
 
-        do_POST = do_GET  # noqa: N815  # the name that http.server calls
-
-        def log_message(self, *args: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-        thread.start()
+    with another_loop() as submit:
+        server = serving(handle, ssl=ssl)
         try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
+            yield submit(server.__aenter__()).result(30)
         finally:
-            server.shutdown()
-            thread.join()
+            submit(server.__aexit__(None, None, None)).result(30)
+
+
+def api_path(request: web.Request) -> str:
+    """Return the path of a request below that of the API."""
+    return request.path.removeprefix("/api/1.0")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import ssl
 import tomllib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from pathlib import Path
@@ -19,10 +18,9 @@ from aiohttp import web
 from signing_async import Assumptions, SigningClient
 from signing_async.sandbox import Profile
 from tests.cli.conftest import Ran, Run
-from tests.cli.service import Service, running
+from tests.cli.service import Service, api_path, listening, running
 from tests.cli.terminal import ROOT
 from tests.pdfs import make_pdf
-from tests.servers import serving
 
 
 @pytest.fixture
@@ -49,19 +47,6 @@ def signings(service: Service) -> None:
     service.call(create())
 
 
-def used(service: Service, assumptions: Assumptions) -> tuple[list[str], int]:
-    """Return the names of all signings, page by page, and how many recipients of the completed one are pending."""
-
-    async def work() -> tuple[list[str], int]:
-        sandbox = service.sandbox
-        async with SigningClient(sandbox.base_url, sandbox.access_token(), assumptions=assumptions) as client:
-            signings = [signing async for signing in client.signings.list(limit=1)]
-            (completed,) = [signing for signing in signings if signing.name == "one"]
-            return sorted(signing.name for signing in signings), len(await client.recipients.pending(completed))
-
-    return service.call(work())
-
-
 def checks(ran: Ran) -> dict[str, Any]:
     """Return the findings by the names of the checks."""
     return {line["check"]: line for line in ran.lines if "check" in line}
@@ -72,10 +57,10 @@ PROFILES = {
     "laravel": Profile.laravel(),
     "rfc9457": Profile.rfc9457(),
     "numeric": Profile.numeric(),
-    "a cursor at the top": Profile(pagination="top_cursor", cursor_param="after", limit_param="pageSize"),
     "has more, and other names": Profile(
         pagination="has_more",
         cursor_param="starting_after",
+        limit_param="pageSize",
         items_field="entries",
         record_field="payload",
         recipient_completed_field="finished_on",
@@ -95,7 +80,15 @@ def test_written_assumptions_make_a_client_work(service: Service, run: Run, tmp_
     assert {name: one["state"] for name, one in found.items() if one["state"] not in ("ok", "unknown")} == {}
     assert found["client"]["pages"] == (1 if service.sandbox.profile.pagination == "bare" else 2)
     assumptions = Assumptions.from_file(tmp_path / "assumptions.toml")
-    assert used(service, assumptions) == (["one", "three", "two"], 0)
+
+    async def use() -> tuple[list[str], int]:
+        sandbox = service.sandbox
+        async with SigningClient(sandbox.base_url, sandbox.access_token(), assumptions=assumptions) as client:
+            signings = [signing async for signing in client.signings.list(limit=1)]
+            (completed,) = [signing for signing in signings if signing.name == "one"]
+            return sorted(signing.name for signing in signings), len(await client.recipients.pending(completed))
+
+    assert service.call(use()) == (["one", "three", "two"], 0)
     assert assumptions.expired_token_statuses == {401, service.sandbox.profile.expired_token_status}
     methods = {(one.method, one.operation) for one in service.do(lambda: service.sandbox.requests) if one.headers}
     setup = ("signings.create", "signings.send", "documents.upload", "recipients.add")
@@ -117,38 +110,24 @@ def test_sample_in_the_guide_is_written(run: Run, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "assumptions.toml"]
 
 
-@pytest.mark.parametrize("service", [Profile.numeric()], ids=["numeric"], indirect=True)
-def test_rejected_token_is_exit_code_4_and_its_status_is_learned_with_one_request(
-    service: Service, run: Run, tmp_path: Path
-) -> None:
-    ran = run("doctor", "--json", SIGNING_ACCESS_TOKEN="wrong")
-    assert ran.code == 4
-    assert list(checks(ran)) == ["https", "clock", "token"]
-    learned = Assumptions.from_file(tmp_path / "assumptions.toml").expired_token_statuses
-    assert learned == {401, service.sandbox.profile.expired_token_status}
-    assert len(service.sandbox.requests) == 1
-
-
 # Services that the sandbox does not simulate
 
 Responses = dict[str, Any]
-Examine = Callable[..., Awaitable[tuple[dict[str, Any], dict[str, Any]]]]
+Examine = Callable[..., tuple[dict[str, Any], dict[str, Any]]]
 
 
 @pytest.fixture
 def examine(run: Run, tmp_path: Path) -> Examine:
     """Return a function that runs the command against a service with the given responses, by their paths."""
 
-    async def examine(responses: Responses, *options: str, tls: ssl.SSLContext | None = None) -> Any:
-        async def handle(request: web.Request) -> web.StreamResponse:
-            found = responses.get(request.path.removeprefix("/api/1.0"), web.Response(status=404))
-            found = found(request) if callable(found) else found
-            return found if isinstance(found, web.StreamResponse) else web.json_response(found)
+    def examine(responses: Responses, *options: str, tls: ssl.SSLContext | None = None) -> Any:
+        def respond(request: web.Request) -> Any:
+            found = responses.get(api_path(request))
+            return found(request) if callable(found) else found
 
-        async with serving(handle, ssl=tls) as server:
-            command = ("doctor", "--json", "--force", *options)
-            ran = await asyncio.to_thread(run, *command, SIGNING_BASE_URL=server.origin)
-            assert len(server.requests) > 1 or ran.code
+        with listening(respond, ssl=tls) as server:
+            ran = run("doctor", "--json", "--force", *options, SIGNING_BASE_URL=server.origin)
+        assert len(server.requests) > 1 or ran.code
         path = tmp_path / "assumptions.toml"
         return (checks(ran) or ran.error), tomllib.loads(path.read_text()) if path.exists() else {}
 
@@ -158,10 +137,10 @@ def examine(run: Run, tmp_path: Path) -> Examine:
 def pages(wrap: Callable[[list[dict[str, Any]], bool], Any], limit: str = "limit", cursor: str = "after") -> Any:
     """Serve three signings page by page; ``wrap`` makes a page of its records, and whether more follow."""
 
-    def page(request: web.Request) -> web.Response:
+    def page(request: web.Request) -> Any:
         left = [one for one in "abc" if one > request.query.get(cursor, "")]
         shown = left[: int(request.query.get(limit, 99))]
-        return web.json_response(wrap([{"id": one, "name": one} for one in shown], len(left) > len(shown)))
+        return wrap([{"id": one, "name": one} for one in shown], len(left) > len(shown))
 
     return page
 
@@ -180,20 +159,10 @@ LEARNED: dict[str, tuple[Responses, str, dict[str, Any]]] = {
         {"limit_param": "size", "cursor_param": "start", "item_paths": "body.rows"}
         | {"next_paths": "meta.paging.nextToken", "record_paths": "thing"},
     ),
-    "an unknown flag": (
-        {"/signings": pages(lambda items, more: {"data": items, "info": {"moreToCome": more}})},
+    "an unknown flag, and another list beside the records": (
+        {"/signings": pages(lambda items, more: {"data": ["x"], "rows": items, "info": {"moreToCome": more}})},
         "the cursor in info.moreToCome and the last item's id is sent back as 'after'",
-        {"has_more_paths": "info.moreToCome"},
-    ),
-    "a link header": (
-        {"/signings": lambda _: web.json_response(TWO, headers={"Link": '<https://x.test/?p=2>; rel="next"'})},
-        "its URL is in the Link header",
-        {},
-    ),
-    "another list beside the records": (
-        {"/signings": pages(lambda items, more: {"data": ["x"], "rows": items, "hasMore": more})},
-        "the cursor in hasMore and the last item's id is sent back as 'after'",
-        {"item_paths": "rows"},
+        {"item_paths": "rows", "has_more_paths": "info.moreToCome"},
     ),
     "a name that would inject a line": ({"/signings": {"data": TWO, "next\nmax_pdf_bytes = 1\n#": "x"}}, NO_CURSOR, {}),
     "a cursor that no parameter takes": (
@@ -205,10 +174,10 @@ LEARNED: dict[str, tuple[Responses, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(("responses", "words", "firsts"), LEARNED.values(), ids=LEARNED)
-async def test_list_conventions_are_found_by_their_effect(
+def test_list_conventions_are_found_by_their_effect(
     responses: Responses, words: str, firsts: dict[str, Any], examine: Examine
 ) -> None:
-    found, values = await examine({"/me": {}, **responses})
+    found, values = examine({"/me": {}, **responses})
     assert found["next page"]["message"] == words
     assert {name: values[name] if isinstance(values[name], str) else values[name][0] for name in firsts} == firsts
     assert found["token"]["message"] == "works: GET /me succeeds"
@@ -217,50 +186,52 @@ async def test_list_conventions_are_found_by_their_effect(
         assert (found["client"]["state"], found["client"]["pages"]) == ("ok", 2)
 
 
-async def test_growing_or_repeating_list_is_a_failure(examine: Examine) -> None:
+def test_growing_or_repeating_list_is_a_failure(examine: Examine) -> None:
     """A growing list has other items for every parameter, but also without one."""
     numbers = iter(range(10_000))
 
-    def page(request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": f"n{next(numbers) // 2 * 2}", "name": "n"}], "next_cursor": "x"})
+    def growing(_: object) -> Any:
+        return {"data": [{"id": f"n{next(numbers) // 2 * 2}", "name": "n"}], "next_cursor": "x"}
 
-    found, values = await examine({"/me": {}, "/signings": page})
+    def repeating(_: object) -> Any:
+        return {"data": TWO[:1], "next_cursor": f"c{next(numbers)}"}
+
+    found, values = examine({"/me": {}, "/signings": growing})
     assert (found["next page"]["state"], "cursor_param" in values) == ("failed", False)
-    odd = lambda _: web.json_response({"data": TWO[:1], "next_cursor": f"c{next(numbers)}"})  # noqa: E731  # short
-    found, _ = await examine({"/me": {}, "/signings": odd})
+    found, _ = examine({"/me": {}, "/signings": repeating})
     assert found["client"]["message"] == "page 2 of a list repeats earlier signings"
 
 
-async def test_malformed_responses_are_reported_and_the_other_checks_run(examine: Examine) -> None:
-    for broken in (lambda _: web.Response(text="{"), lambda _: web.Response(status=404)):
-        found, _ = await examine({"/me": {"data": {"name": "Anna"}}, "/signings": broken})
+def test_malformed_responses_are_reported_and_the_other_checks_run(examine: Examine) -> None:
+    for broken in (b"{", None):
+        found, _ = examine({"/me": {"data": {"name": "Anna"}}, "/signings": broken})
         assert found["list"]["message"].startswith("no list in the response to GET /signings (HTTP ")
         assert found["token"]["message"] == "works: Anna"
         assert "errors" in found
     odd: Responses = {"/me": [], "/signings": [{"id": 5, "updated_at": "soon"}, 7, {"id": 6}]}
-    found, _ = await examine(odd | {"/signings/5": {"a": {"b": 1}}, "/signings/5/recipients": [{"signed_at": None}, 3]})
+    found, _ = examine(odd | {"/signings/5": {"a": {"b": 1}}, "/signings/5/recipients": [{"signed_at": None}, 3]})
     assert found["record"]["message"] == "no id in the response for a signing"
     assert (found["recipients"]["state"], found["page size"]["state"]) == ("ok", "unknown")
     assert found["client"]["state"] == "failed"
 
 
-async def test_field_of_finished_recipients_that_is_always_empty_is_chosen_by_its_name(examine: Examine) -> None:
+def test_field_of_finished_recipients_that_is_always_empty_is_chosen_by_its_name(examine: Examine) -> None:
     people = {"people": [{"email": "anna@example.com", "ApprovedOn": None, "signed": True}]}
     responses: Responses = {
         "/me": {},
         "/signings": {"data": TWO, "links": {"next": "/2"}},
         "/signings/a/recipients": people,
     }
-    found, values = await examine(responses)
+    found, values = examine(responses)
     assert (found["recipients"]["state"], found["recipients"]["field"]) == ("warning", "ApprovedOn")
     assert (values["item_paths"][0], values["recipient_done_fields"][0]) == ("people", "ApprovedOn")
-    found, values = await examine({**responses, "/signings/a/recipients": [{"signed_at": "2031-03-31"}]})
+    found, values = examine({**responses, "/signings/a/recipients": [{"signed_at": "2031-03-31"}]})
     assert (found["recipients"]["state"], values["recipient_done_fields"]) == ("ok", ["signed_at", "completed_at"])
-    found, values = await examine({**responses, "/signings/a/recipients": [{"email": "anna@example.com"}]})
+    found, values = examine({**responses, "/signings/a/recipients": [{"email": "anna@example.com"}]})
     assert (found["recipients"]["state"], "recipient_done_fields" in values) == ("unknown", False)
 
 
-async def test_clock_skew_is_a_failure(examine: Examine) -> None:
+def test_clock_skew_is_a_failure(examine: Examine) -> None:
     now, minutes = datetime.now(UTC), timedelta(minutes=5)
     for date, words in (
         (format_datetime(now - minutes), " s ahead of the service's"),
@@ -268,35 +239,43 @@ async def test_clock_skew_is_a_failure(examine: Examine) -> None:
         ("noon", "no Date header in the response"),
     ):
         me = lambda _, date=date: web.json_response({}, headers={"Date": date})  # noqa: E731  # short
-        found, _ = await examine({"/me": me, "/signings": []})
+        found, _ = examine({"/me": me, "/signings": []})
         assert words in found["clock"]["message"]
 
 
-@pytest.mark.parametrize(("status", "learns"), [(400, True), (429, False)])
-async def test_wrong_token_teaches_a_rejection_and_no_other_status(
-    status: int, learns: bool, examine: Examine, service: Service
+@pytest.mark.parametrize(
+    ("options", "status", "check", "code", "learned"),
+    [
+        (["--wrong-token"], 400, "wrong token", 0, {400, 401}),
+        (["--wrong-token"], 429, "wrong token", 0, None),
+        ([], 403, "token", 4, {401, 403}),
+        ([], 404, "token", 4, None),
+        ([], 503, "service", 1, None),
+    ],
+)
+def test_status_of_a_rejected_token_is_learned_and_no_other(
+    options: list[str], status: int, check: str, code: int, learned: set[int] | None, run: Run, tmp_path: Path
 ) -> None:
-    right = service.environment["SIGNING_ACCESS_TOKEN"]
+    """A token is sent once if it is rejected."""
 
-    def me(request: web.Request) -> web.Response:
-        is_wrong = "not-a-token" in request.headers["Authorization"]
-        return web.json_response({"right": right}, status=status if is_wrong else 200, headers={"Retry-After": "0"})
+    def respond(request: web.Request) -> Any:
+        is_refused = not options or "not-a-token" in request.headers["Authorization"]
+        if api_path(request) == "/me" and is_refused:
+            return web.json_response({}, status=status, headers={"Retry-After": "0"})
+        return []
 
-    found, values = await examine({"/me": me, "/signings": []}, "--wrong-token")
-    finding = found["wrong token"]
-    assert (finding["state"], finding["status"]) == ("ok" if learns else "warning", status)
-    assert sorted(values.get("expired_token_statuses", [])) == (sorted({401, status}) if learns else [])
+    with listening(respond) as server:
+        ran = run("doctor", "--json", *options, SIGNING_BASE_URL=server.origin)
+    found = checks(ran)
+    assert (ran.code, found[check]["status"]) == (code, status)
+    assert found[check]["state"] == ("failed" if code else "ok" if learned else "warning")
+    assert options or list(found) == ["https", "clock", check]
+    assert code != 4 or len(server.requests) == 1
+    values = tomllib.loads((tmp_path / "assumptions.toml").read_text())
+    assert set(values.get("expired_token_statuses", [])) == (learned or set())
 
 
-@pytest.mark.parametrize(("status", "check"), [(404, "token"), (503, "service")])
-async def test_other_refusal_of_me_is_not_learned_as_a_rejected_token(
-    status: int, check: str, examine: Examine
-) -> None:
-    found, values = await examine({"/me": lambda _: web.Response(status=status, headers={"Retry-After": "0"})})
-    assert (list(found), found[check]["state"], values) == (["https", "clock", check], "failed", {})
-
-
-async def test_certificate_is_checked_before_anything_is_sent(
+def test_certificate_is_checked_before_anything_is_sent(
     examine: Examine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     authority = trustme.CA()
@@ -308,7 +287,7 @@ async def test_certificate_is_checked_before_anything_is_sent(
         authority.issue_cert("127.0.0.1", not_after=expires).configure_cert(context)
         if state is None:
             monkeypatch.delenv("SSL_CERT_FILE")
-        found, _ = await examine({"/me": {}, "/signings": []}, tls=context)
+        found, _ = examine({"/me": {}, "/signings": []}, tls=context)
         if state is None:
             assert re.match(r"no secure connection to https://127\.0\.0\.1:\d+: unable to get", found["message"])
         else:

@@ -6,8 +6,10 @@ import importlib.util
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests.cli.conftest import Run
 from tests.cli.service import Service, listening
@@ -18,7 +20,7 @@ from tests.sealed.pdfs import judge_here
 DOWNLOAD = "documents.download_signed"
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def files(run: Run) -> None:
     """Write files into the folder where the command runs."""
     Path("lease.pdf").write_bytes(make_pdf(text="lease"))
@@ -32,7 +34,6 @@ def completed(service: Service) -> str:
     return service.draft("lease.pdf", "inventory.pdf", to=("anna@example.com",), completed=True)
 
 
-@pytest.mark.usefixtures("files")
 def test_upload_prints_a_line_with_the_document_id_for_each_file(run: Run, service: Service) -> None:
     """A file that the draft already holds is uploaded only with --again."""
     signing = service.draft()
@@ -53,7 +54,6 @@ def test_upload_prints_a_line_with_the_document_id_for_each_file(run: Run, servi
     assert len(service.do(service.sandbox.documents, signing)) == 3
 
 
-@pytest.mark.usefixtures("files")
 def test_failed_upload_does_not_stop_the_others_and_sets_the_exit_code(run: Run, service: Service) -> None:
     signing = service.draft()
     ran = run("upload", signing, "none.pdf", "notes.txt", "lease.pdf")
@@ -72,7 +72,8 @@ def test_terminal_shows_a_bar_with_the_bytes_of_an_upload(service: Service, tmp_
     assert (shown.code, b"Uploading" in shown.raw) == (0, True)
 
 
-def test_download_by_name_or_id_to_a_file_or_folder(run: Run, completed: str, tmp_path: Path) -> None:
+def test_download_by_name_or_id_to_a_file_or_folder(run: Run, service: Service, completed: str, tmp_path: Path) -> None:
+    """With --all, the output is always a folder."""
     assert run("download", completed, "lease.pdf").out == "lease-signed.pdf\n"
     assert run("download", completed, "lease.pdf", "--output", "kept.pdf").out == "kept.pdf\n"
     assert Path("kept.pdf").is_file()
@@ -82,33 +83,12 @@ def test_download_by_name_or_id_to_a_file_or_folder(run: Run, completed: str, tm
     assert (len(content), content[:5]) == (facts["size"], b"%PDF-")
     ran = run("download", completed, facts["id"], facts["id"], "lease.pdf", "-o", ".", "--force")
     assert ran.out == "lease-signed.pdf\n"
-
-
-def test_all_documents_are_downloaded_side_by_side_into_a_new_folder(run: Run) -> None:
-    """The server responds to no download before it has received both requests."""
-    documents = [{"id": name, "name": f"{name}.pdf"} for name in ("lease", "inventory")]
-    both = threading.Barrier(2)
-
-    def respond(_: str, path: str) -> tuple[int, object]:
-        if not path.endswith("download-signed"):
-            return 200, {"id": "s", "name": "Lease", "documents": documents}
-        both.wait(20)
-        return 200, make_pdf()
-
-    with listening(respond) as origin:
-        ran = run("download", "s", "--all", "--output", "signed/here", SIGNING_BASE_URL=origin)
-    assert (ran.code, ran.err) == (0, "")
-    assert sorted(ran.out.splitlines()) == ["signed/here/inventory-signed.pdf", "signed/here/lease-signed.pdf"]
-
-
-def test_output_with_all_is_always_a_folder(run: Run, service: Service) -> None:
     signing = service.draft("only.pdf", to=("anna@example.com",), completed=True)
     assert run("download", signing, "--all", "--output", "signed").out == "signed/only-signed.pdf\n"
     Path("file").write_text("mine")
     ran = run("download", signing, "--all", "--output", "file")
-    assert (ran.code, ran.out) == (2, "")
-    assert ran.err == "Error: --output: could not create the folder 'file': File exists\n"
-    assert Path("file").read_text() == "mine"
+    words = "Error: --output: could not create the folder 'file': File exists\n"
+    assert (ran.code, ran.out, ran.err, Path("file").read_text()) == (2, "", words, "mine")
 
 
 def test_verify_keeps_only_sound_files_and_exits_with_7(
@@ -161,26 +141,52 @@ def test_ambiguous_or_unknown_document_is_refused_before_any_download(
     assert service.requests_of(DOWNLOAD) == 0
 
 
-def test_existing_file_is_kept_without_force_and_others_are_downloaded(
+def test_repeated_download_keeps_what_is_there_and_intact_and_downloads_the_rest(
     run: Run, completed: str, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A file that is not the document, or was changed, is neither counted as the document nor replaced."""
     monkeypatch.setattr("signing_async.sealed.run_worker", judge_here)
     Path("lease-signed.pdf").write_text("mine")
     ran = run("download", completed, "--all")
-    assert (ran.code, ran.err) == (0, "1 downloaded, 1 already there.\n")
-    assert sorted(ran.out.splitlines()) == ["inventory-signed.pdf", "lease-signed.pdf  (already there)"]
+    assert (ran.code, ran.err) == (0, "")
+    assert sorted(ran.out.splitlines()) == ["inventory-signed.pdf", "lease-signed-2.pdf"]
     assert Path("lease-signed.pdf").read_text() == "mine"
     again = run("download", completed, "--all", "--json")
     assert (again.code, [line["already_there"] for line in again.lines]) == (0, [True, True])
-    assert service.requests_of(DOWNLOAD) == 1
     ran = run("download", completed, "--all", "--verify")
-    assert (ran.code, ran.out) == (1, "inventory-signed.pdf  (already there)\n")
-    assert ran.err.startswith("Error: lease.pdf: ")
+    assert (ran.code, ran.err) == (0, "0 downloaded, 2 already there.\n")
+    assert service.requests_of(DOWNLOAD) == 2
+    Path("lease-signed-2.pdf").unlink()
+    assert run("download", completed, "lease.pdf").out == "lease-signed-2.pdf\n"
+    Path("inventory-signed.pdf").write_text("changed")
+    ran = run("download", completed, "--all")
+    assert (ran.code, ran.err) == (0, "1 downloaded, 1 already there.\n")
+    assert sorted(ran.out.splitlines()) == ["inventory-signed-2.pdf", "lease-signed-2.pdf  (already there)"]
     ran = run("download", completed, "lease.pdf", "--output", "lease-signed.pdf")
     assert ran.code == 2
     assert "Error: lease.pdf: lease-signed.pdf already exists: use --force to replace it\n" in ran.err
-    assert run("download", completed, "lease.pdf", "--force").code == 0
+    assert run("download", completed, "lease.pdf", "--force").out == "lease-signed-2.pdf\n"
+    assert run("download", completed, "lease.pdf", "--force", "--output", "lease-signed.pdf").code == 0
     assert Path("lease-signed.pdf").read_bytes().startswith(b"%PDF-")
+
+
+def test_documents_of_two_signings_with_the_same_name_are_both_downloaded(run: Run, service: Service) -> None:
+    """Also with --force, which replaces a document's own file; a damaged record of the folder does no harm."""
+    signings = [service.draft("lease.pdf", to=("anna@example.com",), completed=True) for _ in range(2)]
+    for number, signing in enumerate(signings):
+        ran = run("download", signing, "--all", "--output", "signed", "--json")
+        assert (ran.code, ran.lines[0]["already_there"]) == (0, False)
+        assert Path(ran.lines[0]["path"]).name == ("lease-signed.pdf", "lease-signed-2.pdf")[number]
+    contents = {path.name: path.read_bytes() for path in Path("signed").glob("*.pdf")}
+    assert contents["lease-signed.pdf"] != contents["lease-signed-2.pdf"]
+    for arguments in ([], ["--force"]):
+        for signing in signings:
+            assert run("download", signing, "--all", "--output", "signed", *arguments).code == 0
+        assert {path.name: path.read_bytes() for path in Path("signed").glob("*.pdf")} == contents
+    record = Path("signed/.signing-async.jsonl")
+    record.write_text('[]\n{"file": "../lease.pdf"}\n' + record.read_text()[:-1] + '\n{"file": "lease-sig')
+    ran = run("download", signings[1], "--all", "--output", "signed")
+    assert ran.out == f"{Path('signed', 'lease-signed-2.pdf')}  (already there)\n"
 
 
 def test_rejected_token_ends_the_downloads(run: Run, service: Service) -> None:
@@ -217,13 +223,23 @@ NAMES = {
 }
 
 
-def test_names_from_the_service_become_plain_different_file_names(run: Run) -> None:
+def test_all_documents_are_downloaded_side_by_side_under_plain_different_file_names(run: Run) -> None:
+    """The server responds to no download before it has received another request."""
     documents = [{"id": f"d{number}", "name": name} for number, name in enumerate(NAMES)]
-    signing = {"id": "s", "name": "Lease", "documents": documents}
-    with listening(lambda _, path: (200, make_pdf() if path.endswith("download-signed") else signing)) as origin:
-        ran = run("download", "s", "--all", "--output", "signed", SIGNING_BASE_URL=origin)
-    assert ran.code == 0, ran.err
-    assert {path.name for path in Path("signed").iterdir()} == {f"{name}.pdf" for name in NAMES.values()}
+    two = threading.Barrier(2)
+
+    def respond(request: web.Request) -> Any:
+        if not request.path.endswith("download-signed"):
+            return {"id": "s", "name": "Lease", "documents": documents}
+        two.wait(20)
+        return make_pdf()
+
+    with listening(respond) as server:
+        ran = run("download", "s", "--all", "--output", "signed/here", SIGNING_BASE_URL=server.origin)
+    assert (ran.code, ran.err) == (0, "")
+    names = {f"{name}.pdf" for name in NAMES.values()}
+    assert {path.name for path in Path("signed/here").glob("[!.]*")} == names
+    assert set(ran.out.splitlines()) == {f"signed/here/{name}" for name in names}
 
 
 def test_unsealed_documents_are_reported_once(run: Run, service: Service) -> None:

@@ -1,11 +1,10 @@
-"""`inbox`: listing, showing, retrying and purging, in a file and in PostgreSQL."""
+"""`inbox`: listing, showing, retrying and purging. The tests of `storage` have the differences of PostgreSQL."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import os
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -21,23 +20,18 @@ KEY = base64.b64encode(os.urandom(32)).decode()
 NOW = datetime.now(UTC)
 
 
-@pytest.fixture(params=["file", "postgresql"])
-def open_inbox(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Inbox]:
-    """Return a function that opens the inbox named by SIGNING_INBOX."""
-    if request.param == "file":
-        monkeypatch.setenv("SIGNING_INBOX", str(tmp_path / "inbox.db"))
-        return lambda **settings: Inbox(tmp_path / "inbox.db", **settings)
-    postgres: PostgresServer = request.getfixturevalue("postgres")
-    dsn = asyncio.run(postgres.new_schema())
-    monkeypatch.setenv("SIGNING_INBOX", dsn)
-    return lambda **settings: PostgresInbox(dsn, **settings)
+@pytest.fixture
+def inbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inbox:
+    """The inbox named by SIGNING_INBOX; it is not open, and does not exist."""
+    monkeypatch.setenv("SIGNING_INBOX", str(tmp_path / "inbox.db"))
+    return Inbox(tmp_path / "inbox.db")
 
 
-def fill(open_inbox: Callable[..., Inbox], **settings: str) -> None:
+def fill(closed: Inbox) -> None:
     """Store an event of each kind."""
 
     async def fill() -> None:
-        async with open_inbox(**settings) as inbox:
+        async with closed as inbox:
             for number, status in enumerate(("handled", "dropped", "dead", "waiting", "pending")):
                 received = NOW - timedelta(days=5 - number)
                 kind = "signing.completed" if number % 2 else "recipient.signed"
@@ -54,9 +48,9 @@ def fill(open_inbox: Callable[..., Inbox], **settings: str) -> None:
     asyncio.run(fill())
 
 
-def test_list_and_show_print_stored_events(open_inbox: Callable[..., Inbox], run: Run) -> None:
+def test_list_and_show_print_stored_events(inbox: Inbox, run: Run) -> None:
     """A list is in order of arrival, and filtered by options."""
-    fill(open_inbox)
+    fill(inbox)
     ran = run("inbox", "list")
     rows = [line.split()[:2] for line in ran.out.splitlines()]
     assert rows[0] == ["ID", "STATUS"]
@@ -89,17 +83,10 @@ def test_list_and_show_print_stored_events(open_inbox: Callable[..., Inbox], run
     assert (facts["payload"]["event"]["type"], facts["payload_problem"]) == ("recipient.signed", None)
 
 
-def test_unknown_event_is_an_error_and_nothing_is_changed(open_inbox: Callable[..., Inbox], run: Run) -> None:
-    fill(open_inbox)
-    for arguments in (["show", "nosuch"], ["retry", "dead", "nosuch"]):
-        ran = run("inbox", *arguments, "--json")
-        assert (ran.code, ran.error["type"], ran.error["message"]) == (1, "InboxError", "no such event: nosuch")
-    assert run("inbox", "stats", "--json").lines[0]["dead"] == 1
-
-
-def test_payload_of_an_encrypted_inbox_needs_the_key(open_inbox: Callable[..., Inbox], run: Run) -> None:
+@pytest.mark.usefixtures("inbox")
+def test_payload_of_an_encrypted_inbox_needs_the_key(run: Run, tmp_path: Path) -> None:
     """All else is shown without it."""
-    fill(open_inbox, key=KEY)
+    fill(Inbox(tmp_path / "inbox.db", key=KEY))
     assert len(run("inbox", "list", "--json").lines) == 5
     (facts,) = run("inbox", "show", "dead", "--json").lines
     assert (facts["status"], facts["payload"]) == ("dead", None)
@@ -111,25 +98,18 @@ def test_payload_of_an_encrypted_inbox_needs_the_key(open_inbox: Callable[..., I
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
-    [
-        (["dead", "handled"], "handled dead pending"),
-        (["--since", "110h", "--until", "60h"], "dropped dead pending"),
-        (["--dead", "--type", "signing.*"], "pending"),
-    ],
+    [("dead handled", "handled dead pending"), ("--since 110h --until 60h", "dropped dead pending")],
 )
-def test_retried_events_are_due_with_no_attempts(
-    arguments: list[str], expected: str, open_inbox: Callable[..., Inbox], run: Run
-) -> None:
-    fill(open_inbox)
-    ran = run("inbox", "retry", *arguments)
-    count = len(expected.split()) - ("recipient.*" not in arguments)
-    assert (ran.code, ran.out) == (0, f"{count} event{'' if count == 1 else 's'} will be handled again.\n")
+def test_retried_events_are_due_with_no_attempts(arguments: str, expected: str, inbox: Inbox, run: Run) -> None:
+    fill(inbox)
+    ran = run("inbox", "retry", *arguments.split())
+    assert (ran.code, ran.out) == (0, "2 events will be handled again.\n")
     fresh = [line["id"] for line in run("inbox", "list", "--json").lines if line["attempts"] == 0]
     assert fresh == expected.split()
 
 
-def test_purged_events_are_not_retried_and_younger_ones_not_purged(open_inbox: Callable[..., Inbox], run: Run) -> None:
-    fill(open_inbox)
+def test_purged_events_are_not_retried_and_younger_ones_not_purged(inbox: Inbox, run: Run) -> None:
+    fill(inbox)
     assert run("inbox", "purge", "--older-than", "90d").out == "Purged 0 events.\n"
     assert run("inbox", "purge", "--older-than", "0d", "--json").lines == [{"purged": 2}]
     ran = run("inbox", "retry", "handled", "dead")
@@ -139,8 +119,15 @@ def test_purged_events_are_not_retried_and_younger_ones_not_purged(open_inbox: C
     assert run("inbox", "show", "handled").out.endswith("purged\n")
 
 
-def test_stats_count_events_and_the_wait_of_the_oldest_pending_one(open_inbox: Callable[..., Inbox], run: Run) -> None:
-    fill(open_inbox)
+def test_unknown_event_is_an_error_and_stats_count_events_and_the_wait_of_the_oldest_pending_one(
+    inbox: Inbox, run: Run
+) -> None:
+    """An error changes nothing."""
+    fill(inbox)
+    for arguments in (["show", "nosuch"], ["retry", "dead", "nosuch"]):
+        ran = run("inbox", *arguments, "--json")
+        assert (ran.code, ran.error["type"], ran.error["message"]) == (1, "InboxError", "no such event: nosuch")
+    assert run("inbox", "retry", "--dead", "--type", "signing.*").out == "0 events will be handled again.\n"
     (facts,) = run("inbox", "stats", "--json").lines
     seconds = facts.pop("oldest_pending_seconds")
     assert datetime.fromisoformat(facts.pop("oldest_pending")) == NOW - timedelta(days=2)
@@ -160,6 +147,6 @@ def test_inbox_of_the_settings_file_may_be_in_another_table_and_is_not_created(
         ran = run("inbox", "stats", "--config", "settings.toml", "--json")
         assert ran.code == 2
         assert ran.error["message"].endswith(" has no table 'signing_events': no receiver has used it yet")
-    fill(lambda: PostgresInbox(dsn, table="app_events"))
+    fill(PostgresInbox(dsn, table="app_events"))
     ran = run("inbox", "show", "dead", "--table", "app_events", "--config", "settings.toml", "--json")
     assert ran.lines[0]["id"] == "dead"

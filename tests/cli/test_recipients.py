@@ -27,7 +27,7 @@ def test_add_recipient_takes_fields_from_options_a_file_or_standard_input_and_pr
 
 def test_remind_finds_the_recipient_by_address_in_any_case_or_by_id(run: Run, service: Service) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com", "bo@example.com"), sent=True)
-    bo = next(one for one in service.do(service.sandbox.recipients, signing) if one.email == "bo@example.com")
+    bo = service.recipient(signing, "bo@example.com")
     assert run("remind", signing, "Anna@Example.com").out == "Reminded anna@example.com.\n"
     (facts,) = run("remind", signing, bo.id, "--json").lines
     assert facts == {"id": bo.id, "email": "bo@example.com", "reminded": True}
@@ -51,8 +51,7 @@ def test_remind_all_pending_continues_after_a_failure_and_exits_with_3_for_an_un
     run: Run, service: Service
 ) -> None:
     signing = service.draft("lease.pdf", to=("anna@example.com", "bo@example.com", "c@example.com"), sent=True)
-    anna = next(one for one in service.do(service.sandbox.recipients, signing) if one.email == "anna@example.com")
-    service.call(service.sandbox.sign(anna.id))
+    service.call(service.sandbox.sign(service.recipient(signing, "anna@example.com").id))
     assert run("remind", signing, "--all-pending").out == "Reminded bo@example.com.\nReminded c@example.com.\n"
     service.fault("recipients.remind", "drop-after-commit")
     ran = run("remind", signing, "--all-pending", "--json")

@@ -14,7 +14,6 @@ from tests.webhooks.deliveries import SECRET, event_body, hex_of
 from tests.webhooks.servers import PATH, serve
 
 BODY = event_body("evt_1", signing={"id": "sig_1"})
-NO_EVENT = "valid signature, but not an event: the body must be a JSON object, got a list\n"
 
 
 @pytest.fixture(autouse=True)
@@ -32,37 +31,34 @@ def test_verify_shows_the_event_of_a_valid_delivery(run: Run) -> None:
     assert ran.lines == [{"valid": True, "event": event}]
 
 
-@pytest.mark.parametrize(
-    ("body", "shown"),
-    [
-        (
-            json.dumps({"event": {"id": "a", "type": "x\x1b]0;title\x07\ny"}}).encode(),
-            "valid: event a of type x\ufffd]0;title\ufffd y\n",
-        ),
-        (b"[]", NO_EVENT),
+def test_valid_signature_over_any_body_exits_with_0(run: Run) -> None:
+    evil = json.dumps({"event": {"id": "a", "type": "x\x1b]0;title\x07\ny"}}).encode()
+    for body, shown in (
+        (evil, "valid: event a of type x\ufffd]0;title\ufffd y\n"),
+        (b"[]", "valid signature, but not an event: the body must be a JSON object, got a list\n"),
         (b'{"id": "a"}', "valid: event a of type unknown\n"),
-    ],
-)
-def test_valid_signature_over_any_body_exits_with_0(body: bytes, shown: str, run: Run) -> None:
-    ran = run("webhook", "verify", "-", "--signature", hex_of(body), stdin=body)
-    assert (ran.code, ran.out) == (0, shown)
+    ):
+        ran = run("webhook", "verify", "-", "--signature", hex_of(body), stdin=body)
+        assert (ran.code, ran.out) == (0, shown)
 
 
-def test_verify_exits_with_1_and_the_reason_for_an_invalid_signature(run: Run) -> None:
+def test_verify_exits_with_1_and_the_reason_for_an_invalid_signature_or_an_old_one(run: Run) -> None:
     ran = run("webhook", "verify", "delivery.json", "--signature", hex_of(BODY, "another"))
     assert (ran.code, ran.out) == (1, "not valid: no secret matches the signature\n")
     ran = run("webhook", "verify", "delivery.json", "--header", "x-signature: ", "--json")
     facts = {"valid": False, "reason": "missing", "message": "X-Signature is missing or empty"}
     assert (ran.code, ran.lines) == (1, [facts])
+    old = f"t=1700000000,v1={hex_of(b'1700000000.' + BODY)}"
+    verify = ("webhook", "verify", "delivery.json", "--scheme", "stripe", "--signature", old)
+    assert (run(*verify).code, run(*verify, "--any-age").code) == (1, 0)
 
 
-@pytest.mark.parametrize("source", ["file:secret", "env:OTHER", "-"])
-def test_secret_is_read_without_its_newline_from_a_file_variable_or_standard_input(source: str, run: Run) -> None:
-    verify = ("webhook", "verify", "delivery.json", "--signature", hex_of(BODY), "--secret", source)
+def test_secret_is_read_without_its_newline_from_a_file_variable_or_standard_input(run: Run) -> None:
     for ending, code in (("\n", 0), ("\n\n", 1)):
         Path("secret").write_text(f"{SECRET}{ending}")
-        ran = run(*verify, stdin=f"{SECRET}{ending}".encode(), OTHER=f"{SECRET}{ending[1:]}")
-        assert ran.code == code
+        for source in ("file:secret", "env:OTHER", "-"):
+            verify = ("webhook", "verify", "delivery.json", "--signature", hex_of(BODY), "--secret", source)
+            assert run(*verify, stdin=f"{SECRET}{ending}".encode(), OTHER=f"{SECRET}{ending[1:]}").code == code
 
 
 def test_secret_may_be_in_the_settings_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,12 +84,6 @@ def test_secret_is_prompted_for_without_echo_if_stdin_is_a_terminal(monkeypatch:
     assert screen(*verify, "--secret", "env:NOT_SET").code == 2
 
 
-def test_any_age_accepts_an_old_timestamp(run: Run) -> None:
-    sent = f"t=1700000000,v1={hex_of(b'1700000000.' + BODY)}"
-    verify = ("webhook", "verify", "delivery.json", "--scheme", "stripe", "--signature", sent)
-    assert (run(*verify).code, run(*verify, "--any-age").code) == (1, 0)
-
-
 def test_doctor_exits_with_0_1_or_3_for_valid_explained_or_unexplained(run: Run) -> None:
     """A secret from a file keeps its newline."""
     Path("secret").write_text(SECRET + "\n")
@@ -111,7 +101,7 @@ def test_doctor_exits_with_0_1_or_3_for_valid_explained_or_unexplained(run: Run)
 
 
 def test_check_prints_a_line_per_check_and_exits_with_0_1_or_3(run: Run) -> None:
-    receiver = Receiver(WebhookVerifier(SECRET, max_body=100_000), lambda event: None, body_timeout=1.0)
+    receiver = Receiver(WebhookVerifier(SECRET, max_body=100_000), lambda event: None, body_timeout=0.3)
     with serve("aiohttp", receiver) as port:
         check = ("webhook", "check", f"http://127.0.0.1:{port}{PATH}", "--slow-limit", "20", "--over-long", "200000")
         ran = run(*check)

@@ -13,13 +13,7 @@ from tests.cli.service import Service, running
 from tests.pdfs import make_pdf
 from tests.webhooks.deliveries import SECRET
 
-DURATION = "must be a duration such as 90min, 12h, 7d or 2w, got"
-MOMENT = "must be a duration such as 90min, 12h, 7d or 2w, or a date such as 2031-03-31, got"
-IDS_OR_FILTER = "give either ids of events or at least one of --dead, --type, --since and --until"
-OPTIONS_AFTER = 'put options after "verify"; for a folder of that name use ./verify'
 REFUSED = {
-    "lst": "No such command 'lst'. Did you mean 'list'?",
-    "create x --message-file none": "'none': No such file",
     "create x --message-file binary": "binary is not UTF-8",
     "add-recipient 1 a@b --fields text": "the file does not contain a JSON object",
     "add-recipient 1 a@b --fields list.json": "the file does not contain a JSON object",
@@ -30,21 +24,13 @@ REFUSED = {
     "dispatch x.csv --wait": "--wait and --for need --broker",
     "archive text": "FOLDER: could not create the folder 'text'",
     "inbox purge --older-than 2931-01-01": "2931-01-01 is in the future",
-    "webhook verify text --signature x --secret file:/no/such": "'/no/such': No such file",
-    "watch x --poll -1": "'--poll': -1.0 is not in the range",
     "login --wait inf": "'--wait': 'inf' is not a finite number",
     # Signings and recipients
     "list --cursor abc": "--cursor: must be a cursor that `list` printed, got 'abc'",
-    "list --updated-since soon": f"{MOMENT} 'soon'",
+    "list --updated-since soon": "7d or 2w, or a date such as 2031-03-31, got 'soon'",
     "create x --message a --message-file text": "use either --message or --message-file, not both",
-    "create x --language FI": "'FI' is not one of",
-    f"create x --message {'a' * 401}": "at most 400 characters, got 401",
-    "create ' '": "name: must be a non-empty string",
     "add-recipient 1 nobody": "email: must be an e-mail address, got 'nobody'",
-    "add-recipient 1 a@b --order 0": "order: must be an integer of at least 1",
     "add-recipient 1 a@b --field x": "must have the form NAME=VALUE, got 'x'",
-    "add-recipient 1 a@b --field order=1": "extra: pass order as a separate argument",
-    "demo --folder /dev/null/x": "--folder: could not create the folder '/dev/null/x': Not a directory",
     "doctor --output ''": "Error: --output: '.' is a folder",
     "doctor --output text": "Error: --output: text exists: use --force to replace it",
     "remind x anna@example.com --all-pending": "use either RECIPIENT or --all-pending",
@@ -61,37 +47,29 @@ REFUSED = {
     "dispatch x.csv --failures none/f.csv": "'none/f.csv' cannot be written: No such file or directory",
     "dispatch x.csv --failures /dev/null": "'/dev/null' exists and is not a report of failures",
     "dispatch x.csv --failures text": "'text' exists and is not a report of failures",
-    "dispatch x.csv --broker redis://r --wait --for 0": "0.0 is not in the range x>0",
     "dispatch x.csv --broker redis://r --journal j": "--broker: needs a journal that all workers can reach",
     "dispatch x.csv --broker env:NOT_SET": "--broker: NOT_SET is not set",
-    "dispatch x.csv --broker env:": "--broker: the variable is not set",
     "dispatch x.csv --broker redis://h?password=geheim": "use --broker env:SIGNING_BROKER",
     # Archive
     "archive verfy": "No such command 'verfy'; did you mean 'verify'? To archive into a new folder of that name, use",
     "archive sync": "No such command 'sync'; the commands are status and verify. To archive into",
-    "archive --follow verify": OPTIONS_AFTER,
+    "archive --follow verify": 'put options after "verify"; for a folder of that name use ./verify',
     "archive verify missing": "missing is not an archive: it has no manifest.jsonl",
-    "archive verify empty": "empty is not an archive: it has no manifest.jsonl",
-    "archive c --remind-after 2031-01-01": f"{DURATION} '2031-01-01'",
-    "archive ftp://host/c --journal j": "url: must be s3://bucket",
+    "archive c --remind-after 2031-01-01": "must be a duration such as 90min, 12h, 7d or 2w, got '2031-01-01'",
     "archive s3://bucket/c": "--journal: an archive in S3 needs one",
     "archive c --object-lock COMPLIANCE 30": "--object-lock: only S3 retains objects, and 'c' is a folder",
     "archive status --journal typo.db": "--journal: the file 'typo.db' does not exist",
     # Inbox
     "inbox list": "no inbox: use --inbox PATH, or set SIGNING_INBOX",
-    "inbox list --inbox ''": "--inbox: must not be empty",
     "inbox list --inbox postgresql://u:geheim@h/d": "put the URL into SIGNING_INBOX",
     "inbox list --inbox no/such.db": "Error: the inbox 'no/such.db' does not exist",
-    "inbox retry": IDS_OR_FILTER,
+    "inbox retry": "give either ids of events or at least one of --dead, --type, --since and --until",
     # Webhooks
     "webhook verify text": "no signature: use --signature VALUE, or --header 'X-Signature: VALUE'",
     "webhook verify text -H nonsense": "must have the form 'NAME: VALUE'",
     "webhook verify text --signature x --secret geheim": "every process can read a secret",
     "webhook verify text --signature x --secret env:NOT_SET": "set NOT_SET",
-    "webhook verify text --signature x --secret env:EMPTY": "webhook secret: must not be empty",
     "webhook verify - --signature x --secret -": "either the body or the secret",
-    "webhook check http://127.0.0.1:1/ --secret env:NOT_SET": "no secret: set NOT_SET, or use --secret with env:NAME",
-    "webhook check http://example.com/": "plain http to another machine",
     "verify-sealed text --fetch": "--fetch requires --trust",
 }  # fmt: skip
 
@@ -108,9 +86,6 @@ def test_wrong_usage_is_refused_with_what_is_wrong(
     line: str, run: Run, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SIGNING_WEBHOOK_SECRET", SECRET)
-    monkeypatch.setenv("EMPTY", "")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "manifest.jsonl").touch()
     (tmp_path / "text").write_text("mine")
     (tmp_path / "binary").write_bytes(b"\xff")
     (tmp_path / "list.json").write_text("[]")

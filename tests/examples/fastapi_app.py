@@ -1,4 +1,9 @@
-"""A FastAPI service: log in, send contracts, receive their events, archive what was signed. Run it with uvicorn."""
+"""A FastAPI service: log in, send contracts, receive their events, archive what was signed.
+
+Set STATE_FOLDER (on a local disk), SIGNING_BASE_URL, SIGNING_CLIENT_ID, SIGNING_CLIENT_SECRET, SIGNING_REDIRECT_URI
+(it ends in /callback) and SIGNING_WEBHOOK_SECRET, run ``uvicorn fastapi_app:app``, and open /login. Everything is made
+at import time: the process has one event loop. ``signing-async archive``, run daily, archives what lost events did not.
+"""
 
 import os
 from collections.abc import AsyncIterator
@@ -9,11 +14,21 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.routing import Route
 
-from signing_async import FileTokenStore, NewRecipient, OAuth, PdfSource, SigningClient, SigningError, SigningPackage
+from signing_async import (
+    FileTokenStore,
+    NewRecipient,
+    OAuth,
+    OutcomeUnknown,
+    PdfSource,
+    SigningClient,
+    SigningError,
+    SigningPackage,
+)
 from signing_async.archive import Archive
 from signing_async.webhooks import Event, Inbox, Receiver, WebhookVerifier, asgi_app
 
-STATE = Path(os.environ["STATE_FOLDER"])  # on a local disk
+STATE = Path(os.environ["STATE_FOLDER"])
+STATE.mkdir(parents=True, exist_ok=True)
 BASE_URL = os.environ["SIGNING_BASE_URL"]
 
 oauth = OAuth(
@@ -73,5 +88,6 @@ async def send_contract(key: str, email: str, request: Request) -> dict[str, str
 
 @app.exception_handler(SigningError)
 async def signing_error(_: Request, error: Exception) -> JSONResponse:
-    transient = isinstance(error, SigningError) and error.transient
-    return JSONResponse({"error": str(error)}, status_code=503 if transient else 400)
+    # After an unknown outcome too: with its key and the journal, the request can be repeated.
+    may_repeat = isinstance(error, OutcomeUnknown) or (isinstance(error, SigningError) and error.transient)
+    return JSONResponse({"error": str(error)}, status_code=503 if may_repeat else 400)

@@ -32,24 +32,22 @@ async def _chunks(path: Path) -> AsyncIterator[bytes]:
         yield data[start : start + 100_000]
 
 
-async def uploads(base_url: str, token: str, signing: str, small: str, large: str) -> None:
-    """Upload the small file twice, and the large one six times."""
-    async with SigningClient(base_url, token) as client:
-        await client.documents.upload(signing, small)
-        await client.documents.upload(signing, large)
-        await client.documents.upload(signing, _chunks(Path(large)), "stream.pdf")
-        with Path(large).open("rb") as file:
-            # At once, though Windows reads a file object only from its current position.
-            await asyncio.gather(*(client.documents.upload(signing, file, f"{name}.pdf") for name in "abc"))
-            assert file.tell() == 0
-        async for result in client.documents.upload_many(signing, [small, large]):
-            assert result.error is None
-
-
-async def downloads(base_url: str, token: str, signing: str, document: str, folder: str) -> None:
-    """Download a sealed document, archive all of them twice, and verify the archive."""
+async def transfers(
+    base_url: str, token: str, draft: str, small: str, large: str, signing: str, document: str, folder: str
+) -> None:
+    """Upload the small file twice and the large one six times; download a sealed document, and archive all of them."""
     target = Path(folder, "sealed.pdf")
     async with SigningClient(base_url, token) as client:
+        await client.documents.upload(draft, small)
+        await client.documents.upload(draft, large)
+        await client.documents.upload(draft, _chunks(Path(large)), "stream.pdf")
+        with Path(large).open("rb") as file:
+            # At once, though Windows reads a file object only from its current position.
+            await asyncio.gather(*(client.documents.upload(draft, file, f"{name}.pdf") for name in "abc"))
+            assert file.tell() == 0
+        async for result in client.documents.upload_many(draft, [small, large]):
+            assert result.error is None
+
         first = await client.documents.download_signed(signing, document, target, overwrite=False)
         assert await client.documents.download_signed(signing, document, target) == first
         with pytest.raises(InvalidRequest, match="already exists"):
@@ -65,22 +63,11 @@ async def downloads(base_url: str, token: str, signing: str, document: str, fold
     assert _names(folder) == ["archive", "archive.db", "sealed.pdf"]
 
 
-def _oauth(file: str, base_url: str, **app: str) -> OAuth:
-    return OAuth(base_url, store=FileTokenStore(file), **app)
-
-
-async def exchange(code: str, file: str, **app: str) -> None:
-    """Exchange the code, with a token file."""
-    async with _oauth(file, **app) as oauth:
-        state = oauth.authorization_request().state
-        await oauth.exchange(f"{app['redirect_uri']}?code={code}&state={state}", state=state)
-
-
-async def refresh(file: str, **app: str) -> None:
+async def refresh(file: str, base_url: str, **app: str) -> None:
     """Use the expired token of the file at the same time as other processes."""
     async with (
-        _oauth(file, **app) as oauth,
-        SigningClient(app["base_url"], oauth) as client,
+        OAuth(base_url, store=FileTokenStore(file), **app) as oauth,
+        SigningClient(base_url, oauth) as client,
     ):
         assert (await client.me()).email == "user@sandbox.example"
 
@@ -135,6 +122,7 @@ async def hold(file: str) -> None:
 async def lock(file: str) -> None:
     """Acquire the lock of a token file, one task after another."""
     store, held = FileTokenStore(file), 0
+    print("waiting", flush=True)
 
     async def once() -> None:
         nonlocal held
