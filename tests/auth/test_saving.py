@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import traceback
 from pathlib import Path
 from unittest.mock import AsyncMock, Mock
@@ -224,6 +225,7 @@ async def test_unsaved_token_does_not_overwrite_a_changed_store_on_close(stored:
     [
         ("load", ConnectionError("S3CR3T"), True),
         ("save", PermissionError(13, "S3CR3T"), False),
+        ("load", sqlite3.DatabaseError("S3CR3T"), False),
         ("lock", LookupError("S3CR3T"), True),
     ],
 )
