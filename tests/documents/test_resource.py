@@ -204,7 +204,8 @@ async def test_upload_of_10_mib_takes_a_few_blocks_of_memory(tmp_path: Path) -> 
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         out, _ = await process.communicate()
         assert [len(received.body) > 10 * 2**20 for received in recorder.uploads] == [False, True, True, True]
-    assert max(map(int, out.split())) < 3 * 2**20
+    # A block that is read, one that is sent, and what asyncio copies of a block that the socket did not take.
+    assert max(map(int, out.split())) < 4 * 2**20
 
 
 _MEASURE = """
