@@ -26,7 +26,7 @@ _CALL = (
 )
 _RECORDS = (
     "the records keep unknown fields and parse timestamps in Python, 1.6 µs a record; pydantic does both in Rust. The "
-    "ratio varies with the machine: 0.86 to 1.05 with documents, 1.16 without."
+    "ratio varies with the machine: 0.86 to 1.12 with documents, 1.16 without."
 )
 _MANY = (
     "one task more for each worker and a progress report for each file; the ratio wavers between 0.89 and 1.03 "
