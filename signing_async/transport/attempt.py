@@ -132,8 +132,9 @@ async def attempt(context: Context[T]) -> Outcome[T]:
                 if bound.expired():
                     raise TimeoutError  # the limiter or the token store swallowed the cancellation
                 left = context.deadline - loop.time()
-                left -= min(left * RESERVED_SHARE, context.reserve)
-                bound.reschedule(loop.time() + left)
+                if context.reserve:
+                    left -= min(left * RESERVED_SHARE, context.reserve)
+                    bound.reschedule(loop.time() + left)
                 await _exchange(context, outcome, token, left)
                 status = None if outcome.response is None else outcome.response.status
                 may_refresh = context.may_refresh and status in options.assumptions.expired_token_statuses
