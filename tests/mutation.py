@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 MODULES = {
-    "transport/retry": ["tests/simulation", "tests/transport", "tests/reconcile"],
+    "transport/retry": ["tests/simulation", "tests/transport", "tests/reconcile", "tests/auth"],
     "transport/call": ["tests/simulation", "tests/transport", "tests/reconcile"],
     "reconcile": ["tests/simulation", "tests/reconcile", "tests/documents"],
     "storage/claims": ["tests/storage", "tests/postgres", "tests/dispatch"],

@@ -43,6 +43,22 @@ async def test_last_error_is_raised_after_the_policys_attempts(
     assert len(sandbox.requests_of("me")) == 3
 
 
+async def test_delay_doubles_up_to_its_maximum_and_is_not_shorter_than_retry_after(
+    sandbox: Sandbox, client: SigningClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signing_async.transport.retry.random.random", lambda: 1.0)  # the longest delays
+    attempts: list[Attempt] = []
+    policy = RetryPolicy(base_delay=0.02, max_delay=0.05)
+    quick = client.with_options(retry=policy, on_attempt=attempts.append)
+    sandbox.faults.add("me", "500", times=4)
+    await quick.me()
+    assert [attempt.delay for attempt in attempts] == [0.02, 0.04, 0.05, 0.05, None]
+    attempts.clear()
+    sandbox.faults.add("me", "503", times=1, retry_after=0.1)
+    await quick.me()
+    assert [attempt.delay for attempt in attempts] == [0.1, None]
+
+
 async def test_refused_connection_is_retried_then_raised_with_host_and_port() -> None:
     async with SigningClient("http://127.0.0.1:9", "token", retry=QUICK) as client:
         with pytest.raises(TransportError, match=r"could not connect.*127\.0\.0\.1:9") as caught:
