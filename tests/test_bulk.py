@@ -113,6 +113,22 @@ async def test_with_flat_an_item_has_any_number_of_results() -> None:
     assert sorted(await consume(results)) == [i for i in range(100) for _ in range(i % 3)]
 
 
+@pytest.mark.parametrize("kind", ["plain", "asynchronous"])
+async def test_items_are_pulled_only_after_the_first_request_and_within_twice_the_concurrency(kind: str) -> None:
+    source, workers = Source(), Workers()
+    results = Results(getattr(source, kind)(), workers.work, 4)
+    await settle()
+    assert source.pulled == 0
+    for taken in range(1, 20):
+        await anext(results)
+        await asyncio.sleep(0.005)
+        assert source.pulled <= taken + 2 * 4
+    assert workers.most <= 4
+    await results.aclose()
+    await settle()
+    assert source.closed
+
+
 async def test_results_arrive_in_completion_order() -> None:
     finish = asyncio.Event()
 

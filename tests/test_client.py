@@ -214,8 +214,8 @@ async def test_end_of_the_wait_without_completion_carries_the_last_state(
     sandbox: Sandbox, client: SigningClient
 ) -> None:
     signing = await client.signings.create(name="x", language="EN")
-    with pytest.raises(WaitTimeout, match=r"not completed within 0\.1 s") as timed_out:
-        await client.signings.wait_until_completed(signing.id, timeout=0.1, poll=0.03)
+    with pytest.raises(WaitTimeout, match=r"not completed within 0\.5 s") as timed_out:
+        await client.signings.wait_until_completed(signing.id, timeout=0.5, poll=0.1)
     assert timed_out.value.signing.state is SigningState.DRAFT
     assert isinstance(timed_out.value, TimeoutError)
     assert timed_out.value.transient

@@ -165,7 +165,8 @@ class OAuth:
         object remembers the verifiers of its own last thousand requests by their states. Raise `StateMismatch` if the
         states differ, `InvalidRequest` if no ``state`` is passed, `AuthError` if the callback reports an error, and
         `TransportError` if the service cannot be reached. A bare code has no state: pass one only after checking the
-        state. The exchange is completed even if the caller is cancelled, since a code works only once.
+        state. The exchange is completed even if the caller is cancelled, since a code works only once. If the token
+        cannot be saved, an `AuthError` with the effect ``"unknown"`` is raised, and the token is saved later.
         """
         callback_url_or_code, state, code_verifier = hide(callback_url_or_code), hide(state), hide(code_verifier)
         code = _read_callback(callback_url_or_code, state)

@@ -35,7 +35,7 @@ _EARLY_REFRESH_TIMEOUT = 5.0
 _MAX_MARGIN_SHARE = 0.1
 _SAVE_INTERVAL = 1.0
 _NO_TOKEN = "no token is stored: send the user to authorization_request().url, then call exchange()"
-_NOT_SAVED_YET = "the token of the last exchange is not saved yet, because the token store failed: try again"
+_NOT_SAVED_YET = "the token of the last exchange is not saved yet: try again"
 
 
 class CurrentToken:

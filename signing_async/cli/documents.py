@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from itertools import chain, count
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import InvalidRequest, NotSound, NotYetSigned, SigningError
+from ..errors import InvalidRequest, NotYetSigned, SigningError
 from .command_base import State, command, concurrency_option, make_folder
 from .exits import code_of_all
 from .output import CONTROLS, on_one_line
@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 _UNSAFE = re.compile(f'[{CONTROLS}<>:"|?*]')
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 _LONGEST_NAME = 180
-_RECORD = ".signing-async.jsonl"
-"""Says which document each downloaded file in its folder is: documents of two signings may have the same name."""
-
-_Target = tuple["Document", Path, bool]
-"""A document, the path it is downloaded to, and whether it is already there."""
 
 
 @command(changing=True)
@@ -101,9 +96,8 @@ async def download(
     """Download sealed PDFs: DOCUMENTS by id or name, or the only one, or --all.
 
     Files are named after their documents, as in lease-signed.pdf, and appear only once they are complete and checked.
-    With --all, --output is always a folder. A document that an earlier download left in the folder is not downloaded
-    again unless --force is given: the command can be repeated. With --verify, its file is checked too. If the name
-    belongs to another file, the document becomes lease-signed-2.pdf.
+    With --all, --output is always a folder. The command can be repeated: a document that the folder holds is kept. If
+    another file has its name, the document is saved as lease-signed-2.pdf; with --force, it replaces that file.
 
     Exit code 7: with --verify, a file is not sound; it was not kept.
 
@@ -116,7 +110,8 @@ async def download(
         raise click.UsageError("use either DOCUMENTS or --all, not both")
     if output == "-" and (verify or sys.stdout.isatty()):
         raise click.UsageError("--output -: not with --verify, nor to a terminal: redirect it to a file or a program")
-    inspect = load_inspector() if verify else None
+    if verify:
+        load_inspector()  # fails before anything is downloaded
     from ..bulk import ProgressReporter, Results
 
     errors: list[BaseException] = []
@@ -131,34 +126,31 @@ async def download(
             state.out.binary(await client.documents.read_signed(signing, selected[0]))
             return 0
         folder = _folder(selected, output, is_folder=everything)
-        targets = [(selected[0], Path(output or "."), False)]
         if folder is not None:
             make_folder(folder, "--output")
-            targets = await asyncio.to_thread(_targets_in, folder, selected, force=force)
 
-        async def fetch(target: _Target) -> tuple[Document, Path, SealedFile | BaseException | None]:
-            document, path, is_present = target
+        async def fetch(target: tuple[Document, str, int]) -> tuple[Document, Path, SealedFile | BaseException | None]:
+            document, stem, number = target
+            path = Path(output or ".") if folder is None else _numbered(folder, stem, number)
             try:
-                if is_present and not force:
-                    report = None if inspect is None else await asyncio.to_thread(inspect, path)
-                    if report is not None and not report.sound:
-                        raise NotSound(f"{path} already exists and is not sound: {'; '.join(report.problems)}")
-                    return document, path, None
+                if folder is not None and not force:
+                    save = partial(client.documents.download_signed, signing, document, overwrite=False, verify=verify)
+                    return document, *await _save_beside_others(save, folder, stem, number)
                 if os.path.lexists(path) and not force:
                     raise InvalidRequest(f"{path} already exists: use --force to replace it")
-                sealed = await client.documents.download_signed(signing, document, path, overwrite=force, verify=verify)
-                if folder is not None:
-                    _add_to_record(folder, document, sealed)
-                return document, path, sealed
+                sealed = client.documents.download_signed(signing, document, path, overwrite=force, verify=verify)
+                return document, path, await sealed
             except (SigningError, OSError) as error:
                 if isinstance(error, SigningError) and error.fatal:
                     raise
                 return document, path, error
 
         with state.out.byte_progress("Downloading") as on_progress:
-            reporter = ProgressReporter(on_progress, len(targets))
+            reporter = ProgressReporter(on_progress, len(selected))
             reporter.add(0, 0)
-            results: Results[tuple[Document, Path, SealedFile | BaseException | None]] = Results(targets, fetch, 4)
+            results: Results[tuple[Document, Path, SealedFile | BaseException | None]] = Results(
+                _file_names(selected), fetch, 4
+            )
             async with results:
                 async for document, path, result in results:
                     facts: dict[str, object] = {"id": document.id, "name": document.name, "path": str(path)}
@@ -177,7 +169,7 @@ async def download(
                     reporter.add(1, getattr(result, "size", 0))
     if unsealed:
         state.out.error(f"not sealed yet, since not all recipients have signed: {', '.join(unsealed)}", {})
-    return _end(state, "downloaded", len(targets), present, errors)
+    return _end(state, "downloaded", len(selected), present, errors)
 
 
 def _select(documents: Sequence[Document], names: Sequence[str], everything: bool) -> list[Document]:
@@ -205,45 +197,49 @@ def _folder(documents: Sequence[Document], output: str | None, *, is_folder: boo
     return folder if is_folder else None
 
 
-def _targets_in(folder: Path, documents: Sequence[Document], *, force: bool) -> list[_Target]:
-    """Return each document's path, which is free or already has the document; with ``force`` also an unknown file's."""
-    recorded = _read_record(folder)
-    targets: list[_Target] = []
-    taken: set[str] = set()
+def _file_names(documents: Sequence[Document]) -> list[tuple[Document, str, int]]:
+    """Return the start of each document's file name, safe on every system, and its number among equal ones."""
+    numbers: Counter[str] = Counter()
+    names = []
     for document in documents:
-        own = {name for name, (of, _) in recorded.items() if of == document.id}
-        present = next((name for name in own if force or _digest(folder / name) == recorded[name][1]), None)
         stem = _safe_stem(document.name) or _safe_stem(document.id) or "document"
-        names = (f"{stem}-signed{number}.pdf" for number in chain([""], (f"-{again}" for again in count(2))))
-        chosen = present or next(
-            name
-            for name in names
-            if name.casefold() not in taken and (not os.path.lexists(folder / name) or (force and name not in recorded))
-        )
-        taken.add(chosen.casefold())
-        targets.append((document, folder / chosen, present is not None))
-    return targets
+        numbers[stem.casefold()] += 1
+        names.append((document, stem, numbers[stem.casefold()]))
+    return names
 
 
-def _read_record(folder: Path) -> dict[str, tuple[str, str]]:
-    """Return the id and the sha256 of each downloaded document, by the names of the files."""
-    recorded: dict[str, tuple[str, str]] = {}
-    with suppress(FileNotFoundError):
-        for line in (folder / _RECORD).read_text("utf-8", "replace").splitlines():
-            with suppress(ValueError, TypeError, KeyError):  # a line that was cut off
-                entry = json.loads(line)
-                recorded[Path(entry["file"]).name] = entry["id"], entry["sha256"]
-    return recorded
+def _numbered(folder: Path, stem: str, number: int) -> Path:
+    return folder / f"{stem}-signed{'' if number == 1 else f'-{number}'}.pdf"
 
 
-def _add_to_record(folder: Path, document: Document, sealed: SealedFile) -> None:
-    line = json.dumps({"file": sealed.path.name, "id": document.id, "sha256": sealed.sha256})
-    with (folder / _RECORD).open("a", encoding="utf-8") as file:
-        file.write(f"{line}\n")
+async def _save_beside_others(
+    save: Callable[[Path], Awaitable[SealedFile]], folder: Path, stem: str, number: int
+) -> tuple[Path, SealedFile | None]:
+    """Save a document under the first free number; return None if a file that has its name has its content too.
+
+    The name does not tell: documents of two signings may have the same name.
+    """
+    first = number
+    while True:
+        path = _numbered(folder, stem, number)
+        if not os.path.lexists(path):
+            try:
+                sealed = await save(path)
+                break
+            except InvalidRequest:
+                if not os.path.lexists(path):  # else another process was first
+                    raise
+        number += 1
+    for taken in range(first, number):
+        other = _numbered(folder, stem, taken)
+        if await asyncio.to_thread(_digest, other) == sealed.sha256:
+            path.unlink()
+            return other, None
+    return path, sealed
 
 
 def _digest(path: Path) -> str | None:
-    """Return the sha256 of a file; None if it is none."""
+    """Return the sha256 of a file; None if it cannot be read."""
     with suppress(OSError), path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
     return None

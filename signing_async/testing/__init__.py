@@ -80,6 +80,6 @@ async def signing_client(signing_sandbox: Sandbox) -> AsyncIterator[SigningClien
     from ..client import SigningClient
     from ..transport.retry import RetryPolicy
 
-    quick = RetryPolicy(base_delay=0.01, settle=0.1)  # the sandbox shows effects at once
+    quick = RetryPolicy(base_delay=0.01)
     async with SigningClient(signing_sandbox.base_url, signing_sandbox.access_token(), retry=quick) as client:
         yield client

@@ -108,6 +108,22 @@ async def test_name_outside_of_the_folder_is_refused(store: FolderStore, tmp_pat
         await content_of(store, name)
 
 
+async def test_append_returns_when_its_line_is_synced(
+    store: FolderStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync, synced = os.fsync, list[tuple[int, int]]()
+
+    def watched_sync(descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        synced.append((status.st_ino, status.st_size))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", watched_sync)
+    await store.append("lines", 0, b"one\n")
+    assert ((folder / "lines").stat().st_ino, 4) in synced
+    assert synced[-1][0] == folder.stat().st_ino
+
+
 async def test_append_removes_an_incomplete_line(store: FolderStore, folder: Path) -> None:
     await store.append("lines", 0, b"one\n")
     for torn in (b"t", b"x" * 10_000):

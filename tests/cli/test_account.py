@@ -120,7 +120,9 @@ def test_requests_without_the_state_are_refused_silently_and_a_refused_code_ends
     visited = browse_with(monkeypatch, visit)
     ran = run("login")
     assert (ran.code, "Error: " in ran.err) == (4, True)
+    end = time.monotonic() + 30
     while not visited:  # the browser is a thread
+        assert time.monotonic() < end
         time.sleep(0.01)
     assert [response.split()[1] for response in responses] == [b"400"] * 5
     for response in responses[:3]:

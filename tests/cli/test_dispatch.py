@@ -251,7 +251,9 @@ def test_second_ctrl_c_stops_at_once_and_keeps_an_earlier_report(run: Run, servi
 
 
 def wait_for_requests(service: Service, count: int) -> None:
+    end = time.monotonic() + 30
     while service.requests_of() < count:
+        assert time.monotonic() < end
         time.sleep(0.005)
 
 

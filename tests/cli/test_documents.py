@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 import sys
 import threading
 from pathlib import Path
@@ -107,7 +108,7 @@ def test_verify_keeps_only_sound_files_and_exits_with_7(
     assert run("download", signing).code == 0
     ran = run("download", signing, "--verify")
     assert (ran.code, ran.out) == (7, "")
-    assert "lease-signed.pdf already exists and is not sound: " in ran.err
+    assert "the sealed file is not sound" in ran.err
 
 
 def test_verify_without_its_extra_says_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,9 +154,9 @@ def test_repeated_download_keeps_what_is_there_and_intact_and_downloads_the_rest
     assert Path("lease-signed.pdf").read_text() == "mine"
     again = run("download", completed, "--all", "--json")
     assert (again.code, [line["already_there"] for line in again.lines]) == (0, [True, True])
+    assert {Path(line["path"]).name for line in again.lines} == {"inventory-signed.pdf", "lease-signed-2.pdf"}
     ran = run("download", completed, "--all", "--verify")
     assert (ran.code, ran.err) == (0, "0 downloaded, 2 already there.\n")
-    assert service.requests_of(DOWNLOAD) == 2
     Path("lease-signed-2.pdf").unlink()
     assert run("download", completed, "lease.pdf").out == "lease-signed-2.pdf\n"
     Path("inventory-signed.pdf").write_text("changed")
@@ -165,28 +166,58 @@ def test_repeated_download_keeps_what_is_there_and_intact_and_downloads_the_rest
     ran = run("download", completed, "lease.pdf", "--output", "lease-signed.pdf")
     assert ran.code == 2
     assert "Error: lease.pdf: lease-signed.pdf already exists: use --force to replace it\n" in ran.err
-    assert run("download", completed, "lease.pdf", "--force").out == "lease-signed-2.pdf\n"
-    assert run("download", completed, "lease.pdf", "--force", "--output", "lease-signed.pdf").code == 0
-    assert Path("lease-signed.pdf").read_bytes().startswith(b"%PDF-")
+    assert run("download", completed, "lease.pdf", "--force").out == "lease-signed.pdf\n"
+    assert Path("lease-signed.pdf").read_bytes() == Path("lease-signed-2.pdf").read_bytes()
+    assert {path.name for path in Path().glob("*-signed*")} == {
+        *("lease-signed.pdf", "lease-signed-2.pdf", "inventory-signed.pdf", "inventory-signed-2.pdf")
+    }
 
 
-def test_documents_of_two_signings_with_the_same_name_are_both_downloaded(run: Run, service: Service) -> None:
-    """Also with --force, which replaces a document's own file; a damaged record of the folder does no harm."""
-    signings = [service.draft("lease.pdf", to=("anna@example.com",), completed=True) for _ in range(2)]
-    for number, signing in enumerate(signings):
-        ran = run("download", signing, "--all", "--output", "signed", "--json")
-        assert (ran.code, ran.lines[0]["already_there"]) == (0, False)
-        assert Path(ran.lines[0]["path"]).name == ("lease-signed.pdf", "lease-signed-2.pdf")[number]
-    contents = {path.name: path.read_bytes() for path in Path("signed").glob("*.pdf")}
-    assert contents["lease-signed.pdf"] != contents["lease-signed-2.pdf"]
-    for arguments in ([], ["--force"]):
-        for signing in signings:
-            assert run("download", signing, "--all", "--output", "signed", *arguments).code == 0
-        assert {path.name: path.read_bytes() for path in Path("signed").glob("*.pdf")} == contents
-    record = Path("signed/.signing-async.jsonl")
-    record.write_text('[]\n{"file": "../lease.pdf"}\n' + record.read_text()[:-1] + '\n{"file": "lease-sig')
-    ran = run("download", signings[1], "--all", "--output", "signed")
-    assert ran.out == f"{Path('signed', 'lease-signed-2.pdf')}  (already there)\n"
+NAMES_OF_THREE = ("lease-signed.pdf", "lease-signed-2.pdf", "lease-signed-3.pdf")
+
+
+def test_documents_with_the_same_name_and_id_in_two_signings_are_both_downloaded_and_recognized(run: Run) -> None:
+    def respond(request: web.Request) -> Any:
+        signing = request.path.split("/")[4]
+        if request.path.endswith("download-signed"):
+            return make_pdf(text=signing)
+        return {"id": signing, "name": "Lease", "documents": [{"id": "1", "name": "lease.pdf"}]}
+
+    with listening(respond) as server:
+        for again in (False, True):
+            for signing, name in (
+                ("s1", "lease-signed.pdf"),
+                ("s2", "lease-signed-2.pdf"),
+                ("s3", "lease-signed-3.pdf"),
+            ):
+                ran = run("download", signing, "--all", "--output", "signed", "--json", SIGNING_BASE_URL=server.origin)
+                assert (ran.code, ran.lines[0]["already_there"]) == (0, again)
+                assert Path(ran.lines[0]["path"]) == Path("signed", name)
+                assert Path("signed", name).read_bytes() == make_pdf(text=signing)
+    assert {path.name for path in Path("signed").iterdir()} == set(NAMES_OF_THREE)
+
+
+def test_document_gets_another_name_if_another_process_is_first(run: Run) -> None:
+    """A folder that was removed meanwhile is an error."""
+    other = Path("signed", "lease-signed.pdf")
+
+    def respond(request: web.Request) -> Any:
+        if not request.path.endswith("download-signed"):
+            return {"id": "s", "name": "Lease", "documents": [{"id": "d", "name": "lease.pdf"}]}
+        if removed:
+            shutil.rmtree("signed")
+        else:
+            other.mkdir(exist_ok=True)
+        return make_pdf()
+
+    removed = False
+    with listening(respond) as server:
+        ran = run("download", "s", "--all", "--output", "signed", SIGNING_BASE_URL=server.origin)
+        assert (ran.code, ran.out) == (0, f"{Path('signed', 'lease-signed-2.pdf')}\n")
+        assert other.is_dir()
+        removed = True
+        ran = run("download", "s", "--all", "--output", "signed", SIGNING_BASE_URL=server.origin)
+        assert (ran.code, ran.out) == (2, "")
 
 
 def test_rejected_token_ends_the_downloads(run: Run, service: Service) -> None:
@@ -238,7 +269,7 @@ def test_all_documents_are_downloaded_side_by_side_under_plain_different_file_na
         ran = run("download", "s", "--all", "--output", "signed/here", SIGNING_BASE_URL=server.origin)
     assert (ran.code, ran.err) == (0, "")
     names = {f"{name}.pdf" for name in NAMES.values()}
-    assert {path.name for path in Path("signed/here").glob("[!.]*")} == names
+    assert {path.name for path in Path("signed/here").iterdir()} == names
     assert set(ran.out.splitlines()) == {f"signed/here/{name}" for name in names}
 
 

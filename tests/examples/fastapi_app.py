@@ -14,16 +14,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.routing import Route
 
-from signing_async import (
-    FileTokenStore,
-    NewRecipient,
-    OAuth,
-    OutcomeUnknown,
-    PdfSource,
-    SigningClient,
-    SigningError,
-    SigningPackage,
-)
+from signing_async import FileTokenStore, NewRecipient, OAuth, PdfSource, SigningClient, SigningError, SigningPackage
 from signing_async.archive import Archive
 from signing_async.webhooks import Event, Inbox, Receiver, WebhookVerifier, asgi_app
 
@@ -88,6 +79,6 @@ async def send_contract(key: str, email: str, request: Request) -> dict[str, str
 
 @app.exception_handler(SigningError)
 async def signing_error(_: Request, error: Exception) -> JSONResponse:
-    # After an unknown outcome too: with its key and the journal, the request can be repeated.
-    may_repeat = isinstance(error, OutcomeUnknown) or (isinstance(error, SigningError) and error.transient)
+    # With its key and the journal, a request whose outcome is unknown can be repeated.
+    may_repeat = isinstance(error, SigningError) and (error.transient or error.effect == "unknown")
     return JSONResponse({"error": str(error)}, status_code=503 if may_repeat else 400)
