@@ -204,7 +204,11 @@ def _check_header(cells: Sequence[str], names: Sequence[str]) -> list[str]:
             recipient = re.search(r"\d+", name)
             known = [f"recipient{recipient[0] if recipient else 1}_{field}" for field in _RECIPIENT_FIELDS]
             meant = f"recipient1_{name}" if name in _RECIPIENT_FIELDS else name
-            problems.append(f"unknown column {cell.strip()!r}{did_you_mean(meant, [*_MEMBERS, *known])}")
+            hint = did_you_mean(meant, [*_MEMBERS, *known])
+            field = re.fullmatch(r"(recipient\d+)_(.+)", name)
+            if field and not did_you_mean(field[2], _RECIPIENT_FIELDS):
+                hint = f"; a field that your tenant adds is {field[1]}_extra_{field[2]}"
+            problems.append(f"unknown column {cell.strip()!r}{hint}")
     required = ("name", "language", "documents", "recipient1_email")
     return problems + [f"missing column {name!r}" for name in required if name not in names]
 

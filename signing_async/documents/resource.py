@@ -293,8 +293,8 @@ class Documents:
         With ``overwrite=False`` an existing file, even one that appears during the download, is not replaced:
         `InvalidRequest` is raised. With ``verify`` (extra ``verify``) the file is also judged by
         `signing_async.sealed.inspect_sealed`; with ``trust`` its certificates must lead to these roots. Raises
-        `NotSound` if the file is not sound or not trusted, `NotYetSigned` until the document is fully signed, and
-        `OSError` if the disk fails. ::
+        `NotSound` if the file is not sound or not trusted, `NotYetSigned` until the document is fully signed (or if an
+        id is wrong), and `OSError` if the disk fails. ::
 
             sealed = await client.documents.download_signed(signing, document, "archive/contract.pdf")
         """

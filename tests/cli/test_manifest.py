@@ -65,9 +65,10 @@ def test_json_lines_are_sent(run: Run, service: Service) -> None:
 ORDERS = f"{HEADER},recipient1_order,recipient3_email,recipient3_order,recipient3_first_name\n"
 JSON = '"name": "L", "language": "EN", "recipients": [{"email": "a@example.com"}], "documents": ["a.pdf"]'
 PROBLEMS = {
-    "key,name,langauge,documents,recipient2_emial": [
+    "key,name,langauge,documents,recipient2_emial,recipient2_phone": [
         "line 1, unknown column 'langauge'; did you mean 'language'?",
         "line 1, unknown column 'recipient2_emial'; did you mean 'recipient2_email'?",
+        "line 1, unknown column 'recipient2_phone'; a field that your tenant adds is recipient2_extra_phone",
         "line 1, missing column 'language'",
         "line 1, missing column 'recipient1_email'",
     ],

@@ -6,7 +6,7 @@ at import time: the process has one event loop. ``signing-async archive``, run d
 """
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -42,7 +42,7 @@ async def archive_documents(event: Event) -> None:
 
 
 @asynccontextmanager
-async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
     async with oauth, client, archive, inbox, inbox.running():
         yield
         await receiver.drain()
