@@ -106,7 +106,7 @@ async def test_pdf_signed_by_poppler_or_mupdf_is_refused(tmp_path: Path, judge: 
 
 
 async def test_hostile_file_gets_a_verdict_and_no_exception(judge: Judge) -> None:
-    hostile = pdfs.hostile()
+    hostile = dict(pdfs.hostile())
     if hasattr(settings, "set_qpdf_limits"):  # since pikepdf 10.14
         assert await judge(hostile.pop("an object stream bomb")) == "not_pdf"
     for name, data in hostile.items():
