@@ -254,7 +254,7 @@ async def _dispatch(message: dict[str, Any], context: Context = _CONTEXT) -> dic
                     log.warning("package %r is retried later: %s", key, error)
                     raise NoResultError from None
                 details = {"effect": error.effect, "transient": error.transient, "exit_code": error.exit_code}
-            log.error("package %r failed: %s", key, error)  # noqa: TRY400  # the outcome says why
+            log.error("package %r failed: %s", key, error)  # noqa: TRY400  # a traceback is no use to an operator: the error's text says what failed
             outcome = Outcome(key, None, str(error), type(error).__name__, **details)
         return await _report(context, attrs.asdict(outcome))
 

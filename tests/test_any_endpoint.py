@@ -187,7 +187,7 @@ async def test_form_has_texts_and_files_in_their_order(tmp_path: Path) -> None:
 
 
 async def test_source_that_fails_is_not_sent_and_a_source_alone_is_the_selected_file() -> None:
-    """Its content is not judged."""
+    """The content of a source is not checked."""
 
     async def never() -> AsyncIterator[bytes]:
         await asyncio.sleep(60)
@@ -275,7 +275,7 @@ async def test_response_that_does_not_fit_is_a_decode_error(method: str, repeat:
 
 
 async def test_page_of_html_is_no_response_unless_it_is_asked_for() -> None:
-    """A proxy responded."""
+    """Such a page comes from a proxy."""
     async with _responding(_bytes(b"<html>Sign in</html>", "text/html")) as (client, _):
         with pytest.raises(DecodeError, match="an HTML page"):
             await client.request("GET", "/x")

@@ -232,7 +232,7 @@ async def test_end_of_the_wait_without_completion_carries_the_last_state(
 
 
 async def test_callers_session_is_shared_by_clients_and_stays_open(sandbox: Sandbox) -> None:
-    """Its settings (raise_for_status, a timeout and headers) do not change a client."""
+    """The session's settings (raise_for_status, a timeout and headers) do not change a client."""
     async with aiohttp.ClientSession(
         raise_for_status=True, timeout=aiohttp.ClientTimeout(total=60), headers={"Authorization": "Bearer other"}
     ) as session:
@@ -255,7 +255,7 @@ def open_sessions() -> set[aiohttp.ClientSession]:
 
 
 async def test_client_that_was_not_closed_is_a_resource_warning(sandbox: Sandbox) -> None:
-    """A view is not."""
+    """A view need not be closed."""
     client = SigningClient(sandbox.base_url, sandbox.access_token())
     before = open_sessions()
     await client.me()

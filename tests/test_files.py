@@ -173,7 +173,7 @@ async def test_path_that_no_file_can_have_is_a_permanent_failure(tmp_path: Path)
 async def test_file_that_the_system_cannot_open_for_now_is_a_transient_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, transient: bool
 ) -> None:
-    """Of assumptions, of the file to inspect, and of the trusted roots."""
+    """The files are assumptions, a PDF to inspect, and trusted roots."""
     path = tmp_path / "a.pdf"
     path.touch()
 

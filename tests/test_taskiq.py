@@ -388,7 +388,7 @@ async def test_enqueuing_fails_in_time_while_redis_is_unavailable(
 
 
 async def test_any_taskiq_broker_can_dispatch(place: Workplace, sandbox: Sandbox, tmp_path: Path) -> None:
-    """Even one in memory, without acknowledgements; the journal knows what was sent before.
+    """A broker in memory without acknowledgements works too: the journal knows what was sent before.
 
     A message of another version or form is rejected.
     """
@@ -628,7 +628,7 @@ async def test_result_is_waited_for_through_an_outage_of_the_broker_and_not_afte
     fault: Exception,
     uncounted: int,
 ) -> None:
-    """No attempt is counted that fails with the broker."""
+    """An attempt that fails because of the broker is not counted."""
     broker, faults = InMemoryBroker(), [fault]
     is_ready = broker.result_backend.is_result_ready
 

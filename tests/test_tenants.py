@@ -115,7 +115,7 @@ async def ask(tenants: Tenants, tenant_id: str = "acme") -> str | None:
 
 
 async def trimmed(tenants: Tenants, most: int) -> None:
-    """Wait until at most so many clients are kept."""
+    """Wait until at most ``most`` clients are kept."""
     async with asyncio.timeout(30):
         while int(repr(tenants).split()[1]) > most:
             await asyncio.sleep(0.001)

@@ -33,7 +33,7 @@ def test_plugin_loads_without_pytest_asyncio(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_fixtures_work_in_another_project(pytester: pytest.Pytester) -> None:
-    """Those of the guide's tests, and of plain functions; each test has a sandbox of its own."""
+    """The project has the guide's tests and tests that are plain functions. Each test has a sandbox of its own."""
     pytester.makepyfile(
         """
         async def test_retries_are_quick(signing_sandbox, signing_client):

@@ -163,7 +163,7 @@ def on_signal(number: int, call: Callable[[], object]) -> None:
     """Call a function on each signal until the event loop is closed, if the event loop supports that."""
     import asyncio
 
-    # Windows has no signal handlers in event loops, and a loop outside the main thread has none either.
+    # NotImplementedError: on Windows. RuntimeError, ValueError: outside the main thread.
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
         asyncio.get_running_loop().add_signal_handler(number, call)
 

@@ -286,8 +286,7 @@ def _as_json(value: object) -> object:
     if isinstance(value, datetime):
         return value.isoformat()
     shown: Any = value
-    is_record = attrs.has(type(value))
-    return attrs.asdict(shown, recurse=False, filter=lambda field, _: bool(field.repr)) if is_record else str(value)
+    return attrs.asdict(shown, recurse=False, filter=lambda field, _: bool(field.repr))
 
 
 def _has_controls(stream: Any) -> bool:

@@ -135,7 +135,7 @@ class _Call(Generic[T]):
         seconds = self._retry_at - began
         if outcome.kind is Kind.SUCCESS:
             report(context, outcome, seconds)
-            value: T = outcome.value  # type: ignore[assignment]  # of the type that the operation decodes to
+            value: T = outcome.value  # type: ignore[assignment]  # None only if T allows it
             return value if self._reconciliation is None else await self.confirm(value)
         self._retries.attempts = context.number
         decision = self._retries.decide(

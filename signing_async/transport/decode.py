@@ -292,7 +292,7 @@ def _record_hook(cls: Any) -> Callable[[Any], Any]:
         namespace[f"{each.__name__}_members"] = {member.value: member for member in each}
     if "documents" in kinds:
         namespace["decode_document"] = _hook(Document)
-    exec(_FUNCTION.format("\n    ".join(lines)), namespace)  # noqa: S102
+    exec(_FUNCTION.format("\n    ".join(lines)), namespace)  # noqa: S102  # made of this module's text and field names
     return cast("Callable[[Any], Any]", namespace["decode"])
 
 

@@ -107,7 +107,7 @@ async def test_sweep_paused_at_any_moment_while_another_takes_over_archives_noth
 
 
 async def test_downloads_of_killed_runs_are_removed(filled: Sandbox, tmp_path: Path) -> None:
-    """Those of a signing by the next run over it, any other a day later."""
+    """The next run over a signing removes that signing's downloads; any run removes downloads that are a day old."""
     folder = tmp_path / "archive"
     filled.faults.add(DOWNLOAD, "hang", times=None)
     script = "import sys; from tests.archive.victim import *; work(*sys.argv[1:3], Place(Path(sys.argv[3])))"

@@ -67,7 +67,7 @@ async def test_file_is_synced_before_it_gets_its_name_and_its_folder_after(
 async def test_name_that_cannot_hold_a_file_is_a_conflict_of_that_name(
     store: FolderStore, folder: Path, tmp_path: Path
 ) -> None:
-    """And reading it finds no file. A symbolic link is another file, even if it leads to the same content."""
+    """Reading such a name finds no file. A symbolic link is another file, even if it leads to the same content."""
     folder.mkdir()
     (folder / "x").write_bytes(b"a file where a folder is needed")
     (folder / "y.pdf").mkdir()

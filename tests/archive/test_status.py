@@ -45,7 +45,7 @@ async def one_of_each(tenant: Tenant) -> None:
 
 
 async def test_drafts_with_documents_and_unfinished_signings_are_found(tenant: Tenant, one_of_each: None) -> None:
-    """With what was never sent, and who has not signed. Only signings of the kinds asked for are read."""
+    """Each comes with its documents, or with the recipients who have not signed. Other signings are not read."""
     status = await archive_status(tenant.client, after=NOW)
     assert [(stuck.kind, stuck.signing.name) for stuck in status.signings] == [
         ("no_progress", "sent"),

@@ -158,7 +158,7 @@ def test_follow_goes_on_after_outages_reports_what_fails_and_archives_what_is_se
 def test_reminders_are_sent_once_and_an_error_ends_a_single_run(
     run: Run, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error of one signing, or of all."""
+    """The error concerns one signing, or every signing."""
     make_archive()
     assert run("archive", "verify", "contracts").code == 2
     service.draft("a.pdf", to=("anna@example.com", "bo@example.com"), sent=True)

@@ -68,7 +68,7 @@ def test_packages_are_sent_once_however_often_the_command_is_run(run: Run, servi
     assert sent(service) == once(20)
     before = service.requests_of()
     assert run("dispatch", "leases.csv").out == "20 sent: 20 earlier, 0 now.\n"
-    assert service.requests_of() == before + 1  # who is logged in
+    assert service.requests_of() == before + 1  # `GET /me`, which checks the token
     assert sent(service) == once(20)
     assert not list(tmp_path.glob("*fail*"))
 
@@ -79,14 +79,14 @@ def test_json_output_has_a_line_per_package_and_a_summary(run: Run, service: Ser
     Path("leases.jsonl").write_text(json.dumps(row) + "\n")
     ran = run("dispatch", "--json", "leases.jsonl")
     line, summary = ran.lines
-    assert (ran.code, line["line"], line["name"]) == (0, 1, "Lease 0")
+    assert (ran.code, line["line"], line["name"], line["sent_earlier"]) == (0, 1, "Lease 0", False)
     assert re.fullmatch("[0-9a-f]{64}", line["key"])
     assert service.do(service.sandbox.signing, line["signing"]).name == "Lease 0"
     facts = {"packages": 1, "sent": 1, "sent_earlier": 0, "failed": 0, "left": 0, "abandoned": 0}
     facts |= {"interrupted": False, "failures": None}
     assert summary["summary"] == {**facts, "journal": "leases.journal"}
     assert [json.loads(told) for told in ran.err.splitlines()] == [{"journal": "leases.journal"}]
-    assert run("dispatch", "--json", "leases.jsonl").lines[0]["signing"] == line["signing"]
+    assert run("dispatch", "--json", "leases.jsonl").lines[0] == {**line, "sent_earlier": True}
 
 
 def test_dry_run_needs_no_token_sends_nothing_and_leaves_no_file(run: Run, service: Service, tmp_path: Path) -> None:

@@ -92,7 +92,9 @@ def test_verbose_shows_status_time_request_id_error_and_delay_of_each_attempt(ru
     assert re.fullmatch(r"me, attempt 2: HTTP 200 in \d+ ms \(req_\w+\)", second)
     ran = run("me", "--verbose", "--json", "--timeout", "1", SIGNING_BASE_URL="http://127.0.0.1:1")
     printed = json.loads(ran.err.splitlines()[0])["attempt"]
-    assert (printed["operation"], printed["status"]) == ("me", None)
+    assert (printed["operation"], printed["status"], printed["headers"]) == ("me", None, {})
+    [succeeded] = [json.loads(line)["attempt"] for line in run("me", "-v", "--json").err.splitlines()]
+    assert succeeded["headers"]["request_id"] == succeeded["request_id"]
 
 
 # Signals

@@ -62,6 +62,7 @@ def test_json_lines_are_sent(run: Run, service: Service) -> None:
     assert sorted(names) == ["Lease.pdf", "a.pdf"]
 
 
+KEYLESS = ",L,EN,a.pdf,a@example.com"
 ORDERS = f"{HEADER},recipient1_order,recipient3_email,recipient3_order,recipient3_first_name\n"
 JSON = '"name": "L", "language": "EN", "recipients": [{"email": "a@example.com"}], "documents": ["a.pdf"]'
 PROBLEMS = {
@@ -111,7 +112,7 @@ PROBLEMS = {
         "line 1, recipients[0]: unknown member 'emial'; did you mean 'email'?"
     ],
     f'{{{JSON}, "recipients": ["{"x" * 300}"]}}': [f"line 1, recipients[0]: must be an object, got '{'x' * 199}…"],
-    f"{HEADER}\n{ROW}\n{ROW}\n,L,EN,none.pdf; n.pdf,nobody" + "\n,L,EN,a.pdf,a@example.com" * 2: [
+    "\n".join([HEADER, ROW, ROW, ",L,EN,none.pdf; n.pdf,nobody", KEYLESS, KEYLESS]): [
         "line 3, key: 'k' is also the key of line 2",
         "line 4, recipient1_email: must be an e-mail address, got 'nobody'",
         "line 4, documents: cannot open 'FOLDER/none.pdf': No such file or directory",
@@ -124,7 +125,7 @@ PROBLEMS = {
 
 @pytest.mark.parametrize("content", PROBLEMS, ids=range(len(PROBLEMS)))
 def test_every_problem_is_reported_with_line_column_and_value(content: str, run: Run, service: Service) -> None:
-    """A problem with the content of a file is one, too. Nothing is sent."""
+    """Files that are missing or no PDFs are reported too. Nothing is sent."""
     Path("n.pdf").write_text("no PDF at all")
     write(content, "x.csv")
     start = "x.csv: " if content == HEADER else "x.csv, "

@@ -66,7 +66,7 @@ async def test_nothing_more_is_sent_once_the_file_of_the_journal_is_gone(
 
 @pytest.mark.parametrize("operation", ["claim", "draft", "sending", "sent"])
 async def test_package_that_the_journal_refuses_fails_alone(office: Office, operation: str) -> None:
-    """Its key or its text, which the journal cannot hold."""
+    """The journal cannot store the package's key or its state."""
     keys, was_sent = ["first", "refused", "third", "fourth"], operation == "sent"
     parcels = [parcel_of(1, 1, name=key, key=key) for key in keys]
     failure = JournalError("the database cannot hold it", transient=False, client_wide=False)

@@ -61,7 +61,7 @@ async def test_write_is_durable_wal_full_synchronous_and_a_synced_folder(
 
 
 async def test_paused_process_keeps_its_claim_and_that_of_a_killed_one_is_free_at_once(path: Path) -> None:
-    """Although a child that it forked is alive."""
+    """The claim is free even if a child of the killed process is alive."""
     with holder(path) as process:
         process.send_signal(signal.SIGSTOP)
         async with SqliteJournal(path) as journal:
@@ -72,7 +72,7 @@ async def test_paused_process_keeps_its_claim_and_that_of_a_killed_one_is_free_a
 
 
 async def test_files_are_private_and_a_closed_journal_is_one_without_lock_files_of_dead_processes(path: Path) -> None:
-    """Whatever the umask of the process that creates it."""
+    """The umask of the process that creates the files does not matter."""
     mask = os.umask(0)
     try:
         with holder(path) as process:

@@ -311,7 +311,7 @@ async def test_claim_is_released_even_if_the_run_is_cancelled_twice(sandbox: San
 
 
 async def test_each_step_is_journaled_before_it_begins_with_the_outcome_of_the_one_before(
-    sandbox: Sandbox, client: SigningClient
+    sandbox: Sandbox, client: SigningClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = MemoryJournal()
     seen: list[tuple[int, str, bool, str, str]] = []
@@ -326,7 +326,7 @@ async def test_each_step_is_journaled_before_it_begins_with_the_outcome_of_the_o
         seen.append((len(sandbox.requests), state["status"], has_signing, marks(documents), marks(recipients)))
         await write(claim, text)
 
-    journal.write = noted  # type: ignore[method-assign]  # one that takes notes
+    monkeypatch.setattr(journal, "write", noted)
     await all_of(client.dispatch_many([parcel_of(3, 2).package], journal, concurrency=1))
     assert seen == [
         (0, "draft", False, "", ""),

@@ -205,7 +205,7 @@ async def test_upload_of_10_mib_takes_a_few_blocks_of_memory(tmp_path: Path) -> 
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         out, _ = await process.communicate()
         assert [len(received.body) > 10 * 2**20 for received in recorder.uploads] == [False, True, True, True]
-    # A block that is read, one that is sent, and what asyncio copies of a block that the socket did not take.
+    # At most four blocks of 1 MiB: asyncio keeps a copy of what the socket has not accepted yet.
     assert max(map(int, out.split())) < 4 * 2**20
 
 

@@ -162,7 +162,7 @@ def test_threaded_server_stores_deliveries(postgres: PostgresServer) -> None:
 def test_inbox_works_in_two_event_loops_and_in_a_child_that_was_forked_after_its_first_use(
     postgres: PostgresServer,
 ) -> None:
-    """The loops are that of the threads of a server, and that of the process's own handlers."""
+    """The threads of a server share one event loop; the handlers run in another one."""
     inbox = PostgresInbox(asyncio.run(postgres.new_schema()), timeout=10)
 
     async def use_in_child() -> None:

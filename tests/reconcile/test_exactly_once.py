@@ -103,7 +103,7 @@ async def test_reminder_is_repeated_after_5xx_but_not_after_a_lost_response(
 async def test_reminder_is_an_unknown_outcome_if_the_callers_rate_limiter_fails(
     sandbox: Sandbox, client: SigningClient, when: str
 ) -> None:
-    """Before its repeat, or after its request."""
+    """The limiter fails before the repeat, or after the request."""
     signing, recipient = await _sent(client)
     if when == "acquire":
         sandbox.faults.add("recipients.remind", "502-html-after-commit")
@@ -211,7 +211,7 @@ async def test_renamed_document_is_an_unknown_outcome(sandbox: Sandbox, client: 
 async def test_ambiguous_request_is_not_repeated_before_its_retry_after(
     sandbox: Sandbox, client: SigningClient
 ) -> None:
-    """Although the readings end earlier."""
+    """The readings end earlier than the Retry-After."""
     signing = await _sendable(client)
     sandbox.faults.add("signings.send", "503", retry_after=0.4)
     began = asyncio.get_running_loop().time()

@@ -232,7 +232,7 @@ async def test_deadline_that_leaves_no_settle_time_is_an_unknown_outcome(service
 async def test_reading_that_hangs_ends_at_the_deadline_as_an_unknown_outcome(
     service: LateService, write: str, kind: str
 ) -> None:
-    """After the ambiguous attempt, and after the success that is to be verified, whose record is in ``known``."""
+    """The reading follows an ambiguous attempt, or a success that is confirmed; that record is in ``known``."""
 
     def hang(fate: Fate, record: Any) -> None:
         if fate.kind == kind:

@@ -129,7 +129,7 @@ async def test_recipient_with_another_address_and_name_is_not_the_effect(held: d
 
 
 async def test_document_of_another_size_is_undecidable() -> None:
-    """It may be the file in another form."""
+    """The service may have stored the file in another form."""
     documents: list[dict[str, Any]] = []
 
     async def handle(request: web.Request) -> web.Response:

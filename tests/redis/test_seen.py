@@ -59,7 +59,7 @@ async def test_namespaces_do_not_share_events(redis: RedisServer) -> None:
 
 
 def test_threads_without_an_event_loop_handle_each_event_once(redis: RedisServer) -> None:
-    """They share it with receivers in an event loop. An event that another receiver has claimed is a 503."""
+    """The threads share the store with an event loop. An event that another receiver has claimed is a 503."""
     taken: list[str] = []
     seen = RedisSeenEvents(redis.url)
     one = receiver(seen, taken)

@@ -265,7 +265,7 @@ def test_file_that_exceeds_a_limit_is_not_sound(
 
 
 def test_worker_that_is_killed_by_the_system_or_fails_gives_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A killed one, or one that cannot be started for now, may succeed later."""
+    """A worker that was killed, or could not be started, is a transient failure."""
     monkeypatch.setattr(WORKER, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     with pytest.raises(SigningError, match="worker process was killed by SIGKILL") as killed:
         inspect_sealed(sealed_by_sandbox())

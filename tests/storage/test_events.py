@@ -134,7 +134,7 @@ async def test_cancelled_claim_leaves_the_event_free(open_store: OpenStore) -> N
 
 
 async def test_claim_that_was_taken_over_or_ended_is_refused(storage: Any) -> None:
-    """Whether or not the event was claimed again. The fence is shown while the event is claimed."""
+    """Another worker may have claimed the event again. An event shows its fence only while it is claimed."""
     late, quick = storage.open().store, storage.open().store
     await add(late, "a", "s")
     (claim,) = await late.claim(1)

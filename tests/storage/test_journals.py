@@ -35,7 +35,7 @@ def open_journal(storage: Any) -> OpenJournal:
 
 
 async def test_last_written_state_is_returned_by_the_next_claim_of_the_same_key(open_journal: OpenJournal) -> None:
-    """A new package has none, and a release changes nothing.
+    """A new package has no state, and a release does not change the state.
 
     Keys are distinct even if long ones begin alike, or they differ only in case, a space or Unicode normalization.
     """
@@ -74,7 +74,7 @@ async def test_one_of_many_concurrent_claims_succeeds_and_all_writes_are_kept(op
 
 
 async def test_claimed_package_cannot_be_claimed_and_a_released_claim_is_refused(open_journal: OpenJournal) -> None:
-    """Neither another run nor another task of the same run can claim it. Other packages can be claimed.
+    """Neither another run nor another task of the same run can claim the package. Other packages are free.
 
     A released claim can neither write nor release, whether or not the package was claimed again.
     """

@@ -345,7 +345,7 @@ async def test_handlers_that_do_not_end_are_cancelled_and_their_attempts_do_not_
 
 
 async def test_drain_waits_for_a_plain_handler_however_long_it_takes(inbox: Inbox) -> None:
-    """Its thread cannot be stopped, and another worker must not handle the event meanwhile."""
+    """The handler's thread cannot be stopped, and no other worker may handle the event meanwhile."""
     started, proceed = threading.Event(), threading.Event()
 
     @inbox.on("*")
