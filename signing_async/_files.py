@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ except ModuleNotFoundError:
 __all__ = [
     "check_locks",
     "expand_user",
+    "hash_file",
     "is_transient",
     "locked",
     "place_new",
@@ -92,6 +94,12 @@ def resolve_path(name: str, path: Any) -> Path:
         return Path(os.path.realpath(expand_user(path)))
     except (TypeError, ValueError):
         raise problem from None
+
+
+def hash_file(path: Path) -> str:
+    """Return the sha256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync_folder(folder: Path) -> None:

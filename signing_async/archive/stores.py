@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import secrets
 import shutil
@@ -11,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from .._files import check_locks, is_transient, locked, sync_folder
+from .._files import check_locks, hash_file, is_transient, locked, sync_folder
 from ..errors import ArchiveConflict, ArchiveError, ConfigurationError, InvalidRequest
 
 __all__ = ["ArchiveStore", "FolderStore", "ListedStore", "MissingBytes", "as_store", "check_name"]
@@ -158,7 +157,7 @@ def _put(root: Path, target: Path, source: Path, sha256: str) -> None:
         _make_folders(target.parent, root)
         _place(source, target)
     except (FileExistsError, NotADirectoryError):
-        if target.is_symlink() or not target.is_file() or _hash(target) != sha256:
+        if target.is_symlink() or not target.is_file() or hash_file(target) != sha256:
             raise conflict from None
     # Even if the file was stored before: the run that placed it may have been killed before it synced the folder.
     sync_folder(target.parent)
@@ -193,11 +192,6 @@ def _place(source: Path, target: Path) -> None:
         finally:
             part.unlink(missing_ok=True)
     source.unlink()  # with two names, a change of the source would change the archived file
-
-
-def _hash(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _read(path: Path, offset: int) -> bytes:

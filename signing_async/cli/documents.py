@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import re
 import sys
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .._files import hash_file
 from ..errors import InvalidRequest, NotYetSigned, SigningError
 from .command_base import State, command, concurrency_option, make_folder
 from .exits import code_of_all
@@ -232,17 +232,11 @@ async def _save_beside_others(
         number += 1
     for taken in range(first, number):
         other = _numbered(folder, stem, taken)
-        if await asyncio.to_thread(_digest, other) == sealed.sha256:
-            path.unlink()
-            return other, None
+        with suppress(OSError):  # a folder, or removed meanwhile
+            if await asyncio.to_thread(hash_file, other) == sealed.sha256:
+                path.unlink()
+                return other, None
     return path, sealed
-
-
-def _digest(path: Path) -> str | None:
-    """Return the sha256 of a file; None if it cannot be read."""
-    with suppress(OSError), path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-    return None
 
 
 def _safe_stem(name: str) -> str:
