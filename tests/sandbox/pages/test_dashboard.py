@@ -213,10 +213,10 @@ async def test_request_opens_to_its_headers_and_bodies_or_a_description_of_its_f
     assert "Content-Type: application/json; charset=utf-8" in block(page, "Response headers")
     for words in ("201", "signings.create", "slow", " ms"):
         assert words in page.main.text, words
-    await call("GET", f"{API}/nowhere?code=abc&x=1&state=def")
+    await call("GET", f"{API}/nowhere?code=not-to-be-shown&x=1&state=def")
     page = await details(visitor)
     assert f"GET {API}/nowhere?code=[redacted]&x=1&state=[redacted]" in page.main.text
-    assert "abc" not in page.html
+    assert "not-to-be-shown" not in page.html
     await call("GET", f"{API}/me")
     shown = (await details(visitor)).main.text
     assert "No body." in shown
