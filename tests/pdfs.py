@@ -426,14 +426,14 @@ def rewritten(data: bytes, *, linearize: bool = False, object_streams: bool = Fa
 
 
 @cache
-def encrypted(data: bytes, method: str = "AES-256", *, user: str = "", object_streams: bool = False) -> bytes:
+def encrypted(data: bytes, method: str = "AES-256", *, user: str = "", **options: bool) -> bytes:
     """`data` encrypted by qpdf's library with AES-256, AES-128, RC4-128 or RC4-40; an empty user password opens it."""
     import pikepdf
 
     revisions: dict[str, Literal[2, 3, 4, 6]] = {"AES-256": 6, "AES-128": 4, "RC4-128": 3, "RC4-40": 2}
     revision, aes = revisions[method], method.startswith("AES")
     settings = pikepdf.Encryption(owner="owner", user=user, R=revision, aes=aes, metadata=revision >= 4)
-    return rewritten(data, object_streams=object_streams, encryption=settings)
+    return rewritten(data, encryption=settings, **options)
 
 
 @cache

@@ -44,6 +44,9 @@ def accepted() -> dict[str, bytes]:
         "usage rights": pdfs.with_usage_rights(),
         "usage rights, old": pdfs.with_usage_rights(key=b"UR"),
         "usage rights in a field": pdfs.with_usage_rights(in_field=True),
+        "usage rights, a large file": pdfs.with_signature_field(
+            catalog=b"/Perms<</UR3 7 0 R>>", more={5: pdfs.stream_object(b"\n" * 2_500_000)}
+        ),
         "signature taken back": pdfs.update(pdfs.with_signature_field(SIGNED_VALUE), {6: pdfs.FIELD + b">>"}, size=9),
         "another generation's signature": pdfs.with_signature_field(b"/V 7 1 R"),
         "junk first": pdfs.prefixed(b"junk\n" * 200, absolute=False),
@@ -60,6 +63,8 @@ def refused() -> dict[str, tuple[str, bytes]]:
     protected = {
         "encrypted": locked,
         "encrypted, object streams": pdfs.encrypted(report, "AES-128", user="secret", object_streams=True),
+        "encrypted, linearized": pdfs.encrypted(report, linearize=True),
+        "encrypted, linearized, object streams": pdfs.encrypted(report, linearize=True, object_streams=True),
         "encrypted, with RC4": pdfs.encrypted(report, "RC4-40"),
         "encrypted, junk first": b"junk" * 9 + locked,
         "encrypted in place": pdfs.assemble(pdfs.basic_objects(), trailer=b"/Encrypt<</Filter/Standard/V 1>>"),
