@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import hashlib
 import io
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from signing_async import (
 )
 from signing_async.sandbox import Sandbox
 from tests.documents.uploads import LARGE, in_chunks, recording, upload
-from tests.pdfs import make_pdf
+from tests.pdfs import make_pdf, stream_object, with_signature_field
 from tests.servers import serving
 
 SIZE = 20_000
@@ -199,12 +200,14 @@ async def test_on_progress_that_raises_is_logged_and_not_called_again(caplog: py
 
 async def test_upload_of_10_mib_takes_a_few_blocks_of_memory(tmp_path: Path) -> None:
     path = tmp_path / "a.pdf"
-    path.write_bytes(make_pdf(10 * 2**20))
+    # A file that mentions `/ByteRange` is searched for more than others.
+    content = stream_object(b"\n" * 10_200_000)
+    path.write_bytes(with_signature_field(catalog=b"/Perms<</UR3 7 0 R>>", more={5: content}))
     async with recording() as recorder:
         command = [sys.executable, "-c", _MEASURE, recorder.origin, str(path)]
         process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
         out, _ = await process.communicate()
-        assert [len(received.body) > 10 * 2**20 for received in recorder.uploads] == [False, True, True, True]
+        assert [len(received.body) > 10_000_000 for received in recorder.uploads] == [False, True, True, True]
     # At most four blocks of 1 MiB: asyncio keeps a copy of what the socket has not accepted yet.
     assert max(map(int, out.split())) < 4 * 2**20
 
@@ -212,7 +215,7 @@ async def test_upload_of_10_mib_takes_a_few_blocks_of_memory(tmp_path: Path) -> 
 _MEASURE = """
 import asyncio, sys, tracemalloc
 from signing_async import SigningClient
-from tests.pdfs import make_pdf
+from tests.pdfs import make_pdf, stream_object, with_signature_field
 
 async def chunks(path):
     with open(path, "rb") as file:
@@ -436,6 +439,25 @@ async def test_file_of_the_same_name_and_another_content_is_not_skipped(
     results = await drain(client.documents.upload_many(None, pairs, skip_existing=True))
     assert [result.error for result in results] == [None, None]
     assert len((await client.signings.get(signing)).documents) == 3
+
+
+@pytest.mark.parametrize(
+    ("reported", "uploads"),
+    [
+        ({"size": 1500, "sha256": hashlib.sha256(make_pdf(1500)).hexdigest()}, 0),
+        ({"size": 1500, "sha256": "0" * 64}, 1),
+        ({}, 0),
+    ],
+    ids=["equal hash", "other hash", "name only"],
+)
+async def test_file_is_skipped_by_its_hash_or_by_its_name_if_the_service_reports_neither_size_nor_hash(
+    reported: dict[str, Any], uploads: int
+) -> None:
+    async with recording() as recorder, SigningClient(recorder.origin, "token") as client:
+        recorder.documents = [{"id": "d0", "name": "lease.pdf", **reported}]
+        source = PdfSource(make_pdf(1500), "lease.pdf")
+        (result,) = await drain(client.documents.upload_many("s1", [source], skip_existing=True))
+    assert (result.error, len(recorder.uploads)) == (None, uploads)
 
 
 async def test_nothing_is_skipped_or_sent_if_the_service_does_not_list_documents() -> None:
