@@ -124,6 +124,7 @@ async def _sign(
     steps.show("A draft with documents and recipients", files, "Anna signs first, then Bo")
 
     sandbox.clock.advance(days=1)
+    await client.me()  # refreshes the token, so that the fault meets the request that sends
     sandbox.faults.add("signings.send", "drop-after-commit")
     await client.signings.send(signing)
     invited = Counter(one.recipient_id for one in sandbox.notifications if one.kind == "invitation")
@@ -131,7 +132,8 @@ async def _sign(
         "A day later the draft is sent, and the response is lost",
         f"token refreshed automatically ({len(sandbox.requests_of('oauth.token'))} token requests), "
         "signing read before any retry",
-        f"sent once: {max(invited.values())} invitation for the first recipient",
+        f"sent once: {len(sandbox.requests_of('signings.send'))} request, "
+        f"{max(invited.values())} invitation for the first recipient",
     )
 
     waiting = asyncio.create_task(client.signings.wait_until_completed(signing, 30, poll=10, wakeups=wakeups))

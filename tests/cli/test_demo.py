@@ -22,7 +22,7 @@ def test_demo_prints_each_step_and_leaves_sealed_pdfs(
     assert (ran.code, ran.err) == (0, "")
     for text in (
         "not a legal signing service",
-        "sent once: 1 invitation",
+        "sent once: 1 request, 1 invitation",
         "signing.completed",
         "refused",
         "22 documents in signed/archive-2, each once: the manifest proves it",
