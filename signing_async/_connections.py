@@ -1,7 +1,8 @@
-"""Classify failures to connect. Standard library only."""
+"""Classify and describe failures to connect. Standard library only."""
 
 from __future__ import annotations
 
+import os
 import ssl
 
 from .errors import TransportError
@@ -9,6 +10,7 @@ from .errors import TransportError
 __all__ = [
     "certificate_problem",
     "connection_error",
+    "describe_failure",
     "is_refused_by_proxy",
     "is_untrusted",
     "roots_problem",
@@ -32,6 +34,15 @@ def connection_error(message: str, cause: BaseException) -> TransportError:
     """Return the error for a connection that could not be made; `is_untrusted` decides whether it is permanent."""
     untrusted = is_untrusted(cause)
     return TransportError(message, transient=not untrusted, client_wide=untrusted)
+
+
+def describe_failure(error: OSError) -> str:
+    """Return why a connection could not be made, without the address, which asyncio's own text repeats."""
+    if isinstance(error, ssl.SSLError):
+        return getattr(error, "verify_message", "") or str(error)
+    if error.errno and error.errno > 0:
+        return os.strerror(error.errno)
+    return error.strerror or str(error) or type(error).__name__
 
 
 def roots_problem(path: str | None, content: str = "trusted certificates") -> str:

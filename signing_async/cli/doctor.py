@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import attrs
 import click
 
-from .._connections import connection_error
+from .._connections import connection_error, describe_failure
 from .._files import unusable
 from ..assumptions import Assumptions
 from ..client import SigningClient
@@ -332,7 +332,7 @@ async def _certificate(client: SigningClient) -> Finding:
         async with asyncio.timeout(client._api.transport.options.timeouts.connect):
             _, writer = await asyncio.open_connection(parts.hostname, parts.port or 443, ssl=True)
     except (OSError, TimeoutError) as error:
-        reason = getattr(error, "verify_message", "") or getattr(error, "strerror", "") or type(error).__name__
+        reason = describe_failure(error)
         raise connection_error(f"no secure connection to {client.base_url}: {reason}", error) from None
     expires = ssl.cert_time_to_seconds(writer.get_extra_info("peercert")["notAfter"])
     version = writer.get_extra_info("ssl_object").version()

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import hmac
 import json
-import os
 import socket
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -20,6 +19,7 @@ from typing import Any
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
+from .._connections import describe_failure
 from .addresses import is_loopback, split_url
 from .clock import Clock
 from .database import Database
@@ -313,9 +313,7 @@ class Deliveries:
         except TimeoutError:
             return result | {"error": f"no response within {TIMEOUT:g} seconds"}
         except aiohttp.ClientConnectorError as error:
-            number = error.os_error.errno or 0  # asyncio's text repeats the address
-            reason = os.strerror(number) if number > 0 else str(error.os_error)
-            return result | {"error": f"could not connect: {reason}"}
+            return result | {"error": f"could not connect: {describe_failure(error.os_error)}"}
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return result | {"error": f"the delivery failed: {type(error).__name__}: {error}"[:300]}
 

@@ -16,7 +16,7 @@ import aiohttp
 from yarl import URL
 
 from .. import _checks
-from .._connections import connection_error
+from .._connections import connection_error, describe_failure
 from ..errors import ConfigurationError
 from .scheme import Scheme, Secret, sign
 
@@ -87,8 +87,8 @@ async def check_receiver(
                 outcomes.append(outcome)
             is_first = check.name == "valid delivery"
             advice = check.advice
-            if is_first and place:
-                advice = f"redirects to {place}: register that address"
+            if is_first and _is_redirect(outcomes[0]):
+                advice = f"redirects to {place}: register that address" if place else "redirects, but names no address"
             elif is_first and outcomes == [404]:
                 advice = "no endpoint at this path"
             ok, got = all(map(check.is_correct, outcomes)), ", ".join(map(str, outcomes))
@@ -116,19 +116,19 @@ def _target(url: str, plain_http: bool) -> URL:
 async def _post(
     session: aiohttp.ClientSession, url: URL, delivery: Delivery, timeout: float, is_slow: bool
 ) -> tuple[int | str, str]:
-    """Return the outcome, and where a response redirects to."""
+    """Return the outcome, and the address in the response's ``Location``."""
     content, signature = delivery
     headers = {"Content-Type": "application/json", "Content-Length": str(len(content)), **signature}
     body = _trickle(timeout) if is_slow else io.BytesIO(content)
     limit = aiohttp.ClientTimeout(total=timeout)
     try:
         async with session.post(url, data=body, headers=headers, timeout=limit, allow_redirects=False) as response:
-            is_redirect = 300 <= response.status < 400
-            return response.status, response.headers.get("Location", "") if is_redirect else ""
+            return response.status, response.headers.get("Location", "")
     except TimeoutError:
         return NO_RESPONSE, ""
     except aiohttp.ClientConnectorError as error:
-        raise connection_error(f"could not connect to {url}: {error}", error) from None
+        reason = describe_failure(error.os_error)
+        raise connection_error(f"could not connect to {url}: {reason}", error) from None
     except aiohttp.ClientError:
         return CLOSED, ""
 
@@ -141,6 +141,10 @@ async def _trickle(timeout: float) -> AsyncIterator[bytes]:
 
 def _is_accepted(outcome: int | str) -> bool:
     return isinstance(outcome, int) and 200 <= outcome < 300
+
+
+def _is_redirect(outcome: int | str) -> bool:
+    return isinstance(outcome, int) and 300 <= outcome < 400
 
 
 def _is_rejected(outcome: int | str) -> bool:
