@@ -46,7 +46,8 @@ _PURGE_EVERY = 3600.0
 _REPORT_EVERY = 10.0
 _IDLE = 1.0
 _PAUSE = 1.0  # seconds to wait while the store fails
-_UNCOUNTED_PAUSE = 5.0  # an event whose attempt did not count is due again behind the other due events
+# An event whose attempt did not count is due again behind the other due events, and the later the longer it has waited.
+_UNCOUNTED_PAUSE, _LONGEST_UNCOUNTED_PAUSE = 5.0, 600.0
 _LONGEST = 1e9  # seconds, about 30 years: a longer span leads to dates that cannot be represented
 _MAX_TEXT = 1000
 
@@ -401,9 +402,9 @@ class Inbox:
         text, kind = _clean(text), None if error is None else type(error).__qualname__
         delay = self.retry_policy.delay(stored.attempts) if delay is None else delay
         if not counts:
-            delay = max(delay, _UNCOUNTED_PAUSE)
-            message = "event %s is retried in %.1f s, no attempt is counted: %s"
-            log.error(message, stored.id, delay, text, exc_info=error)
+            age = (datetime.now(UTC) - stored.received_at).total_seconds()
+            delay = max(delay, _UNCOUNTED_PAUSE, min(age / 4, _LONGEST_UNCOUNTED_PAUSE))
+            log.error("event %s is retried in %.1f s, no attempt is counted: %s", stored.id, delay, text)
             return _Outcome("not_counted", text, kind, delay)
         if stored.attempts >= self.retry_policy.max_attempts:
             log.error("event %s is dead after %d attempts: %s", stored.id, stored.attempts, text, exc_info=error)
