@@ -126,8 +126,11 @@ async def open_journal(place: str) -> AsyncIterator[Journal]:
     if "://" not in place:
         from ..storage.journal import SqliteJournal
 
-        if resolve_path("--journal", place).is_dir():
+        path = resolve_path("--journal", place)
+        if path.is_dir():
             raise InvalidRequest(f"--journal: {place!r} is a folder")
+        if not path.parent.is_dir():
+            raise InvalidRequest(f"--journal: the folder of {place!r} does not exist")
         async with SqliteJournal(place) as journal:
             yield journal
         return
@@ -211,7 +214,8 @@ class _Run:
         facts["abandoned"] = result.abandoned
         for draft in result.abandoned:
             self.abandoned += 1
-            if not out.json and self.abandoned <= MAX_SHOWN:
+            # What an earlier run reported is only counted.
+            if not out.json and not (result.error is None and result.sent_earlier) and self.abandoned <= MAX_SHOWN:
                 out.say(f"{where}: draft {draft} was abandoned")
         if result.error is None:
             self.sent += 1

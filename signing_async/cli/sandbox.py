@@ -51,6 +51,8 @@ def sandbox(
     """
     if len(apps) > 1:
         raise click.UsageError("--app: only one app can be registered here; register others at /developer/my-apps")
+    if apps and not all(apps[0].partition("=")):
+        raise click.UsageError(f"--app: must have the form NAME=REDIRECT_URI, got {apps[0]!r}")
     log, handler = logging.getLogger("signing_async.sandbox"), _LogHandler(state.out)
     log.addHandler(handler)
     log.setLevel(logging.INFO)

@@ -79,10 +79,13 @@ class Draft:
         """Send the package, unless an earlier run has sent it; return its signing, and whether an earlier run did."""
         self._load()
         state = self.state
-        if state.content != self._package.content and state.status != DRAFT:
+        # A package without a key of its own was corrected in a report of failures: what was sent stands for it.
+        is_correction = self._package.key == self._package.content and state.status == SENT
+        if state.content != self._package.content and state.status != DRAFT and not is_correction:
             was = "was sent" if state.status == SENT else "may have been sent"
             raise InvalidRequest(
-                f"key: {self._package.key!r} names another package, which {was} as signing {state.signing}",
+                f"key: {self._package.key!r} names another package, which {was} as signing {state.signing}; if both are"
+                " to be sent, give each a key",
                 effect="none" if state.status == SENT else "unknown",
             )
         if state.status == SENT:
@@ -318,7 +321,8 @@ class Draft:
             signing = await Signings(Transport(transport.shared, options), ledger).get(self._id)
         except Exception as error:
             # The caller's own rate limiter may raise anything.
-            log.warning("signing %s was sent but could not be read: %s", self._id, transport.redacted(safe_text(error)))
+            text = transport.redacted(safe_text(error))
+            log.info("signing %s was sent; its new state could not be read: %s", self._id, text)
             return None
         if signing.state is SigningState.DRAFT:  # this contradicts the response
             return await self._api.transport.confirm_effect(_sending(self._api, self._id), None)

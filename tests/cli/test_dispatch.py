@@ -60,10 +60,12 @@ def once(count: int) -> dict[str, int]:
 
 
 def test_packages_are_sent_once_however_often_the_command_is_run(run: Run, service: Service, tmp_path: Path) -> None:
+    write_manifest(12)
+    assert run("dispatch", "leases.csv").out == "12 sent: 0 earlier, 12 now.\n"
     write_manifest(20)
     ran = run("dispatch", "leases.csv")
     assert ran.code == 0
-    assert ran.out == "20 sent: 0 earlier, 20 now.\n"
+    assert ran.out == "20 sent: 12 earlier, 8 now.\n"
     assert ran.err == "Journal: leases.journal\n"
     assert sent(service) == once(20)
     before = service.requests_of()
@@ -139,6 +141,24 @@ def test_report_of_failures_is_a_manifest_that_sends_the_rest_and_is_removed(
     assert sent(service) == once(6)
     assert run("dispatch", "leases.csv").code == 0
     assert sent(service) == once(6)
+
+
+@pytest.mark.usefixtures("one_attempt")
+def test_row_that_was_corrected_in_the_report_counts_as_sent_in_the_original_manifest(
+    run: Run, service: Service, tmp_path: Path
+) -> None:
+    """A row without a key of its own. The same manifest may be run for ever."""
+    Path("0.pdf").write_bytes(make_pdf(text="lease 0"))
+    Path("leases.csv").write_text("name,language,documents,recipient1_email\nLeese 0,EN,0.pdf,anna0@example.com\n")
+    service.fault("signings.create", "500")
+    assert run("dispatch", "leases.csv").code == 1
+    report = tmp_path / "leases.failures.csv"
+    report.write_text(report.read_text("utf-8-sig").replace("Leese", "Lease"), "utf-8-sig")
+    assert run("dispatch", "leases.failures.csv").code == 0
+    for _ in range(2):
+        ran = run("dispatch", "leases.csv")
+        assert (ran.code, ran.out) == (0, "1 sent: 1 earlier, 0 now.\n")
+    assert sent(service) == once(1)
 
 
 @pytest.mark.usefixtures("one_attempt")

@@ -158,6 +158,7 @@ async def test_sent_signing_that_cannot_be_read_is_returned_from_the_journal(
     office: Office, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A failed reading is not repeated."""
+    caplog.set_level("INFO", "signing_async")
     parcel = parcel_of()
     office.fail("signings.get", "not-json", times=5)
     signing = await office.dispatch(parcel)
@@ -165,7 +166,7 @@ async def test_sent_signing_that_cannot_be_read_is_returned_from_the_journal(
     assert signing.name == "Lease"
     assert sorted(document.name for document in signing.documents) == ["part 0.pdf", "part 1.pdf"]
     assert office.count()["signings.get"] == 1
-    assert f"signing {signing.id} was sent but could not be read: " in caplog.text
+    assert f"signing {signing.id} was sent; its new state could not be read: " in caplog.text
 
 
 # Others who touch the draft

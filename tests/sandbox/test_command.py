@@ -117,7 +117,7 @@ INVALID = (
     (["--profile", "nope"], 2, "nope"),
     (["--webhook-url", "http://192.0.2.1/"], 2, "--allow-remote-webhooks"),
     (["--host", ""], 2, "host"),
-    (["--app", "My app"], 2, "absolute URL"),
+    (["--app", "My app"], 2, "must have the form NAME=REDIRECT_URI"),
     (["--app", "A=http://127.0.0.1/", "--app", "B=http://127.0.0.1/"], 2, "only one app"),
     (["--data", "{folder}/sandbox.db/x"], 1, "{folder}/sandbox.db/x: Not a directory"),
     (["--data", "{folder}"], 1, "another sandbox is using {folder}\n"),
