@@ -118,10 +118,12 @@ def test_ctrl_d_at_a_prompt_exits_with_130(run: Run, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("problem", "code", "words"),
+    ("module", "problem", "code", "words"),
     [
-        ("KeyboardInterrupt", 130, "Error: interrupted\n"),
+        ("click", "KeyboardInterrupt", 130, "Error: interrupted\n"),
+        ("typing", "KeyboardInterrupt", 130, "Error: interrupted\n"),
         (
+            "click",
             "ModuleNotFoundError('click')",
             1,
             "signing-async: the command line needs an extra: pip install 'signing-async[cli]'\n",
@@ -129,10 +131,10 @@ def test_ctrl_d_at_a_prompt_exits_with_130(run: Run, monkeypatch: pytest.MonkeyP
     ],
 )
 def test_ctrl_c_or_a_missing_module_during_the_start_is_a_sentence(
-    problem: str, code: int, words: str, tmp_path: Path
+    module: str, problem: str, code: int, words: str, tmp_path: Path
 ) -> None:
-    """The command's own imports take longer than those of Python."""
-    (tmp_path / "click.py").write_text(f"raise {problem}")
+    """The command's own imports take longer than those of Python. Before they begin, little more than Python starts."""
+    (tmp_path / f"{module}.py").write_text(f"raise {problem}")
     assert python(COMMAND[2], path=tmp_path) == (code, "", words)
 
 
