@@ -23,10 +23,10 @@ from weakref import WeakSet
 
 from .. import _checks, _files
 from .._files import resolve_path, sync_folder
-from ..errors import ConfigurationError, InboxError, JournalError
+from ..errors import ConfigurationError, StorageError
 from .claims import OwnerLock
 
-__all__ = ["FileFormat", "SharedDatabase", "SqliteEngine", "is_transient"]
+__all__ = ["FileFormat", "SharedDatabase", "SqliteEngine", "is_new_file", "is_transient", "set_up"]
 
 _PAUSE = 0.02
 _TRANSIENT = (
@@ -68,7 +68,7 @@ class FileFormat:
     table: str
     setup: tuple[str, ...]
     """The statements that set up a new file."""
-    failure: type[JournalError] | type[InboxError]
+    failure: type[StorageError]
 
     def render(self, statement: str) -> str:
         """Return the statement in SQLite's dialect."""
@@ -230,29 +230,42 @@ def _prepare(connection: sqlite3.Connection, title: str, file_format: FileFormat
         except OSError:
             return True  # an error in a function of SQL would lose its cause; the claim can be tried again
 
-    application, version, tables = connection.execute(_INSPECT).fetchone()
-    is_ours = application == file_format.application
-    if not is_ours and tables:
-        raise file_format.failure(f"{title} is the database of another program; it was not changed", transient=False)
-    if is_ours and version != file_format.version:
-        advice = "a newer version of signing-async; upgrade this one"
-        if version < file_format.version:
-            advice = "an earlier version of signing-async; finish its work with that version, then move it away"
-        raise file_format.failure(f"{title} was written by {advice}", transient=False)
+    is_new = is_new_file(connection, title, file_format)
     connection.row_factory = sqlite3.Row
     connection.create_function("now", 0, lambda: time.time())
     connection.create_function("owner", 0, lambda: lock.owner)
     connection.create_function("owner_is_alive", 1, owner_is_alive)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
-    if not is_ours:
-        with connection:
-            connection.execute("BEGIN IMMEDIATE")
-            for statement in file_format.setup:
-                connection.execute(file_format.render(statement))
-            connection.execute(f"PRAGMA application_id = {file_format.application}")
-            connection.execute(f"PRAGMA user_version = {file_format.version}")
+    if is_new:
+        set_up(connection, file_format)
         sync_folder(lock.path.parent)
+
+
+def is_new_file(connection: sqlite3.Connection, title: str, file_format: FileFormat) -> bool:
+    """Return whether the file has no tables yet. Raise if it is not of this format: it is not changed then."""
+    application, version, tables = connection.execute(_INSPECT).fetchone()
+    if application != file_format.application:
+        if tables:
+            text = f"{title} is the database of another program; it was not changed"
+            raise file_format.failure(text, transient=False)
+        return True
+    if version != file_format.version:
+        advice = "a newer version of signing-async; upgrade this one"
+        if version < file_format.version:
+            advice = "an earlier version of signing-async; finish its work with that version, then move it away"
+        raise file_format.failure(f"{title} was written by {advice}", transient=False)
+    return False
+
+
+def set_up(connection: sqlite3.Connection, file_format: FileFormat) -> None:
+    """Make a new file one of this format, at once."""
+    with connection:
+        connection.execute("BEGIN IMMEDIATE")
+        for statement in file_format.setup:
+            connection.execute(file_format.render(statement))
+        connection.execute(f"PRAGMA application_id = {file_format.application}")
+        connection.execute(f"PRAGMA user_version = {file_format.version}")
 
 
 # Files that processes share

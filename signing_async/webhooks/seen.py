@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from .. import _checks
-from ..storage.sqlite import SharedDatabase
+from ..errors import StorageError
+from ..storage.sqlite import FileFormat, SharedDatabase, is_new_file, set_up
 
 DAY = 86_400.0
 TIMEOUT = 2.0  # seconds to wait for another process that keeps the file locked
@@ -22,6 +23,7 @@ TABLE = (
     "CREATE TABLE IF NOT EXISTS seen_events"
     " (seq INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE, until REAL NOT NULL, confirmed INTEGER NOT NULL)"
 )
+FORMAT = FileFormat("store of seen events", "SQLiteSeenEvents", 0x53696773, 1, "seen_events", (TABLE,), StorageError)
 # The oldest rows have the lowest seq. A run examines twice as many rows as this object can have added since the last.
 PRUNE_EVERY = 100
 PRUNE = "DELETE FROM seen_events WHERE until <= ? AND seq IN (SELECT seq FROM seen_events ORDER BY seq LIMIT 200)"
@@ -146,8 +148,11 @@ class SQLiteSeenEvents:
         synchronous = f"PRAGMA synchronous = {'FULL' if power_safe else 'NORMAL'}"
 
         def prepare(connection: sqlite3.Connection) -> None:
-            for statement in ("PRAGMA journal_mode = WAL", "PRAGMA wal_autocheckpoint = 4000", TABLE, synchronous):
+            is_new = is_new_file(connection, f"the {FORMAT.name} {self.path}", FORMAT)
+            for statement in ("PRAGMA journal_mode = WAL", "PRAGMA wal_autocheckpoint = 4000", synchronous):
                 connection.execute(statement)
+            if is_new:
+                set_up(connection, FORMAT)
 
         self._database = SharedDatabase(self.path, prepare, timeout=TIMEOUT)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import sqlite3
 from pathlib import Path
 
 import pytest
 
+from signing_async import StorageError
 from signing_async.webhooks import Claim, MemorySeenEvents, SQLiteSeenEvents
 
 
@@ -50,6 +52,20 @@ def test_sqlite_deletes_expired_rows_from_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+@pytest.mark.parametrize(
+    "statement", ["CREATE TABLE other (x)", "PRAGMA application_id = 7; CREATE TABLE seen_events (x)"]
+)
+def test_database_of_another_program_is_refused_and_unchanged(tmp_path: Path, statement: str) -> None:
+    path = tmp_path / "other.db"
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.executescript(statement)
+    before = path.read_bytes()
+    with pytest.raises(StorageError, match="is the database of another program; it was not changed"):
+        SQLiteSeenEvents(path).claim("a")
+    assert path.read_bytes() == before
+    assert not Path(f"{path}-wal").exists()
+
+
 def test_sqlite_keeps_a_childs_confirmation_after_the_parent_closes(tmp_path: Path) -> None:
     """A connection inherited across the fork would let the parent delete the log that the child writes to."""
     store = SQLiteSeenEvents(tmp_path / "seen.db")
