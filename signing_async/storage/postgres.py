@@ -190,9 +190,10 @@ class PostgresEngine:
         return self._failure(f"PostgreSQL at {self.address}: {problem}", transient=transient, client_wide=client_wide)
 
     async def create_table(self) -> None:
-        """Create the table unless it exists."""
+        """Create the table unless it exists. Raise an error if a table of this name has other columns."""
         # `perform` creates a missing table.
-        await self.run("SELECT FROM {table} LIMIT 0")
+        columns = ", ".join(re.findall(r"^    (\w+) ", self.sql, re.MULTILINE))
+        await self.run(f"SELECT {columns} FROM {{table}} LIMIT 0")  # noqa: S608  # the names are the package's own
 
     async def _create_table(self, connection: Any) -> None:
         async with connection.transaction():
@@ -216,6 +217,9 @@ class PostgresEngine:
         """Return the error's message without passwords, and without the rows that PostgreSQL quotes in its details."""
         if isinstance(error, asyncpg.ClientConfigurationError):
             return "invalid DSN"
+        if isinstance(error, asyncpg.UndefinedColumnError):
+            found = f"{self.table} is a table of another program, or of another version of signing-async"
+            return f"{found}; it was not changed: rename it, or give another table"
         text = str(error.args[0]) if isinstance(error, asyncpg.PostgresError) and error.args else str(error)
         return redact(
             f"{text or 'no response'} ({type(error).__name__})", [secret.reveal() for secret in self._passwords]

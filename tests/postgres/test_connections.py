@@ -10,6 +10,7 @@ import re
 import traceback
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import asyncpg
@@ -125,6 +126,23 @@ async def test_closed_part_raises_and_unclosed_part_warns(part: Any, dsn: str) -
 
 
 # Tables
+
+
+@pytest.mark.parametrize("part", PARTS)
+async def test_table_with_other_columns_is_refused_with_advice_and_unchanged(part: Any, dsn: str) -> None:
+    """Of another program, or of another version: whether it is created or used."""
+    connection = await asyncpg.connect(dsn)
+    await connection.execute("CREATE TABLE app_table (id text PRIMARY KEY, key text, name text, state text)")
+    words = "another program, or of another version of signing-async; it was not changed: rename it, or give another"
+    use, *arguments = {PostgresTokenStore: ["load"], PostgresJournal: ["claim", "a"], PostgresInbox: ["get", "a"]}[part]
+    async with open_part(part, dsn, table="app_table") as opened:
+        for operation in (opened.create_table, partial(getattr(opened, use), *arguments)):
+            with pytest.raises(SigningError, match=words) as caught:
+                await operation()
+            assert not caught.value.transient
+    columns = "SELECT count(*) FROM information_schema.columns WHERE table_name = 'app_table' AND table_schema = $1"
+    assert await connection.fetchval(columns, dsn.rpartition("=")[2]) == 4
+    await connection.close()
 
 
 @pytest.mark.parametrize("part", PARTS)
