@@ -74,7 +74,7 @@ def _aiohttp(receiver: Receiver, before: Before) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _fastapi(receiver: Receiver, before: Before) -> Iterator[int]:
-    app = FastAPI(routes=[Route(PATH, asgi_app(receiver))])
+    app = FastAPI(routes=[Route(path, asgi_app(receiver)) for path in (PATH, PATH.rstrip("/"))])
 
     async def middleware(request: Any, call_next: Any) -> Any:
         await _call(before, request)

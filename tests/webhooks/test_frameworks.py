@@ -93,6 +93,13 @@ def test_genuine_events_are_handled_once_and_others_are_refused(endpoint: Endpoi
     assert endpoint.ids == [first, *others] == [first, "b"]
 
 
+def test_two_routes_answer_both_addresses_without_a_redirect() -> None:
+    """As the guide shows for FastAPI, which otherwise redirects one of them; senders don't follow."""
+    endpoint, body = Endpoint("fastapi"), event_body()
+    with serve(endpoint.kind, endpoint.receiver) as port:
+        assert [request(port, path, body, signed(body))[0] for path in ("/hooks", "/hooks/")] == [202, 202]
+
+
 def test_body_over_the_limit_or_with_a_bad_length_is_refused_after_the_head_alone(endpoint: Endpoint) -> None:
     assert endpoint.raw(head(f"Content-Length: {LIMIT + 1}", "X-Signature: x")) == 413
     for length in ("nonsense", "-5", "1_0", "+9"):

@@ -92,6 +92,8 @@ async def test_no_link_is_dead_every_page_is_accessible_and_every_form_needs_its
     dashboard = found["/sandbox"].main
     rows = dashboard.find("section", aria_labelledby="signings")
     states = [row.every("td")[0].text for row in rows.every("tr")[1:]]
+    in_rows = [button.attributes["class"] for cell in rows.every("td") for button in cell.every("button")]
+    assert set(in_rows) == {"small plain"}
     assert states == ["Draft", "Draft", "Completed", "Cancelled", "Sent", "Sent"]
     for words in ("and 2 more", "contract.pdf", "Draft none none", "2 drafts · 2 sent · 1 completed · 1 cancelled"):
         assert words in rows.text
