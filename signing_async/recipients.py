@@ -30,7 +30,7 @@ _FIELDS = ("email", "first_name", "last_name", "signing_method", "order")
 
 @attrs.frozen
 class RemindResult:
-    """The result of reminding one recipient: ``error`` is None if the reminder was sent."""
+    """The result of reminding one recipient: ``error`` is None if the service accepted the request."""
 
     recipient: Recipient
     error: SigningError | None = None

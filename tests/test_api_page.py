@@ -15,7 +15,7 @@ from aiohttp import web
 
 import signing_async
 from signing_async import Assumptions, RetryPolicy, SigningClient, errors
-from signing_async.sandbox import Profile, Sandbox
+from signing_async.sandbox import Profile, Sandbox, openapi
 from tests.servers import serving
 
 PAGE = (Path(signing_async.__file__).parent / "README.md").read_text("utf-8")
@@ -26,7 +26,7 @@ def rows(heading: str, first: str) -> dict[str, list[str]]:
     """Return the rows of the table under ``heading`` whose first column is headed ``first``, by their first cell."""
     section = PAGE[PAGE.index(f"\n## {heading}\n") :]
     table = section[section.index(f"\n| {first} |") :].strip().split("\n\n")[0]
-    cells = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in table.split("\n")[2:]]
+    cells = [[cell.strip() for cell in re.split(r" \|(?= )", row.strip("|"))] for row in table.split("\n")[2:]]
     return {row[0]: row[1:] for row in cells}
 
 
@@ -45,6 +45,27 @@ async def test_every_method_has_its_row() -> None:
     for name, method in methods.items():
         for argument in re.findall(r"\w+", documented[name].partition("(")[2]):
             assert argument in inspect.signature(method).parameters, f"{name} has no argument {argument}"
+
+
+def test_endpoints_of_the_methods_are_those_of_the_openapi_document() -> None:
+    """The page says {id} for {signing_id}. Methods that make the request of another one name the same endpoint."""
+    paths, prefix = openapi.document(Profile())["paths"], "/api/1.0"
+    described = {
+        operation["operationId"]: f"{method.upper()} {path.removeprefix(prefix).replace('{signing_id}', '{id}')}"
+        for path, operations in paths.items()
+        for method, operation in operations.items()
+        if path.startswith(prefix) and "service" in operation["tags"]
+    }
+    table = rows("Methods", "method of `client`")
+    endpoints = {re.sub(r"\(.*", "", name.strip("`")): row[0] for name, row in table.items()}
+    assert described.items() <= {name: endpoint.strip("`") for name, endpoint in endpoints.items()}.items()
+    named = re.findall(r"[A-Z]+ /[^`]*", " ".join(endpoints.values()))
+    assert set(named) == set(described.values())
+
+
+def test_exceptions_of_the_methods_exist() -> None:
+    raised = " ".join(row[2] for row in rows("Methods", "method of `client`").values())
+    assert not set(re.findall(r"`([A-Z]\w*)`", raised)) - set(errors.__all__)
 
 
 def test_every_exported_name_is_on_the_page() -> None:

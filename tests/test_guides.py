@@ -13,8 +13,8 @@ from pathlib import Path
 import attrs
 import pytest
 
-from signing_async import Assumptions
-from signing_async.sandbox import Sandbox
+from signing_async import Assumptions, BadRequest, NewRecipient, SigningClient
+from signing_async.sandbox import Profile, Sandbox
 from tests import guides
 from tests.guides import GUIDES, README, ROOT
 from tests.pdfs import make_pdf
@@ -63,6 +63,24 @@ async def test_first_example_of_the_readme_runs_as_a_program(sandbox: Sandbox, t
     (tmp_path / "lease.pdf").write_bytes(make_pdf())
     ran = await run_python(tmp_path, "-W", "error", "-c", guides.blocks(README)[0], **tenant(sandbox))
     assert ran == ("Lease was sent: ['anna@example.com']\n", "")
+
+
+async def test_bankid_recipient_of_the_dispatch_guide_is_accepted_if_the_profile_names_its_field() -> None:
+    """The example is in a sentence: no session runs it."""
+    guide = (ROOT / "signing_async/dispatch/README.md").read_text("utf-8")
+    [example], [profile] = (re.findall(rf"`({name}\(.*?\))`", guide) for name in ("NewRecipient", "Profile"))
+
+    async def add(profile: Profile) -> None:
+        async with (
+            Sandbox(profile=profile) as sandbox,
+            SigningClient(sandbox.base_url, sandbox.access_token()) as client,
+        ):
+            draft = await client.signings.create(name="Lease", language="EN")
+            await client.recipients.add(draft, eval(example, {"NewRecipient": NewRecipient}))
+
+    await add(eval(profile, {"Profile": Profile}))
+    with pytest.raises(BadRequest, match="ssn"):
+        await add(Profile(identification_field="ssn"))
 
 
 async def check_sessions(paths: list[Path], folder: Path, **environment: str) -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 import pikepdf
 import pytest
 
+import signing_async.sandbox.authority  # noqa: F401  # cryptography loads once; pytester drops what its runs load
 from signing_async import SigningClient, testing
 from signing_async.sandbox import Sandbox
 from signing_async.testing import sample_pdf
 
 GUIDE = (Path(testing.__file__ or "").parent / "README.md").read_text("utf-8")
-INI = "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
+[TOML] = re.findall(r"^```toml\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)
+NOT_RUN = "async def functions are not natively supported"
 OPTIONS = ("-q", "--strict-markers", "-p", "no:cacheprovider", "-p", "no:randomly")
 
 
@@ -32,8 +34,8 @@ def test_plugin_loads_without_pytest_asyncio(monkeypatch: pytest.MonkeyPatch) ->
     assert type(module.signing_client) is type(pytest.fixture(lambda: None))
 
 
-def test_fixtures_work_in_another_project(pytester: pytest.Pytester) -> None:
-    """The project has the guide's tests and tests that are plain functions. Each test has a sandbox of its own."""
+def test_fixtures_work_in_another_project(pytester: pytest.Pytester, recwarn: pytest.WarningsRecorder) -> None:
+    """It has the guide's settings and tests, and plain functions. No plugin warns. Each test has its own sandbox."""
     pytester.makepyfile(
         """
         async def test_retries_are_quick(signing_sandbox, signing_client):
@@ -48,14 +50,25 @@ def test_fixtures_work_in_another_project(pytester: pytest.Pytester) -> None:
         """,
         test_guide="\n\n".join(re.findall(r"^```python\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL)),
     )
-    pytester.makeini(INI)
+    pytester.makepyprojecttoml(TOML)
     result = pytester.runpytest_inprocess(*OPTIONS)
-    result.assert_outcomes(passed=7)
+    result.assert_outcomes(passed=7, warnings=0)
+    assert not recwarn.list
+
+
+def test_project_without_the_guides_setting_gets_the_message_that_the_guide_quotes(pytester: pytest.Pytester) -> None:
+    """Versions of pytest that do not fail such a test skip it, with a warning."""
+    assert f"`{NOT_RUN}`" in GUIDE
+    pytester.makepyfile("async def test_me(signing_client):\n    assert (await signing_client.me()).email\n")
+    pytester.makepyprojecttoml(TOML.replace('asyncio_mode = "auto"\n', ""))
+    result = pytester.runpytest_inprocess(*OPTIONS)
+    assert "passed" not in result.parseoutcomes()
+    result.stdout.fnmatch_lines([f"*{NOT_RUN}*"])
 
 
 def test_test_in_another_loop_than_its_sandbox_fails_at_once(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("async def test_me(signing_client):\n    assert (await signing_client.me()).email\n")
-    pytester.makeini(INI.replace("fixture_loop_scope = function", "fixture_loop_scope = session"))
+    pytester.makepyprojecttoml(TOML.replace('fixture_loop_scope = "function"', 'fixture_loop_scope = "session"'))
     result = pytester.runpytest_inprocess(*OPTIONS)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(['*set asyncio_default_fixture_loop_scope = "function" in pytest\'s configuration*'])

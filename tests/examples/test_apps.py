@@ -14,28 +14,30 @@ from urllib.parse import parse_qs, urlsplit
 import aiohttp
 import pytest
 
+from signing_async import NewRecipient, PdfSource, SigningClient, SigningPackage
 from signing_async.sandbox import Sandbox
+from tests import guides
 from tests.pdfs import make_pdf
 from tests.webhooks.deliveries import SECRET, event_body, signed
 
 FOLDER, ROOT = Path(__file__).parent, Path(__file__).parents[2]
 # How each is served, and the program that handles its events, if that is another one.
 SERVED = {
-    "aiohttp_app": (["aiohttp_app.py"], None),
+    "aiohttp_app": ([f"{FOLDER}/aiohttp_app.py"], None),
     "starlette_app": (["-m", "uvicorn", "starlette_app:app", "--no-access-log", "--port", "{port}"], None),
-    "flask_app": (["-m", "flask", "--app", "flask_app", "run", "--port", "{port}"], "flask_app.py"),
-    "django_app": (["-m", "gunicorn", "-b", "127.0.0.1:{port}", "django_app:application"], "django_app.py"),
+    "flask_app": (["-m", "flask", "--app", "flask_app", "run", "--port", "{port}"], f"{FOLDER}/flask_app.py"),
+    "django_app": (["-m", "gunicorn", "-b", "127.0.0.1:{port}", "django_app:application"], f"{FOLDER}/django_app.py"),
 }
 
 
 @asynccontextmanager
 async def running(port: int, folder: Path, *command: str, **environment: str) -> AsyncIterator[asyncio.StreamReader]:
-    """Run a program; yield its output. It shuts down without a traceback."""
+    """Run a program in a folder; yield its output. It shuts down without a traceback."""
     settings = {"PYTHONPATH": f"{ROOT}{os.pathsep}{FOLDER}", "STATE_FOLDER": str(folder), "PORT": str(port)}
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *(each.format(port=port) for each in command),
-        cwd=FOLDER,
+        cwd=folder,
         env={**os.environ, **settings, "SIGNING_WEBHOOK_SECRET": SECRET, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -81,6 +83,35 @@ async def test_example_stores_an_event_once_and_handles_it(name: str, tmp_path: 
         else:
             async with running(unused_tcp_port, tmp_path, worker) as handled:
                 assert await handled.readline() == b"sig_1 is completed\n"
+
+
+@pytest.mark.parametrize(
+    ("guide", "name", "command"),
+    [
+        ("README.md", "webhooks.py", ("-m", "uvicorn", "webhooks:app", "--no-access-log", "--port", "{port}")),
+        ("signing_async/webhooks/README.md", "receiver.py", ("receiver.py",)),
+    ],
+)
+async def test_receiver_that_a_reader_pastes_handles_an_event_of_the_sandbox(
+    guide: str, name: str, command: tuple[str, ...], tmp_path: Path, unused_tcp_port: int
+) -> None:
+    """It runs as printed, but for its port."""
+    (tmp_path / name).write_text(guides.files(ROOT / guide)[name].replace("8000", str(unused_tcp_port)))
+    url = f"http://127.0.0.1:{unused_tcp_port}/webhooks"
+    async with (
+        asyncio.timeout(60),
+        Sandbox() as sandbox,
+        SigningClient(sandbox.base_url, sandbox.access_token()) as client,
+        aiohttp.ClientSession() as session,
+        running(unused_tcp_port, tmp_path, *command, PYTHONUNBUFFERED="1") as out,
+    ):
+        assert (await request(session, "POST", url, data=b"{}"))[0] == 401
+        sandbox.webhooks.register(url, secret="the shared secret")
+        documents, recipients = [PdfSource(make_pdf(), "lease.pdf")], [NewRecipient("anna@example.com")]
+        signing = await client.dispatch(SigningPackage("Lease", "EN", documents, recipients))
+        await sandbox.complete(signing.id)
+        while await out.readline() != f"{signing.id} is completed\n".encode():
+            assert not out.at_eof()
 
 
 async def test_fastapi_example_logs_in_sends_once_and_archives(tmp_path: Path, unused_tcp_port: int) -> None:

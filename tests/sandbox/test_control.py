@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import re
+from asyncio.subprocess import PIPE
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
@@ -9,6 +14,8 @@ import pytest
 
 from signing_async import MemoryTokenStore, OAuth, SigningClient
 from signing_async.sandbox import Profile, Sandbox
+from tests.guides import ROOT
+from tests.needs import needs
 from tests.sandbox.receiving import Receiver
 from tests.sandbox.serving import API, Caller
 
@@ -63,6 +70,31 @@ async def test_app_is_registered_and_authorized_without_a_browser(call: Caller) 
             assert (await client.me()).email
     granted = await call.ok("POST", f"{CONTROL}/apps/{app['client_id']}/authorize")
     assert granted["callback_url"] == f"{redirect_uri}&code={granted['code']}"
+
+
+async def test_curl_lines_of_the_guide_are_accepted(call: Caller) -> None:
+    """A shell runs them as printed, but for the port, with the values that earlier responses showed."""
+    needs("curl")
+    values: dict[str, str] = {}
+
+    async def run(line: str) -> None:
+        line = line.replace("localhost:8080", f"localhost:{call.sandbox.base_url.rpartition(':')[2]}")
+        line = line.replace("curl", "curl -fsS", 1)
+        process = await asyncio.create_subprocess_shell(line, env=os.environ | values, stdout=PIPE, stderr=PIPE)
+        shown, errors = await process.communicate()
+        assert process.returncode == 0, (line, errors)
+        body = json.loads(shown)
+        values.update({name.upper(): body[name] for name in body.keys() & {"client_id", "client_secret", "code"}})
+
+    guide = (ROOT / "signing_async/sandbox/README.md").read_text("utf-8")
+    reset, *lines = re.findall(r"^\$ (curl .*)$", guide, re.MULTILINE)
+    await run(reset)
+    call.sandbox.webhooks.register("http://127.0.0.1:1/")
+    values["SIGNING"], _, [values["RECIPIENT"]] = await call.sent()
+    values["DELIVERY"] = call.sandbox.webhooks.deliveries()[0].id
+    for line in lines:
+        await run(line)
+    assert {"CLIENT_ID", "CLIENT_SECRET", "CODE"} <= values.keys()
 
 
 INVALID: list[tuple[str, str, dict[str, Any], str | None]] = [

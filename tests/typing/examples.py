@@ -139,6 +139,7 @@ async def in_bulk(client: SigningClient, folder: Path) -> None:
             assert_type(result, UploadResult[Path])
             assert_type(result.document, Document | None)
             assert_type(result.error, Exception | None)
+            assert_type(result.error or result.document, Exception | Document | None)
             if result.error is not None:
                 assert_type(result.document, None)
                 raise result.error
@@ -177,6 +178,7 @@ async def whole_packages(client: SigningClient, journal: Journal) -> None:
             assert_type(result, DispatchResult)
             assert_type(result.signing, Signing | None)
             assert_type(result.error, Exception | None)
+            assert_type(result.error or result.signing, Exception | Signing | None)
             if result.error is None:
                 assert_type(result.signing, Signing)
 
@@ -186,6 +188,7 @@ async def archiving(client: SigningClient) -> None:
     async with Archive(client, "archive/", journal="archive.db") as archive, archive.sweep() as results:
         async for result in results:
             assert_type(result, ArchiveResult)
+            assert_type(result.error or result.entry, Exception | ArchivedDocument | None)
             if result.error is None:
                 assert_type(result.entry, ArchivedDocument)
                 assert_type(result.document, Document)

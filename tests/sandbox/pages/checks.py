@@ -36,6 +36,7 @@ def check_document(page: Page) -> None:
     assert root.find("html").attributes["lang"] in {"en", "sv"}
     assert root.find("title").text.endswith("Signing sandbox")
     assert "This is not a legal signing service" in root.find("header").text
+    assert root.text.count("not in the specification") <= 1
     for landmark in ("header", "main", "footer"):
         assert root.find(landmark)
     assert root.find("a", class_="skip").attributes["href"] == "#main"

@@ -151,6 +151,10 @@ async def test_no_page_is_wider_than_the_screen_and_no_input_runs_as_script(sand
     current = await page.get_by_role("link", name="My apps").bounding_box()
     assert current
     assert current["x"] + current["width"] <= 320
+    links = page.get_by_role("navigation", name="Sandbox").get_by_role("link")
+    tops = await links.evaluate_all("links => links.map(link => link.getBoundingClientRect().y)")
+    assert len(tops) > 1
+    assert set(tops) == {tops[0]}
 
 
 async def test_dashboard_refreshes_itself_and_keeps_what_is_being_typed(sandbox: Sandbox, page: Page) -> None:

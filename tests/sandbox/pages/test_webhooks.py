@@ -88,6 +88,17 @@ async def test_failed_unreachable_and_lost_deliveries_show_the_reason_and_the_ne
         assert words in text
 
 
+async def test_delivery_that_is_retried_is_amber(visitor: Visitor, call: Caller, receiver: Receiver) -> None:
+    """It is so in the list and on its own page."""
+    call.sandbox.webhooks.register(f"{receiver.base}/bad")
+    await call.draft()
+    await call.sandbox.webhooks.settled()
+    [delivery] = call.sandbox.webhooks.deliveries()
+    for path in (WEBHOOKS, f"{WEBHOOKS}/deliveries/{delivery.id}"):
+        badges = (await visitor.get(path)).main.every("span")
+        assert [one.attributes["class"] for one in badges if one.text == "Retrying"] == ["badge warn"], path
+
+
 # faults
 
 
