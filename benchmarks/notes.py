@@ -45,8 +45,9 @@ _AHEAD = (
     "on the last one: 1.60 to 1.9 from run to run."
 )
 _HOOK = (
-    "the floor is two hashes and a comparison on states that were prepared, 0.76 µs here. This package adds 0.3 µs: a "
-    "method call, the arguments, the look at the label and two slices of the header."
+    "the floor is two hashes on states that were prepared, without a comparison. A method that does nothing but these "
+    "hashes, the hexadecimal digest and the comparison takes 1.26 times as long; the attributes and arguments of this "
+    "package's method are the rest."
 )
 
 _BY_HAND = "CPU, of aiohttp + orjson + asyncio.timeout + attrs"
