@@ -1,4 +1,4 @@
-"""A FastAPI service: log in, send contracts, receive their events, archive what was signed.
+"""fastapi_app.py: log in, send contracts, receive their events, archive what was signed.
 
 Set STATE_FOLDER (on a local disk), SIGNING_BASE_URL, SIGNING_CLIENT_ID, SIGNING_CLIENT_SECRET, SIGNING_REDIRECT_URI
 (it ends in /callback) and SIGNING_WEBHOOK_SECRET, run ``uvicorn fastapi_app:app``, and open /login. Everything is made

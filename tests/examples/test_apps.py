@@ -115,6 +115,9 @@ async def test_receiver_that_a_reader_pastes_handles_an_event_of_the_sandbox(
 
 
 async def test_fastapi_example_logs_in_sends_once_and_archives(tmp_path: Path, unused_tcp_port: int) -> None:
+    """The webhooks guide shows it whole."""
+    guide = guides.ROOT / "signing_async/webhooks/README.md"
+    assert guides.files(guide)["fastapi_app.py"] == Path(FOLDER, "fastapi_app.py").read_text("utf-8")
     origin = f"http://127.0.0.1:{unused_tcp_port}"
     command = ("-m", "uvicorn", "fastapi_app:app", "--no-access-log", "--port", "{port}")
     async with Sandbox() as sandbox, aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as browser:
