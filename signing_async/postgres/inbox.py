@@ -45,7 +45,7 @@ class PostgresInbox(Inbox):
         key: Keys = None,
         retention: float | None = 30 * _DAY,
         retry: HandlerRetryPolicy | None = None,
-        handler_timeout: float = 60.0,
+        handler_timeout: float = 360.0,
         wakeups: Wakeups | None = None,
     ) -> None:
         postgres, key = hide(postgres), hide_keys(key)

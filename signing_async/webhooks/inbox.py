@@ -130,7 +130,7 @@ class Inbox:
         key: Keys = None,
         retention: float | None = 30 * _DAY,
         retry: HandlerRetryPolicy | None = None,
-        handler_timeout: float = 60.0,
+        handler_timeout: float = 360.0,
         wakeups: Wakeups | None = None,
     ) -> None:
         key = hide_keys(key)

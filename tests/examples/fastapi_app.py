@@ -1,8 +1,10 @@
 """fastapi_app.py: log in, send contracts, receive their events, archive what was signed.
 
 Set STATE_FOLDER (on a local disk), SIGNING_BASE_URL, SIGNING_CLIENT_ID, SIGNING_CLIENT_SECRET, SIGNING_REDIRECT_URI
-(it ends in /callback) and SIGNING_WEBHOOK_SECRET, run ``uvicorn fastapi_app:app``, and open /login. Everything is made
-at import time: the process has one event loop. ``signing-async archive``, run daily, archives what lost events did not.
+(it ends in /callback) and SIGNING_WEBHOOK_SECRET, run ``uvicorn fastapi_app:app``, and open /login. The user who logs
+in is the sender of all contracts: protect this page. Everything is made at import time: the process has one event loop.
+Once a day, with SIGNING_TOKEN_FILE=$STATE_FOLDER/token.json, archive what lost events did not:
+``signing-async archive $STATE_FOLDER/archive --journal $STATE_FOLDER/journal.db``.
 """
 
 import os
@@ -14,7 +16,16 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, RedirectResponse
 from starlette.routing import Route
 
-from signing_async import FileTokenStore, NewRecipient, OAuth, PdfSource, SigningClient, SigningError, SigningPackage
+from signing_async import (
+    AuthError,
+    FileTokenStore,
+    NewRecipient,
+    OAuth,
+    PdfSource,
+    SigningClient,
+    SigningError,
+    SigningPackage,
+)
 from signing_async.archive import Archive
 from signing_async.webhooks import Event, Inbox, Receiver, WebhookVerifier, asgi_app
 
@@ -66,7 +77,10 @@ async def login() -> RedirectResponse:
 async def callback(request: Request) -> Response:
     state, verifier = request.cookies.get("signing_state", ""), request.cookies.get("signing_verifier")
     await oauth.exchange(str(request.url), state, verifier or None)
-    return JSONResponse({"user": (await client.me()).email})
+    response = JSONResponse({"user": (await client.me()).email})
+    for name in ("signing_state", "signing_verifier"):  # a code that is sent twice may revoke the token
+        response.delete_cookie(name)
+    return response
 
 
 @app.post("/contracts/{key}")
@@ -81,4 +95,5 @@ async def send_contract(key: str, email: str, request: Request) -> dict[str, str
 async def signing_error(_: Request, error: Exception) -> JSONResponse:
     # With its key and the journal, a request whose outcome is unknown can be repeated.
     may_repeat = isinstance(error, SigningError) and (error.transient or error.effect == "unknown")
-    return JSONResponse({"error": str(error)}, status_code=503 if may_repeat else 400)
+    status = 503 if may_repeat else 401 if isinstance(error, AuthError) else 400
+    return JSONResponse({"error": str(error)}, status_code=status)

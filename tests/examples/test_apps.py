@@ -136,6 +136,8 @@ async def test_fastapi_example_logs_in_sends_once_and_archives(tmp_path: Path, u
             granted = {"code": sandbox.authorize(app), "state": parse_qs(authorize.query)["state"][0]}
             _, user = await request(browser, "GET", f"{origin}/callback", params=granted)
             assert "@" in user["user"]
+            # Loading the page again does not send the code again, which would revoke the token.
+            assert (await request(browser, "GET", f"{origin}/callback", params=granted))[0] == 400
             contract = f"{origin}/contracts/lease-2031?email=anna@example.com"
             first, second = [await request(browser, "POST", contract, data=make_pdf()) for _ in range(2)]
             assert first == second
