@@ -142,7 +142,7 @@ def run(arguments: Sequence[str]) -> int:
         problem, code, message = error, code_of(error), str(error)
         if isinstance(error, Unauthorized | AuthError) and not error.transient and "signing-async login" not in message:
             is_given = isinstance(error, Unauthorized) and state.settings.access_token is not None
-            how = "Replace SIGNING_ACCESS_TOKEN, or unset it and run" if is_given else "To log in, run"
+            how = "Replace the access token of the settings, or remove it and run" if is_given else "To log in, run"
             message += f". {how}: signing-async login"
     except click.ClickException as error:
         if not out.json:

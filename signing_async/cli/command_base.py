@@ -238,7 +238,7 @@ def command(
 class _Seconds(click.FloatRange):
     """A range of finite seconds."""
 
-    name = "seconds"
+    name = "number of seconds"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         seconds = super().convert(value, param, ctx)

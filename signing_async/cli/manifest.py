@@ -238,6 +238,9 @@ async def check_manifest(manifest: Manifest, max_pdf_bytes: int, on_entry: Calla
     for entry in manifest.entries():
         found = list(entry.problems)
         if entry.package is not None:
+            key = entry.package.key
+            if key is not None and (first := checked.lines.setdefault(str(key), entry.line)) != entry.line:
+                found.append(f"key: {key!r} is also the key of line {first}")
             try:
                 prepared = await prepare(entry.package, max_pdf_bytes)
             except InvalidRequest as error:
@@ -251,10 +254,7 @@ async def check_manifest(manifest: Manifest, max_pdf_bytes: int, on_entry: Calla
                 prepared.close()
                 checked.documents += len(prepared.documents)
                 checked.size += sum(document.size for document in prepared.documents)
-                first = checked.lines.setdefault(prepared.key, entry.line)
-                if first != entry.line and entry.package.key is not None:
-                    found.append(f"key: {prepared.key!r} is also the key of line {first}")
-                elif first != entry.line:
+                if key is None and (first := checked.lines.setdefault(prepared.key, entry.line)) != entry.line:
                     words = f"missing, and this is the same package as line {first}"
                     found.append(f"key: {words}; if both are to be sent, give each a key")
         problems += [f"{manifest.path}, line {entry.line}, {text}" for text in found]

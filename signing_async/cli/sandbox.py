@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import shlex
@@ -74,7 +75,8 @@ def sandbox(
     except OSError as error:
         # asyncio's message for an address repeats the error number.
         words = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
-        raise click.ClickException(f"{error.filename or '{host}:{port}'.format_map(options)}: {words}") from error
+        hint = "; choose another --port" if error.errno == errno.EADDRINUSE else ""
+        raise click.ClickException(f"{error.filename or '{host}:{port}'.format_map(options)}: {words}{hint}") from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except RuntimeError as error:

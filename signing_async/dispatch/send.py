@@ -85,7 +85,7 @@ class Draft:
             was = "was sent" if state.status == SENT else "may have been sent"
             raise InvalidRequest(
                 f"key: {self._package.key!r} names another package, which {was} as signing {state.signing}; if both are"
-                " to be sent, give each a key",
+                " to be sent, give each a key of its own",
                 effect="none" if state.status == SENT else "unknown",
             )
         if state.status == SENT:

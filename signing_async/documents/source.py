@@ -363,6 +363,8 @@ def _too_large(filename: str, max_bytes: float, found: str) -> PdfRejected:
 
 
 def _describe_empty(source: Any) -> str:
+    if isinstance(source, AsyncIterable):
+        return "the stream is empty: was it read before? Pass a new one"
     is_at_end = is_seekable(source) and source.tell() > 0
     return "the file is at its end: seek(0)?" if is_at_end else "the file is empty"
 

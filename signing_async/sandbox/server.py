@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Protocol, Self
 
 from aiohttp import web
 
@@ -33,6 +33,17 @@ __all__ = ["Sandbox", "Snapshot"]
 
 SHUTDOWN = 0.25
 """How many seconds requests in flight have to finish when the sandbox stops."""
+
+
+class HasId(Protocol):
+    """A record, of the sandbox or of a client."""
+
+    @property
+    def id(self) -> str: ...
+
+
+def _id_of(record: str | HasId) -> str:
+    return record if isinstance(record, str) else record.id
 
 
 class Sandbox:
@@ -177,21 +188,21 @@ class Sandbox:
 
     # recipients' actions
 
-    async def sign(self, recipient_id: str) -> Signing:
+    async def sign(self, recipient_id: str | HasId) -> Signing:
         """Sign for a recipient; the last signature seals the documents. Raise `Refused` if it is not allowed."""
-        return await self._state.signatures.sign(recipient_id)
+        return await self._state.signatures.sign(_id_of(recipient_id))
 
-    async def decline(self, recipient_id: str) -> Signing:
+    async def decline(self, recipient_id: str | HasId) -> Signing:
         """Decline to sign for a recipient."""
-        return await self._state.signatures.decline(recipient_id)
+        return await self._state.signatures.decline(_id_of(recipient_id))
 
-    async def complete(self, signing_id: str) -> Signing:
+    async def complete(self, signing_id: str | HasId) -> Signing:
         """Sign for all recipients who have neither signed nor declined."""
-        return await self._state.signatures.complete(signing_id)
+        return await self._state.signatures.complete(_id_of(signing_id))
 
-    async def cancel(self, signing_id: str) -> Signing:
+    async def cancel(self, signing_id: str | HasId) -> Signing:
         """Cancel a signing."""
-        return self.service.cancel(signing_id)
+        return self.service.cancel(_id_of(signing_id))
 
     async def certificate_pem(self) -> bytes:
         """Return the certificate of the sandbox's own certificate authority."""
@@ -204,21 +215,21 @@ class Sandbox:
         """All signings, oldest first."""
         return self.service.signings()
 
-    def signing(self, signing_id: str) -> Signing:
+    def signing(self, signing_id: str | HasId) -> Signing:
         """Return a signing."""
-        return self.service.signing(signing_id)
+        return self.service.signing(_id_of(signing_id))
 
-    def documents(self, signing_id: str | None = None) -> list[Document]:
+    def documents(self, signing_id: str | HasId | None = None) -> list[Document]:
         """Return the documents of a signing, or all documents, oldest first."""
-        return self.service.documents(signing_id)
+        return self.service.documents(None if signing_id is None else _id_of(signing_id))
 
-    def document_bytes(self, document_id: str) -> bytes:
+    def document_bytes(self, document_id: str | HasId) -> bytes:
         """Return an uploaded document as it was received."""
-        return self.service.document_path(document_id).read_bytes()
+        return self.service.document_path(_id_of(document_id)).read_bytes()
 
-    def recipients(self, signing_id: str | None = None) -> list[Recipient]:
+    def recipients(self, signing_id: str | HasId | None = None) -> list[Recipient]:
         """Return the recipients of a signing, or all recipients, oldest first."""
-        return self.service.recipients(signing_id)
+        return self.service.recipients(None if signing_id is None else _id_of(signing_id))
 
     @property
     def notifications(self) -> list[Notification]:

@@ -238,7 +238,7 @@ def test_me_shows_the_user_and_what_to_do_about_a_rejected_token(
     assert (facts["email"], facts["base_url"]) == ("user@sandbox.example", service.sandbox.base_url)
     ran = run("me", SIGNING_ACCESS_TOKEN="wrong-token-of-the-test")
     assert (ran.code, "wrong-token-of-the-test" in ran.err) == (4, False)
-    assert ran.err.endswith(". Replace SIGNING_ACCESS_TOKEN, or unset it and run: signing-async login\n")
+    assert ran.err.endswith(". Replace the access token of the settings, or remove it and run: signing-async login\n")
     for refresh_token in ("old", None):
         asyncio.run(FileTokenStore(tmp_path / "token.json").save(Token("old", refresh_token)))
         ran = run("me", "--json", SIGNING_TOKEN_FILE=str(tmp_path / "token.json"))

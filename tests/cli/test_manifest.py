@@ -119,6 +119,10 @@ PROBLEMS = {
         "line 4, documents: n.pdf: not a PDF",
         "line 6, key: missing, and this is the same package as line 5; if both are to be sent, give each a key",
     ],
+    f"{HEADER}\n{ROW}\nk,,EN,a.pdf,a@example.com": [
+        "line 3, key: 'k' is also the key of line 2",
+        "line 3, name: is empty",
+    ],
     HEADER: ["the manifest has no packages"],
 }
 

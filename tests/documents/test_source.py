@@ -139,6 +139,16 @@ async def test_file_at_its_end_is_empty_and_the_error_says_so(tmp_path: Path, ma
         assert (await upload(source, preflight=False)).file == b""
 
 
+async def test_stream_that_was_read_before_is_empty_and_the_error_says_so() -> None:
+    async def stream() -> AsyncIterator[bytes]:
+        yield make_pdf()
+
+    source = stream()
+    await upload(source, "a.pdf")
+    with pytest.raises(PdfRejected, match=r"^a\.pdf: the stream is empty: was it read before\? Pass a new one$"):
+        await upload(source, "a.pdf")
+
+
 # The preflight
 
 

@@ -121,7 +121,7 @@ INVALID = (
     (["--app", "A=http://127.0.0.1/", "--app", "B=http://127.0.0.1/"], 2, "only one app"),
     (["--data", "{folder}/sandbox.db/x"], 1, "{folder}/sandbox.db/x: Not a directory"),
     (["--data", "{folder}"], 1, "another sandbox is using {folder}\n"),
-    (["--port", "{port}"], 1, f"127.0.0.1:{{port}}: {os.strerror(errno.EADDRINUSE)}\n"),
+    (["--port", "{port}"], 1, f"127.0.0.1:{{port}}: {os.strerror(errno.EADDRINUSE)}; choose another --port\n"),
 )
 
 
