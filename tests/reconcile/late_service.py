@@ -33,8 +33,8 @@ class Fate:
 
     kind: str
     """ok, 408, 504, 502, html, 503 (the service's own), drop, silent-drop, 429, 401, 303, refuse (no connection), page
-    (a success with a page of HTML), garbled (a success that is no JSON), endless (a 504 whose body never ends),
-    cannot-be-sent."""
+    (a success with a page of HTML), garbled (a success that is no JSON), endless-408 and endless-504 (whose body never
+    ends), cannot-be-sent."""
     effect_after: float | None = None
 
 
@@ -135,8 +135,8 @@ class LateService:
             await self._stop_listening()
             self._later(0.15, None)
         self.before_response(fate, record)
-        if fate.kind == "endless":
-            response = web.StreamResponse(status=504)
+        if fate.kind.startswith("endless-"):
+            response = web.StreamResponse(status=int(fate.kind[-3:]))
             await response.prepare(request)
             await asyncio.sleep(60)
         return self._respond(request, fate, record)

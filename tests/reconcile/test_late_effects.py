@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import hashlib
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from itertools import product
 from pathlib import Path
@@ -80,6 +80,21 @@ async def _make_each_write(
     return [error for error, _ in await asyncio.gather(*map(outcome, calls))]
 
 
+async def _at_once(check: Callable[..., Coroutine[Any, Any, None]], *values: Sequence[Any]) -> None:
+    """Check every combination of these values at once, each on a service of its own."""
+
+    async def run(case: Sequence[Any]) -> None:
+        try:
+            await check(*case)
+        except Exception as error:
+            error.add_note(f"in the case {case}")
+            raise
+
+    async with asyncio.TaskGroup() as group:
+        for case in product(*values):
+            group.create_task(run(case))
+
+
 def _effects(service: LateService) -> list[int]:
     """Return how often each of these calls took effect."""
     return [len(service.held[key].effects) for key in ("s1", "1.pdf", "1@example.com")]
@@ -107,22 +122,25 @@ async def _authorized(
 
 
 FIRST = ["408", "504", "502", "html", "drop"]
-FOLLOWING = ["ok", "504", "503", "429", "long-429", "401", "403", "303", "drop"]
+FOLLOWING = ["ok", "504", "503", "429", "long-429", "401", "403", "303", "drop", "refuse"]
 DELAYS = [0.0, 0.1, 0.7 * SETTLE, SETTLE + 0.1, SETTLE + 0.3, None]
 
 
 @pytest.mark.parametrize("write", WRITES)
-async def test_effect_within_the_settle_time_is_the_result(service: LateService, write: str) -> None:
-    """It is found before any repeat, and calls on one signing share their readings."""
-    client = service.client.with_options(retry=PATIENT)
-    calls = [make_call(client, write, number, signing="s") for number in range(10)]
-    for first, (key, _) in zip(FIRST * 2, calls, strict=True):
-        service.scripts[key] += script(Fate(first, 0.02 if first == "drop" else 0.25), "ok")
-    outcomes = await asyncio.gather(*(outcome(call) for _, call in calls))
-    assert [error for error, _ in outcomes] == [None] * 10
-    await service.calm()
-    assert {(len(held.effects), held.requests) for held in service.held.values()} == {(1, 1)}
-    assert write == "send" or service.readings < 40
+async def test_effect_within_the_settle_time_is_the_result(write: str) -> None:
+    """Whatever the next request would have met: it is never made, since the effect shows before."""
+
+    async def check(first: str, following: str) -> None:
+        async with LateService().running(PATIENT) as service:
+            delay = 0.02 if first == "drop" else 0.25
+            held, call = _scripted(service, service.client, write, Fate(first, delay), following)
+            error, _ = await outcome(call)
+            assert error is None
+            await service.calm()
+            assert len(held.effects) == 1
+            assert held.requests == 1
+
+    await _at_once(check, FIRST, ["ok", "429", "refuse"])
 
 
 @pytest.mark.parametrize("write", WRITES)
@@ -135,9 +153,23 @@ async def test_effect_that_shows_while_the_service_is_unreachable_is_the_result(
 
 
 @pytest.mark.parametrize("write", WRITES)
-async def test_effect_after_the_settle_time_is_never_silent(service: LateService, write: str) -> None:
-    """Effects before and after the settle time, or none, each followed by every other outcome."""
-    histories = list(product(DELAYS, FOLLOWING))
+async def test_effect_after_the_settle_time_is_never_silent(write: str) -> None:
+    """If it shows while the call lasts, the call says so."""
+
+    async def check(first: str, following: str) -> None:
+        async with LateService().running() as service:
+            held, call = _scripted(service, service.client, write, Fate(first, SETTLE + 0.1), following)
+            error, ended_at = await outcome(call)
+            await service.calm()
+            judge(held, error, ended_at)
+
+    await _at_once(check, ["504", "html"], FOLLOWING)
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_effect_at_any_time_before_any_outcome_is_never_silent(service: LateService, write: str) -> None:
+    """All at once with one client: effects before and after the settle time, or none."""
+    histories = list(product(DELAYS, FOLLOWING[:-1]))  # a service that refuses connections refuses them to all calls
     calls = [make_call(service.client, write, number) for number in range(len(histories))]
     for number, ((key, _), (delay, following)) in enumerate(zip(calls, histories, strict=True)):
         service.scripts[key] += script(Fate(["504", "502", "html"][number % 3], delay), following)
@@ -148,12 +180,45 @@ async def test_effect_after_the_settle_time_is_never_silent(service: LateService
     assert {"value", "none"} <= {"value" if error is None else error.effect for error, _ in outcomes}
 
 
+@pytest.mark.parametrize("write", WRITES)
+async def test_twenty_five_calls_at_once(write: str) -> None:
+    """Each one's effect shows late, each is found, and the calls on one signing share their readings."""
+
+    async def check(first: str) -> None:
+        async with LateService().running(PATIENT) as service:
+            delay = 0.02 if first == "drop" else 0.25
+            calls = [make_call(service.client, write, number, signing="s") for number in range(25)]
+            for key, _ in calls:
+                service.scripts[key] += script(Fate(first, delay))
+            outcomes = await asyncio.gather(*(outcome(call) for _, call in calls))
+            assert [error for error, _ in outcomes] == [None] * 25
+            await service.calm()
+            assert [len(service.held[key].effects) for key, _ in calls] == [1] * 25
+            if write != "send":
+                assert service.readings < 100
+
+    await _at_once(check, FIRST)
+
+
+@pytest.mark.parametrize("write", WRITES)
+async def test_twenty_five_calls_with_different_histories(service: LateService, write: str) -> None:
+    """Effects before and after the settle time, or none, each followed by another outcome."""
+    calls = [make_call(service.client, write, number, signing="s") for number in range(25)]
+    for number, (key, _) in enumerate(calls):
+        first = Fate(["504", "502", "html"][number % 3], DELAYS[number % 6])
+        service.scripts[key] += script(first, FOLLOWING[number % len(FOLLOWING)])
+    outcomes = await asyncio.gather(*(outcome(call) for _, call in calls))
+    await service.calm()
+    for (key, _), (error, ended_at) in zip(calls, outcomes, strict=True):
+        judge(service.held[key], error, ended_at)
+
+
 fates = st.builds(
     Fate, st.sampled_from(["504", "502", "html", "503", "drop", "303"]), st.sampled_from([None, 0.0, 0.02, 0.1, 0.3])
 ) | st.sampled_from(script("ok", "429", "long-429", "401", "403", "refuse"))
 
 
-@settings(max_examples=10, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(
     write=st.sampled_from([*WRITES, "request send", "request add"]),
     sequences=st.lists(st.lists(fates, max_size=4), min_size=6, max_size=12),
@@ -227,6 +292,14 @@ async def test_deadline_that_leaves_no_settle_time_is_an_unknown_outcome(service
     assert _requests(service) == [1] * 3
 
 
+async def test_last_attempt_is_settled_before_its_error_is_raised(service: LateService) -> None:
+    """Its effect shows a while after its 504."""
+    twice = service.client.with_options(retry=RetryPolicy(max_attempts=2, base_delay=0.01, settle=2.0))
+    assert await _make_each_write(service, twice, "503", Fate("504", 0.3)) == [None] * 3
+    assert _effects(service) == [1] * 3
+    assert _requests(service) == [2] * 3
+
+
 @pytest.mark.parametrize("write", WRITES)
 @pytest.mark.parametrize("kind", ["504", "ok"])
 async def test_reading_that_hangs_ends_at_the_deadline_as_an_unknown_outcome(
@@ -253,12 +326,15 @@ async def test_reading_that_hangs_ends_at_the_deadline_as_an_unknown_outcome(
 DISK_IS_GONE = AsyncMock(side_effect=OSError(errno.EIO, "the disk is gone"))
 
 
-async def test_refresh_that_fails_after_an_ambiguous_attempt_leaves_the_outcome_unknown(service: LateService) -> None:
+@pytest.mark.parametrize("effect_after", [None, SETTLE + 0.2])
+async def test_refresh_that_fails_after_an_ambiguous_attempt_leaves_the_outcome_unknown(
+    service: LateService, effect_after: float | None
+) -> None:
     """The settle time has passed, and without a token nobody can see what happened since."""
     service.refresh_fails, service.refresh_seconds = True, 0.4
     async with _authorized(service) as client:
         service.rejects_after_a_write = True
-        for error in await _make_each_write(service, client, "503", Fate("504", SETTLE + 0.2), "401"):
+        for error in await _make_each_write(service, client, "503", Fate("504", effect_after), "401"):
             assert isinstance(error, OutcomeUnknown)
             assert (error.effect, error.transient, error.client_wide, error.fatal) == ("unknown", False, True, True)
 
@@ -325,7 +401,7 @@ async def _limited(service: LateService, when: str, error: Exception = LIMITER_E
         yield client
 
 
-@pytest.mark.parametrize("write", ["send", "add"])
+@pytest.mark.parametrize("write", WRITES)
 async def test_rate_limiter_that_fails_while_a_call_is_ambiguous_leaves_the_outcome_unknown(
     service: LateService, write: str
 ) -> None:
@@ -336,9 +412,9 @@ async def test_rate_limiter_that_fails_while_a_call_is_ambiguous_leaves_the_outc
     assert caught.value.may_clear
 
 
-@pytest.mark.parametrize("fate", ["ok", "drop"])
+@pytest.mark.parametrize("fate", ["ok", "504", "drop"])
 @pytest.mark.parametrize("failure", [LIMITER_ERROR, TransportError("the limiter is gone")])
-@pytest.mark.parametrize("write", ["send", "add"])
+@pytest.mark.parametrize("write", WRITES)
 async def test_rate_limiter_that_fails_after_the_first_request_leaves_the_outcome_unknown(
     service: LateService, write: str, failure: Exception, fate: str
 ) -> None:
@@ -354,14 +430,17 @@ async def test_rate_limiter_that_fails_after_the_first_request_leaves_the_outcom
     assert held.requests == 1
 
 
-async def test_rate_limiter_that_fails_after_a_refusal_leaves_the_outcome_known(service: LateService) -> None:
+@pytest.mark.parametrize("write", WRITES)
+async def test_rate_limiter_that_fails_after_a_refusal_leaves_the_outcome_known(
+    service: LateService, write: str
+) -> None:
     async with _limited(service, "release") as client:
         with pytest.raises(LookupError):
-            await _scripted(service, client, "send", "403")[1]
+            await _scripted(service, client, write, "403")[1]
 
 
 @pytest.mark.parametrize("effect_after", [None, 0.8])
-@pytest.mark.parametrize("write", ["send", "add"])
+@pytest.mark.parametrize("write", WRITES)
 async def test_rate_limiter_that_fails_before_a_repeat_does_not_hide_a_late_effect(
     service: LateService, write: str, effect_after: float | None
 ) -> None:
@@ -378,17 +457,21 @@ async def test_rate_limiter_that_fails_before_a_repeat_does_not_hide_a_late_effe
         assert held.requests == 1
 
 
-async def test_call_that_would_start_too_late_is_rate_limited_at_once(service: LateService) -> None:
+@pytest.mark.parametrize("write", WRITES)
+async def test_call_that_would_start_too_late_is_rate_limited_at_once(service: LateService, write: str) -> None:
     """A paused call keeps the time for its response and one reading."""
+    service.response_seconds = 0.5
+    await make_call(service.client, write, 2)[1]
     with pytest.raises(RateLimited):
         await service.client.with_options(retry=RetryPolicy.none()).me()
+    held, call = _scripted(service, service.client.with_options(timeout=3.6), write)
     began = asyncio.get_running_loop().time()
     with pytest.raises(RateLimited) as caught:
-        await service.client.with_options(timeout=3.6).signings.send("s1")
+        await call
     assert asyncio.get_running_loop().time() - began < 2
     assert caught.value.effect == "none"
     assert caught.value.retry_after is not None
-    assert service.held["s1"].requests == 0
+    assert held.requests == 0
 
 
 # Two effects
@@ -415,23 +498,44 @@ async def test_two_effects_are_an_unknown_outcome_that_lists_both(service: LateS
     assert caught.value.effect == "unknown"
 
 
-@pytest.mark.parametrize("write", ["send", "add"])
-async def test_effect_that_readings_show_late_is_not_forgotten_when_the_request_is_repeated(
-    service: LateService, write: str
-) -> None:
+# The service's own error: the call reads for a tenth of the settle time.
+SLOW = RetryPolicy(max_attempts=4, base_delay=0.02, settle=3.0)
+
+
+@pytest.mark.parametrize("write", CREATIONS)
+async def test_two_effects_that_readings_show_late_are_an_unknown_outcome(service: LateService, write: str) -> None:
     """A reading that does not show the repeat's record shows nothing of the first request either."""
     service.lag = 1.0
-    # The service's own error: the call reads for a tenth of the settle time.
-    policy = RetryPolicy(max_attempts=4, base_delay=0.02, settle=3.0)
-    held, call = _scripted(service, service.client.with_options(retry=policy), write, Fate("503", 0.0), "ok")
+    key, call = make_call(service.client.with_options(retry=SLOW), write)
+    service.scripts[key] += script(Fate("503", 0.0), "ok")
     error, _ = await outcome(call)
-    if write == "send":  # the repeat is refused
-        assert (error, held.requests, len(held.effects)) == (None, 2, 1)
-    else:
-        assert isinstance(error, OutcomeUnknown)
-        assert "holds 2 such records" in str(error)
-        shown = {one.id for one in error.known}  # type: ignore[attr-defined]  # records
-        assert shown == {"1@example.com-0", "1@example.com-1"}
+    assert isinstance(error, OutcomeUnknown)
+    assert "holds 2 such records" in str(error)
+    assert {record.id for record in error.known} == {f"{key}-0", f"{key}-1"}  # type: ignore[attr-defined]  # records
+
+
+async def test_refused_repeat_of_a_send_that_readings_show_late_is_a_success(service: LateService) -> None:
+    service.lag = 1.0
+    held, call = _scripted(service, service.client.with_options(retry=SLOW), "send", Fate("503", 0.0), "ok")
+    await call
+    assert held.requests == 2
+    assert len(held.effects) == 1
+
+
+@pytest.mark.parametrize("write", CREATIONS)
+async def test_two_ambiguous_attempts_are_both_settled(service: LateService, write: str) -> None:
+    """The first one's effect shows while the second is still under way."""
+    key, call = make_call(service.client, write)
+
+    def show_the_first(fate: Fate, record: Any) -> None:
+        if fate.effect_after is not None:
+            _records(service, write).append({"id": "first", "name": key, "email": key})
+
+    service.before_response = show_the_first
+    service.scripts[key] += script("504", Fate("504", 0.8 * SETTLE))
+    error, _ = await outcome(call)
+    assert isinstance(error, OutcomeUnknown)
+    assert len(error.known) == 2
 
 
 async def test_document_of_another_host_does_not_pass_for_the_effect(service: LateService) -> None:
@@ -455,9 +559,8 @@ async def test_document_of_another_host_does_not_pass_for_the_effect(service: La
 # Verification
 
 
-@pytest.mark.parametrize(
-    ("write", "reading"), [("add", "rejected"), ("add", "behind"), ("upload", "odd"), ("add", "odd")]
-)
+@pytest.mark.parametrize("write", CREATIONS)
+@pytest.mark.parametrize("reading", ["rejected", "too slow", "odd"])
 async def test_success_that_cannot_be_verified_is_an_unknown_outcome(
     service: LateService, write: str, reading: str
 ) -> None:
@@ -466,19 +569,30 @@ async def test_success_that_cannot_be_verified_is_an_unknown_outcome(
     def spoil_the_reading(fate: Fate, record: Any) -> None:
         if fate.kind == "ok" and reading == "rejected":
             service.rejects_after_a_write = True
-        elif fate.kind == "ok" and reading == "odd":
+        elif fate.kind == "ok" and reading == "too slow":
+            service.response_seconds = 60.0
+        elif fate.kind == "ok":
             # A file that the service renamed; a recipient without an address.
             _records(service, write).append({"id": "odd", "name": "1 (1).pdf"})
-        elif fate.kind == "ok":
-            service.lag = 600.0
 
     service.before_response = spoil_the_reading
     key, call = make_call(service.client.with_options(timeout=2), write)
     service.scripts[key] += script("504", "ok")
-    said = "could not be verified: the service does not list it" if reading == "behind" else "could not be verified"
-    with pytest.raises(OutcomeUnknown, match=said) as caught:
+    with pytest.raises(OutcomeUnknown, match="could not be verified") as caught:
         await call
     assert caught.value.known[0].id == f"{key}-0"  # type: ignore[attr-defined]  # a record
+
+
+@pytest.mark.parametrize("write", CREATIONS)
+async def test_success_that_readings_never_show_is_an_unknown_outcome(service: LateService, write: str) -> None:
+    """The record that was created is in ``known``."""
+    service.lag = 600.0
+    key, call = make_call(service.client, write)
+    service.scripts[key] += script("503", "ok")
+    error, _ = await outcome(call)
+    assert isinstance(error, OutcomeUnknown)
+    assert "could not be verified: the service does not list it" in str(error)
+    assert [record.id for record in error.known] == [f"{key}-0"]  # type: ignore[attr-defined]  # a record
 
 
 async def test_success_after_an_ambiguous_send_is_verified_by_a_reading_that_may_lag(service: LateService) -> None:
@@ -505,10 +619,11 @@ async def test_success_after_an_ambiguous_send_that_never_shows_is_an_unknown_ou
 @pytest.mark.parametrize(("write", "kind"), UNREADABLE)
 async def test_success_that_cannot_be_read_is_reconciled(service: LateService, write: str, kind: str) -> None:
     """What the service shows is the result; nothing is repeated."""
-    held, call = _scripted(service, service.client.with_options(retry=PATIENT), write, Fate(kind, 0.25))
+    key, call = make_call(service.client.with_options(retry=PATIENT), write)
+    service.scripts[key] += [Fate(kind, 0.25)]
     result = await call
-    assert write == "send" or result.id in ("1.pdf-0", "1@example.com-0")
-    assert (len(held.effects), held.requests) == (1, 1)
+    assert write == "send" or result.id == f"{key}-0"
+    assert (len(service.held[key].effects), service.held[key].requests) == (1, 1)
 
 
 @pytest.mark.parametrize(("write", "kind"), UNREADABLE)
@@ -520,8 +635,21 @@ async def test_success_that_cannot_be_read_and_does_not_show_is_a_decode_error_o
     with pytest.raises(DecodeError) as caught:
         await call
     assert (caught.value.effect, held.requests) == ("unknown", 1)
+    tracked = service.client._ledger.signing("/api/1.0/signings/s1")
+    unresolved = tracked.documents.unresolved.total() + tracked.recipients.unresolved.total()
+    assert unresolved == (0 if write == "send" else 1)
     if write != "send":
         await _assert_next_call_is_undecidable(service, write)
+
+
+@pytest.mark.parametrize(("write", "kind"), UNREADABLE)
+async def test_success_that_cannot_be_read_is_an_unknown_outcome_without_retries(
+    service: LateService, write: str, kind: str
+) -> None:
+    """`RetryPolicy.none()` reads nothing."""
+    _, call = _scripted(service, service.client.with_options(retry=RetryPolicy.none()), write, Fate(kind, 0.0))
+    error, _ = await outcome(call)
+    assert isinstance(error, OutcomeUnknown)
 
 
 async def _assert_next_call_is_undecidable(service: LateService, write: str) -> None:
@@ -530,15 +658,17 @@ async def _assert_next_call_is_undecidable(service: LateService, write: str) -> 
         await _scripted(service, service.client, write, Fate("504", 0.0))[1]
 
 
-async def test_upload_cancelled_while_a_gateways_page_arrives_is_unresolved(service: LateService) -> None:
+@pytest.mark.parametrize("kind", ["endless-408", "endless-504"])
+async def test_upload_cancelled_while_a_gateways_page_arrives_is_unresolved(service: LateService, kind: str) -> None:
     """Its document must not pass for the next upload's."""
-    held, call = _scripted(service, service.client, "upload", "endless")
+    held, call = _scripted(service, service.client, "upload", kind)
     upload = asyncio.ensure_future(call)
     while not held.requests:
         await asyncio.sleep(0.01)
     await asyncio.sleep(0.05)
     upload.cancel()
     await asyncio.wait([upload])
+    assert service.client._ledger.signing("/api/1.0/signings/s1").documents.unresolved.total() == 1
     await _assert_next_call_is_undecidable(service, "upload")
 
 
@@ -598,11 +728,12 @@ async def test_dispatch_takes_a_refusal_for_success_only_if_the_draft_was_sent(
     assert (len(service.held["s1"].effects), service.created) == (1, 1)
 
 
+@pytest.mark.parametrize("second", ["503", "504"])
 async def test_dispatch_does_not_send_a_draft_that_a_lost_request_may_still_change(
-    service: LateService, journal: Path
+    service: LateService, journal: Path, second: str
 ) -> None:
     """The recipient that shows may be the second attempt's, and the first one's may follow."""
-    service.scripts["anna@example.com"] += script(Fate("504", 4 * SETTLE), Fate("503", 0.0))
+    service.scripts["anna@example.com"] += script(Fate("504", 4 * SETTLE), Fate(second, 0.0))
     signing = await service.client.dispatch(PACKAGE, journal)
     await service.calm()
     assert [recipient["email"] for recipient in service.recipients[signing.id]] == ["anna@example.com"]
