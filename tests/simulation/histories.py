@@ -9,8 +9,8 @@ effect     of an ambiguous attempt: at once, within its settle time (at the last
            after it while a repeat is under way, after it and later, never
 readings   after an attempt: one of `service.Reading`
 deadline   far, or near: within the settle time of the first or the second attempt
-beside it  nothing; or a second call with the same key: a send of the same signing, a file of the same
-           name or a recipient with the same address, by the same client
+beside it  nothing; or a second call by the same client: a send of the same signing, a file of the same name
+           or a recipient with the same address; or a request with a reference of its own
 budget     full; or enough for one retry, of a send or an upload
 =========  =============================================================================================
 
@@ -29,7 +29,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import attrs
@@ -89,17 +89,17 @@ def cases() -> Iterator[Case]:
     """Yield all cases.
 
     An add differs from an upload only in how its records are matched, and a budget does not depend on the operation.
-    Two sends do not wait for each other. No other client sends an own draft, and other requests are not in the ledger.
+    Two sends or requests do not wait for each other. No other client sends an own draft.
     """
-    for operation in ("send", "send own", "upload", "request"):
+    for operation in ("send", "send own", "upload", "add", "request"):
         yield Case(operation, FAR)
         yield Case(operation, NEAR)
     for operation in ("send", "upload"):
         yield Case(operation, FAR, is_budget_low=True)
+    for operation in ("send", "upload", "add", "request"):
         yield Case(operation, FAR, True, max_attempts=2)
-    yield Case("upload", NEAR, True, max_attempts=2)
-    yield Case("add", FAR, max_attempts=3)
-    yield Case("add", FAR, True, max_attempts=2)
+    for operation in ("upload", "request"):
+        yield Case(operation, NEAR, True, max_attempts=2)
 
 
 class NoLimiter:
@@ -157,30 +157,35 @@ def _list(read: Read) -> Any:
     return read(_LIST)
 
 
-async def _recognize(read: Read) -> Document | None:
-    """Recognize the effect as a caller does: one new record."""
-    found = [record for record in await read(_LIST) if record.id != "known"]
+def has_reference(record: Document, reference: str) -> bool:
+    """Return whether a request with this reference created the record."""
+    return record.id.startswith(reference)
+
+
+async def _recognize(reference: str, read: Read) -> Document | None:
+    """Recognize the effect as a caller should: by a reference of its own."""
+    found = [record for record in await read(_LIST) if has_reference(record, reference)]
     if len(found) > 1:
         raise Undecidable("several records match", found)
     return found[0] if found else None
 
 
-def _effect(operation: str, signing: SigningLedger, deadline: float) -> Any:
+def _effect(operation: str, signing: SigningLedger, told: Told) -> Any:
     if operation.startswith("send"):
         return Sent(signing, _list, is_own=operation == "send own")
     if operation == "request":
-        return Recognized(_recognize, lambda record: record.id)
+        return Recognized(partial(_recognize, told.caller.name), lambda record: record.id)
     if operation == "upload":
         match: Any = DocumentMatch("lease.pdf", 7, str, _ASSUMPTIONS)
-        return Creation("upload", deadline, signing.additions, signing.documents, match, _list)
+        return Creation("upload", told.deadline, signing.additions, signing.documents, match, _list)
     match = RecipientMatch({"email": "anna@example.com", "first_name": "Anna"}, {})
-    return Creation("add", deadline, signing.additions, signing.recipients, match, _list)
+    return Creation("add", told.deadline, signing.additions, signing.recipients, match, _list)
 
 
 async def _call(case: Case, told: Told, shared: Shared, options: Options, signing: SigningLedger) -> None:
     """Make one call, as the resources make it."""
     transport = Transport(shared, options, Attempts(told.caller))
-    effect = _effect(case.operation, signing, told.deadline)
+    effect = _effect(case.operation, signing, told)
     operation: Operation[Any] = Operation("write", "POST", "/s", Safety.RECONCILED, effect=effect, body=wire.bytes_body)
     try:
         if isinstance(effect, Creation):
