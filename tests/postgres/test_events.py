@@ -1,4 +1,4 @@
-"""The events of an inbox in PostgreSQL: concurrent claimers, leases, long backlogs, and outages."""
+"""The events of an inbox in PostgreSQL: leases, long backlogs, and outages."""
 
 from __future__ import annotations
 
@@ -10,40 +10,9 @@ import pytest
 
 from signing_async import InboxError
 from signing_async.postgres import PostgresInbox
-from signing_async.webhooks import Event, EventFilter, EventStatus, EventStore, HandlerRetryPolicy
+from signing_async.webhooks import Event, EventStatus, EventStore, HandlerRetryPolicy
 from tests.postgres.server import PostgresServer
 from tests.storage.event_stores import add, delivery, soon_claimed
-
-
-async def test_one_event_of_a_signing_is_claimed_by_workers_that_see_different_snapshots(
-    postgres: PostgresServer, table: str, open_store: Callable[..., EventStore]
-) -> None:
-    """An earlier event is requeued while the server takes 0.4 s over the claim of a later one."""
-    one, two = (open_store(lease=60, timeout=20) for _ in range(2))
-    await add(one, "a1", "a")
-    await add(one, "a2", "a")
-    (claim,) = await one.claim(1)
-    await one.settle(claim, EventStatus.DEAD)
-    schema = table.partition(".")[0]
-    await postgres.execute(
-        f"CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql"
-        " AS $$ BEGIN PERFORM pg_sleep(0.4); RETURN NEW; END $$"
-    )
-    await postgres.execute(
-        f"CREATE TRIGGER slow AFTER UPDATE ON {table} FOR EACH ROW"
-        f" WHEN (NEW.id = 'a2' AND OLD.owner IS NULL AND NEW.owner IS NOT NULL) EXECUTE FUNCTION {schema}.slow()"
-    )
-    claiming = asyncio.create_task(one.claim(1))
-    async with asyncio.timeout(20):
-        while not await postgres.execute("SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'"):
-            await asyncio.sleep(0.01)
-    assert await two.requeue(EventFilter(ids=["a1"])) == 1
-    late = await two.claim(5)
-    (claim,) = await claiming
-    assert claim.stored.id == "a2"
-    assert late == []
-    await one.settle(claim, EventStatus.HANDLED)
-    assert (await soon_claimed(two)).stored.id == "a1"
 
 
 async def test_claims_read_few_rows_of_a_long_backlog(

@@ -22,8 +22,11 @@ async def leased_storage(
     postgres: Callable[..., Any],
     table: str,
 ) -> AsyncIterator[SimpleNamespace]:
-    """Make the storage: ``open`` opens it as another process would, ``lapse`` ends the leases of all claims."""
-    is_postgres = request.param == "postgres"
+    """Make the storage: ``open`` opens it as another process would, ``lapse`` ends the leases of all claims.
+
+    ``table`` is the name of its table in PostgreSQL, with the schema.
+    """
+    is_postgres, schema = request.param == "postgres", ""
     async with contextlib.AsyncExitStack() as opened:
         if is_postgres:
             server = request.getfixturevalue("postgres")
@@ -44,7 +47,7 @@ async def leased_storage(
             for lock in folder.glob("*.lock"):
                 lock.unlink()
 
-        yield SimpleNamespace(open=open_storage, lapse=lapse)
+        yield SimpleNamespace(open=open_storage, lapse=lapse, table=f"{schema}.{table}")
 
 
 async def claimed(journal: Journal, key: str) -> Claim:

@@ -14,6 +14,7 @@ import pytest
 from signing_async import InboxError
 from signing_async.postgres import PostgresInbox
 from signing_async.webhooks import EventClaim, EventFilter, EventStatus, EventStore, Inbox, StoredEvent
+from tests.postgres.server import PostgresServer
 from tests.storage.event_stores import ALL, RECEIVED, add, delivery, everything, ids, soon_claimed
 from tests.storage.leases import leased_storage
 
@@ -115,6 +116,36 @@ async def test_concurrent_workers_claim_each_event_once_and_each_signing_in_orde
     for signing in range(1, 5):
         of_signing = [name for name in handled if int(name) % 5 == signing]
         assert of_signing == sorted(of_signing)
+
+
+@pytest.mark.parametrize("storage", ["postgres"], indirect=True)
+async def test_one_event_of_a_signing_is_claimed_by_workers_that_see_different_snapshots(
+    storage: Any, postgres: PostgresServer
+) -> None:
+    """An earlier event is requeued while the server takes 0.4 s over the claim of a later one."""
+    one, two = storage.open().store, storage.open().store
+    await settled(one, "a1", EventStatus.DEAD, "a")
+    await add(one, "a2", "a")
+    schema = storage.table.partition(".")[0]
+    await postgres.execute(
+        f"CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql"
+        " AS $$ BEGIN PERFORM pg_sleep(0.4); RETURN NEW; END $$"
+    )
+    await postgres.execute(
+        f"CREATE TRIGGER slow AFTER UPDATE ON {storage.table} FOR EACH ROW"
+        f" WHEN (NEW.id = 'a2' AND OLD.owner IS NULL AND NEW.owner IS NOT NULL) EXECUTE FUNCTION {schema}.slow()"
+    )
+    claiming = asyncio.create_task(one.claim(1))
+    async with asyncio.timeout(20):
+        while not await postgres.execute("SELECT FROM pg_stat_activity WHERE wait_event = 'PgSleep'"):
+            await asyncio.sleep(0.01)
+    assert await two.requeue(EventFilter(ids=["a1"])) == 1
+    late = await two.claim(5)
+    (claim,) = await claiming
+    assert claim.stored.id == "a2"
+    assert late == []
+    await one.settle(claim, EventStatus.HANDLED)
+    assert (await soon_claimed(two)).stored.id == "a1"
 
 
 async def test_cancelled_claim_leaves_the_event_free(open_store: OpenStore) -> None:
