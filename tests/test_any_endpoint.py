@@ -344,6 +344,7 @@ async def test_paginate_keeps_path_and_params_on_every_page() -> None:
         assert {request.raw_path.partition("&cursor")[0] for request in server.requests} == {
             "/api/a%2Fb/x?state=new&tag=a&tag=b"
         }
+        assert [each async for each in client.paginate("/api/x")] == [{"id": "2"}]  # without `into`: dicts
 
 
 async def test_stream_yields_the_body_in_chunks_with_status_and_headers() -> None:

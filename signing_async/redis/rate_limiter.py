@@ -21,7 +21,7 @@ _RECONNECT = 1.0  # seconds between two attempts while Redis is unavailable
 _SAME_END = 0.05  # pauses that end within this many seconds of each other count as one
 _DEFAULT_BURST = 0.1  # seconds
 
-# KEYS: pause, rate. ARGV: milliseconds of a new pause, or 0; requests per second, or 0 to take no slot; seconds of
+# KEYS: pause, slot. ARGV: milliseconds of a new pause, or 0; requests per second, or 0 to take no slot; seconds of
 # unused slots that may be used later (the burst). Returns the milliseconds of the pause that ends last, and the seconds
 # until the next free slot; if that is not in the future, the caller has it.
 _EXCHANGE = """
@@ -78,7 +78,7 @@ class RedisRateLimiter:
         burst = max(1, round(_DEFAULT_BURST * (rate or 0))) if burst is None else _checks.integer("burst", burst)
         self._burst_seconds = 0.0 if rate is None else (burst - 1) / rate
         self._local: RateLimiter = LocalRateLimiter() if local is None else as_rate_limiter(local, "local")
-        self._keys = [f"{prefix}{part}:{name}".encode() for part in ("gate", "gate-rate")]
+        self._keys = [f"{prefix}{part}:{name}".encode() for part in ("rate-limit-pause", "rate-limit-slot")]
         # All times are in loop time.
         self._paused_until = self._asked_at = self._next_at = self._next_alone = 0.0
         self._unpublished = 0.0
