@@ -79,13 +79,21 @@ class Draft:
         """Send the package, unless an earlier run has sent it; return its signing, and whether an earlier run did."""
         self._load()
         state = self.state
-        # A package without a key of its own was corrected in a report of failures: what was sent stands for it.
-        is_correction = self._package.key == self._package.content and state.status == SENT
-        if state.content != self._package.content and state.status != DRAFT and not is_correction:
+        is_other = state.content != self._package.content and state.status != DRAFT
+        if is_other and self._package.key == self._package.content:
+            # A package without a key of its own, which was corrected in a report of failures.
+            if state.status == SENDING:
+                found = await self._api.transport.find_effect(_sending(self._api, self._id))
+                if found is not None:
+                    await self._note_sent(found.value)
+            if state.status == SENT:
+                is_other = False
+                sent = f"with other content, as signing {state.signing}"
+                log.warning("package %s counts as sent: its key was sent %s", self._package.label, sent)
+        if is_other:
             was = "was sent" if state.status == SENT else "may have been sent"
             raise InvalidRequest(
-                f"key: {self._package.key!r} names another package, which {was} as signing {state.signing}; if both are"
-                " to be sent, give each a key of its own",
+                f"key: {self._package.key!r} names another package, which {was} as signing {state.signing}",
                 effect="none" if state.status == SENT else "unknown",
             )
         if state.status == SENT:

@@ -57,10 +57,12 @@ class Transport:
     async def find_effect(self, operation: Operation[T]) -> Found[T] | None:
         """Return the effect that the operation had in an earlier process; None if there is none.
 
-        Only reads. Raises `OutcomeUnknown` if the service can't be read or doesn't tell.
+        Only reads, for the settle time even if the timeout is shorter: else no repetition could ever tell. Raises
+        `OutcomeUnknown` if the service can't be read or doesn't tell.
         """
+        settled = asyncio.get_running_loop().time() + self.options.retry.settle + 2 * _READING_TIME
         with telemetry.active(self.options.telemetry).call(f"{operation.name}.find_effect", operation.path) as span:
-            return await _Call(self, operation, self.deadline(), span).find_effect()
+            return await _Call(self, operation, max(self.deadline(), settled), span).find_effect()
 
     async def confirm_effect(self, operation: Operation[T], value: T) -> T:
         """Return the effect of an operation that returned ``value``; raise `OutcomeUnknown` if no effect shows."""

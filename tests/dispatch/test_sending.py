@@ -83,6 +83,17 @@ async def _leave_ambiguous(office: Office, parcel: Parcel) -> None:
     assert office.state()["status"] == "sending"
 
 
+async def test_repeated_call_reads_for_the_settle_time_even_with_a_shorter_timeout(office: Office) -> None:
+    """Otherwise no repetition would ever send the package."""
+    parcel = parcel_of()
+    office.fail("signings.send", "drop-before-commit")
+    client = office.client.with_options(timeout=1, retry=RetryPolicy(settle=1))
+    with pytest.raises(OutcomeUnknown):
+        await client.dispatch(parcel.package, office.path)
+    assert (await client.dispatch(parcel.package, office.path)).is_draft is False
+    office.sent_well(parcel)
+
+
 async def test_unknown_sending_that_had_no_effect_is_sent_again_with_the_same_draft(office: Office) -> None:
     parcel = parcel_of()
     await _leave_ambiguous(office, parcel)
@@ -413,6 +424,29 @@ async def test_refusal_after_an_ambiguous_attempt_leaves_the_draft_ambiguous(
     (message,) = abandoned(caplog)
     assert message.endswith(f": draft {draft.id} was abandoned: the outcome of one of its steps is unknown")
     office.sent_well(parcel, spare=1)
+
+
+@pytest.mark.parametrize("outcome", ["sent", "unknown"])
+async def test_package_without_a_key_counts_as_sent_if_its_correction_was_sent(
+    office: Office, caplog: pytest.LogCaptureFixture, outcome: str
+) -> None:
+    """A report of failures keeps the key of a row that is corrected there. An unknown outcome is read first."""
+    office.fail("recipients.add", "expired-token")
+    original = parcel_of(name="Leese")
+    with pytest.raises(Unauthorized):
+        await office.dispatch(original)
+    correction = parcel_of(name="Lease", key=office.state()["content"])
+    if outcome == "sent":
+        await office.dispatch(correction)
+    else:
+        office.fail("signings.send", "drop-after-commit")
+        without_retry = office.client.with_options(retry=RetryPolicy.none())
+        with pytest.raises(OutcomeUnknown):
+            await without_retry.dispatch(correction.package, office.path)
+    (result,) = await office.dispatch_many(original)
+    assert (result.error, result.sent_earlier) == (None, True)
+    assert "package 'Leese' counts as sent: its key was sent with other content, as signing" in caplog.text
+    office.sent_well(correction, spare=1)
 
 
 async def test_changed_package_replaces_an_unsent_version_and_is_refused_after_the_sending(
