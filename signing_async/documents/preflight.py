@@ -54,7 +54,9 @@ def preflight(read: Read, size: int) -> Verdict | None:
     if _is_encrypted(read, size, header):
         return "protected"
     at = _rfind(read, size, _BYTE_RANGE)
-    return "already_signed" if at >= 0 and _is_signed(read, size, at) else None
+    # It may lie in a PDF that is attached to this one.
+    is_own = at >= 0 and _rfind(read, at, b"%PDF-") == header
+    return "already_signed" if is_own and _is_signed(read, size, at) else None
 
 
 def _find(read: Read, size: int, word: bytes, start: int = 0) -> int:
@@ -66,9 +68,12 @@ def _find(read: Read, size: int, word: bytes, start: int = 0) -> int:
 
 
 def _rfind(read: Read, size: int, word: bytes) -> int:
-    """Return the offset of the last occurrence of a word, or -1. On average this takes half the time of `_find`."""
+    """Return the offset of the last occurrence of a word in the first ``size`` bytes, or -1.
+
+    On average this takes half the time of `_find`.
+    """
     for at in reversed(range(0, size, _STEP)):
-        if (found := read(at, BLOCK).rfind(word)) >= 0:
+        if (found := read(at, min(BLOCK, size - at)).rfind(word)) >= 0:
             return at + found
     return -1
 

@@ -44,6 +44,10 @@ def accepted() -> dict[str, bytes]:
         "usage rights": pdfs.with_usage_rights(),
         "usage rights, old": pdfs.with_usage_rights(key=b"UR"),
         "usage rights in a field": pdfs.with_usage_rights(in_field=True),
+        "a signed attachment, not compressed": pdfs.with_catalog(
+            b"/Names<</EmbeddedFiles<</Names[(a)5 0 R]>>>>",
+            {5: b"<</Type/Filespec/F(a)/EF<</F 6 0 R>>>>", 6: pdfs.stream_object(pdfs.signed_by_pyhanko(report))},
+        ),
         "usage rights, a large file": pdfs.with_signature_field(
             catalog=b"/Perms<</UR3 7 0 R>>", more={5: pdfs.stream_object(b"\n" * 2_500_000)}
         ),
@@ -118,7 +122,7 @@ def test_words_across_the_edge_of_a_block_are_found() -> None:
     signed = pdfs.with_signature_field(SIGNED_VALUE)
     for edge in range(-12, 3):
         filler = module.BLOCK + edge - signed.index(b"/ByteRange")
-        assert preflight(b"%PDF-1.7\n" + b"\n" * (filler - 9) + signed) == "already_signed", edge
+        assert preflight(signed[:9] + b"\n" * filler + signed[9:]) == "already_signed", edge
 
 
 PARTS = [
