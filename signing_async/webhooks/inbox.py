@@ -46,8 +46,8 @@ _PURGE_EVERY = 3600.0
 _REPORT_EVERY = 10.0
 _IDLE = 1.0
 _PAUSE = 1.0  # seconds to wait while the store fails
-# An event whose attempt did not count is due again behind the other due events, and the later the longer it has waited.
-_UNCOUNTED_PAUSE, _LONGEST_UNCOUNTED_PAUSE = 5.0, 600.0
+# An event whose attempt did not count is due again behind the other due events, and later each time.
+_UNCOUNTED_PAUSE, _LONGEST_PAUSE = 5.0, 600.0
 _LONGEST = 1e9  # seconds, about 30 years: a longer span leads to dates that cannot be represented
 _MAX_TEXT = 1000
 
@@ -147,6 +147,8 @@ class Inbox:
         self.store: EventStore = store
         self.wakeups: Wakeups | None = wakeups
         self._handlers: dict[str, EventHandler] = {}
+        self._pauses: dict[str, float] = {}
+        """The last pauses of events whose attempt did not count, by their ids."""
         self._telemetry = is_enabled()
 
     def __repr__(self) -> str:
@@ -294,6 +296,8 @@ class Inbox:
             recorder.span(names.HANDLER_SPAN, {**about, **attributes}, links=[stored.trace_context]) as span,
         ):
             outcome = await self._attempt(stored, threads)
+            if outcome.name != "not_counted":
+                self._pauses.pop(stored.id, None)
             attributes[names.HANDLER_OUTCOME] = outcome.name
             span.set({names.HANDLER_OUTCOME: outcome.name})
             if outcome.error_type is not None:
@@ -402,8 +406,8 @@ class Inbox:
         text, kind = _clean(text), None if error is None else type(error).__qualname__
         delay = self.retry_policy.delay(stored.attempts) if delay is None else delay
         if not counts:
-            age = (datetime.now(UTC) - stored.received_at).total_seconds()
-            delay = max(delay, _UNCOUNTED_PAUSE, min(age / 4, _LONGEST_UNCOUNTED_PAUSE))
+            pause = self._pauses[stored.id] = min(2 * self._pauses.get(stored.id, _UNCOUNTED_PAUSE / 2), _LONGEST_PAUSE)
+            delay = max(delay, pause)
             log.error("event %s is retried in %.1f s, no attempt is counted: %s", stored.id, delay, text)
             return _Outcome("not_counted", text, kind, delay)
         if stored.attempts >= self.retry_policy.max_attempts:
