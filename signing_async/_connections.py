@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 
 from .errors import TransportError
@@ -40,7 +41,7 @@ def describe_failure(error: OSError) -> str:
     """Return why a connection could not be made, without the address, which asyncio's own text repeats."""
     if isinstance(error, ssl.SSLError):
         return getattr(error, "verify_message", "") or str(error)
-    if error.errno and error.errno > 0:
+    if error.errno and error.errno > 0 and not isinstance(error, socket.gaierror):  # whose numbers are others
         return os.strerror(error.errno)
     return error.strerror or str(error) or type(error).__name__
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import socket
@@ -25,6 +26,7 @@ from taskiq import InMemoryBroker
 
 from signing_async import ConfigurationError, MemoryTokenStore, OAuth, RetryPolicy, SigningClient, SigningError, Token
 from signing_async import taskiq as taskiq_module  # a broker gets more time on a busy machine
+from signing_async._connections import describe_failure  # macOS and Windows cannot be reached from here
 from signing_async.archive import S3Store
 from signing_async.postgres import PostgresJournal
 from signing_async.redis import RedisSeenEvents, RedisTokenStore
@@ -231,3 +233,19 @@ def test_client_certificate_of_postgresql_may_be_valid_or_unused(pair: dict[str,
     PostgresJournal("postgresql://127.0.0.1/db?sslmode=disable&sslcert=/nowhere/cert.pem&sslkey=/nowhere/key.pem")
     PostgresJournal("postgresql://127.0.0.1/db?sslmode=prefer&sslrootcert=/nowhere/ca.pem")
     PostgresJournal("postgresql:///db?host=/run/postgresql&sslcert=/nowhere/cert.pem&sslcrl=/nowhere/crl.pem")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connect call failed ('127.0.0.1', 1)"), "Connection refused"),
+        (socket.gaierror(8, "nodename nor servname provided, or not known"), "nodename nor servname provided"),
+        (ssl.SSLCertVerificationError(1, "certificate verify failed"), "certificate verify failed"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_failure_to_connect_is_described_without_the_address(error: OSError, words: str) -> None:
+    """The numbers of name resolution are not those of the system, and positive on macOS and Windows."""
+    text = describe_failure(error)
+    assert words in text
+    assert "127.0.0.1" not in text

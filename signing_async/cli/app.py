@@ -65,7 +65,8 @@ class _LazyGroup(click.Group):
             except ModuleNotFoundError as error:
                 if ctx.resilient_parsing:  # a shell asks for completions
                     return None, None, []
-                message = f"{name} needs the module {error.name}: pip install 'signing-async[all]'"
+                extra = "sandbox" if name in ("demo", "sandbox") else "all"
+                message = f"{name} needs the module {error.name}: pip install 'signing-async[{extra}]'"
                 raise click.ClickException(message) from None
         return name, found, rest
 
@@ -140,7 +141,11 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except SigningError as error:
         problem, code, message = error, code_of(error), str(error)
-        if isinstance(error, Unauthorized | AuthError) and not error.transient and "signing-async login" not in message:
+        if getattr(error, "code", None) == "invalid_client":
+            message += ". Check SIGNING_CLIENT_ID and SIGNING_CLIENT_SECRET, or the settings file"
+        elif (
+            isinstance(error, Unauthorized | AuthError) and not error.transient and "signing-async login" not in message
+        ):
             is_given = isinstance(error, Unauthorized) and state.settings.access_token is not None
             how = "Replace the access token of the settings, or remove it and run" if is_given else "To log in, run"
             message += f". {how}: signing-async login"

@@ -156,6 +156,10 @@ def test_login_with_remote_redirect_uri_reads_code_from_stdin_and_refuses_forged
     ran = run("login", stdin=b"https://app.example.com/callback?code=x&state=forged\n")
     assert ran.code == 4
     assert "state does not match" in ran.err
+    code = service.do(service.sandbox.authorize, made)
+    ran = run("login", stdin=f"{code}\n".encode(), SIGNING_CLIENT_SECRET="mistaken-secret")
+    assert ran.code == 4
+    assert ran.err.endswith(". Check SIGNING_CLIENT_ID and SIGNING_CLIENT_SECRET, or the settings file\n")
 
 
 def test_missing_settings_and_the_callback_url_are_prompted_for_and_saved_without_showing_the_secret(

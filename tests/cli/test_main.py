@@ -142,7 +142,7 @@ def test_missing_module_of_an_extra_is_named_with_what_to_install(run: Run, monk
     monkeypatch.delitem(sys.modules, "signing_async.cli.demo", raising=False)
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     ran = run("demo")
-    assert (ran.code, ran.err) == (1, "Error: demo needs the module aiohttp: pip install 'signing-async[all]'\n")
+    assert (ran.code, ran.err) == (1, "Error: demo needs the module aiohttp: pip install 'signing-async[sandbox]'\n")
 
 
 # Closed streams and full disks

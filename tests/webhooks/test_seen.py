@@ -51,7 +51,6 @@ def test_sqlite_deletes_expired_rows_from_the_file(tmp_path: Path) -> None:
     assert names == {f"new {number}" for number in range(101)}
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize(
     "statement", ["CREATE TABLE other (x)", "PRAGMA application_id = 7; CREATE TABLE seen_events (x)"]
 )
@@ -66,6 +65,7 @@ def test_database_of_another_program_is_refused_and_unchanged(tmp_path: Path, st
     assert not Path(f"{path}-wal").exists()
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_sqlite_keeps_a_childs_confirmation_after_the_parent_closes(tmp_path: Path) -> None:
     """A connection inherited across the fork would let the parent delete the log that the child writes to."""
     store = SQLiteSeenEvents(tmp_path / "seen.db")
