@@ -65,6 +65,7 @@ def test_public_names_can_be_imported() -> None:
     exec("from signing_async import *", given)
     assert sorted(set(given) - {"__builtins__"}) == NAMES
     assert set(NAMES) <= set(dir(signing_async))
+    assert vars(signing_async)["__getattr__"]("errors") is errors  # also if it was not imported before
 
 
 def test_unknown_name_is_an_attribute_error() -> None:

@@ -138,6 +138,12 @@ def test_ctrl_c_or_a_missing_module_during_the_start_is_a_sentence(
     assert python(COMMAND[2], path=tmp_path) == (code, "", words)
 
 
+def test_missing_module_that_a_command_needs_later_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "signing_async.postgres", None)
+    ran = run("inbox", "stats", SIGNING_INBOX="postgresql://app@127.0.0.1/app")
+    assert (ran.code, ran.out, "signing_async.postgres" in ran.err) == (2, "", True)
+
+
 def test_missing_module_of_an_extra_is_named_with_what_to_install(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "signing_async.cli.demo", raising=False)
     monkeypatch.setitem(sys.modules, "aiohttp", None)

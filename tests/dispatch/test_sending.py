@@ -426,7 +426,7 @@ async def test_refusal_after_an_ambiguous_attempt_leaves_the_draft_ambiguous(
     office.sent_well(parcel, spare=1)
 
 
-@pytest.mark.parametrize("outcome", ["sent", "unknown"])
+@pytest.mark.parametrize("outcome", ["sent", "drop-after-commit", "drop-before-commit"])
 async def test_package_without_a_key_counts_as_sent_if_its_correction_was_sent(
     office: Office, caplog: pytest.LogCaptureFixture, outcome: str
 ) -> None:
@@ -439,11 +439,15 @@ async def test_package_without_a_key_counts_as_sent_if_its_correction_was_sent(
     if outcome == "sent":
         await office.dispatch(correction)
     else:
-        office.fail("signings.send", "drop-after-commit")
+        office.fail("signings.send", outcome)
         without_retry = office.client.with_options(retry=RetryPolicy.none())
         with pytest.raises(OutcomeUnknown):
             await without_retry.dispatch(correction.package, office.path)
     (result,) = await office.dispatch_many(original)
+    if outcome == "drop-before-commit":
+        assert "names another package, which may have been sent as signing" in str(result.error)
+        await office.dispatch(correction)
+        (result,) = await office.dispatch_many(original)
     assert (result.error, result.sent_earlier) == (None, True)
     assert "package 'Leese' counts as sent: its key was sent with other content, as signing" in caplog.text
     office.sent_well(correction, spare=1)
