@@ -50,6 +50,11 @@ _HOOK = (
     "package's method are the rest."
 )
 
+_SIGNED = (
+    "a file with a signature is searched also for usage rights and for attached PDFs, in order to refuse only what the "
+    "service refuses; such a file is not uploaded."
+)
+
 _BY_HAND = "CPU, of aiohttp + orjson + asyncio.timeout + attrs"
 NOTES: dict[str, str] = {
     f"small calls: {_BY_HAND}": _CALL,
@@ -68,6 +73,7 @@ NOTES: dict[str, str] = {
     "1000 × 50 KB, plain, 8 at a time: times as fast as aiohttp FormData, open file": _SMALL,
     "1000 × 50 KB, TLS, 8 at a time: times as fast as aiohttp FormData, open file": _SMALL,
     "import with a client ready: CPU, of import aiohttp": _READY,
+    "preflight: pyHanko, signed": _SIGNED,
     "webhooks, 300 B: of the floor": _HOOK,
     "webhooks, 300 B: of bare hmac": _HOOK,
     "webhooks, 300 B: times as fast as gidgethub": _HOOK,
