@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .documents.source import Source as Source
     from .endpoints import Reader as Reader
     from .endpoints import ResponseStream as ResponseStream
-    from .errors import *  # noqa: F403  # the whole tree is public
+    from .errors import *  # noqa: F403  # every name in its `__all__` is public here, too
     from .models import Document as Document
     from .models import Language as Language
     from .models import NewRecipient as NewRecipient
@@ -54,17 +54,17 @@ if TYPE_CHECKING:
     from .transport.response import Response as Response
     from .transport.retry import RetryPolicy as RetryPolicy
 else:  # type checkers cannot evaluate a computed `__all__`: they read the imports above
+    _EXCEPTIONS = (
+        "APIError ArchiveConflict ArchiveError AuthError BadRequest CannotBeSent ClientClosed ConfigurationError "
+        "DecodeError DocumentRejected DraftChanged Forbidden InboxError InvalidRequest InvalidSignature JournalError "
+        "MalformedEvent NotFound NotSound NotYetSigned OutcomeUnknown OutcomeUnknownTimeout PdfRejected RateLimited "
+        "RefreshRejected RequestTimeout ServerError SigningCancelled SigningError StateMismatch StorageError "
+        "TokenSuperseded TransportError Unauthorized WaitTimeout WebhookError"
+    )
     __getattr__, __dir__, __all__ = attach(
         __name__,
         {
-            ".errors": (  # noqa: SIM905  # a list with one name in each line would fill a page
-                "APIError ArchiveConflict ArchiveError AuthError BadRequest CannotBeSent ClientClosed "
-                "ConfigurationError DecodeError DocumentRejected DraftChanged Forbidden InboxError "
-                "InvalidRequest InvalidSignature JournalError MalformedEvent NotFound NotSound NotYetSigned "
-                "OutcomeUnknown OutcomeUnknownTimeout PdfRejected RateLimited RefreshRejected RequestTimeout "
-                "ServerError SigningCancelled SigningError StateMismatch StorageError TokenSuperseded "
-                "TransportError Unauthorized WaitTimeout WebhookError"
-            ).split(),
+            ".errors": _EXCEPTIONS.split(),
             ".assumptions": ("Assumptions",),
             ".client": ("SigningClient",),
             ".dispatch.run": ("DispatchResult",),

@@ -143,7 +143,7 @@ class State:
         self.out.say(text, attempt={**attrs.asdict(attempt), "headers": dict(attempt.headers)})
 
 
-_REPORTED = ("was not sent:", "was abandoned:", "was not archived:")
+_REPORTED = ("was not sent:", "whether package %s was sent:", "was abandoned:", "was not archived:")
 
 
 class _LogHandler(logging.Handler):
@@ -163,7 +163,7 @@ def on_signal(number: int, call: Callable[[], object]) -> None:
     """Call a function on each signal until the event loop is closed, if the event loop supports that."""
     import asyncio
 
-    # NotImplementedError: on Windows. RuntimeError, ValueError: outside the main thread.
+    # Event loops on Windows, and outside the main thread, take no handlers: there the signal ends the process as usual.
     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
         asyncio.get_running_loop().add_signal_handler(number, call)
 

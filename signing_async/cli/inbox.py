@@ -35,8 +35,8 @@ _FILTERS: list[click.Parameter] = [
 def inbox() -> None:
     """List, retry and purge the events that a receiver has stored.
 
-    The inbox is a file, or a table in PostgreSQL. Name it with --inbox, the variable SIGNING_INBOX, or the setting
-    inbox. To show encrypted payloads, set SIGNING_INBOX_KEY.
+    The inbox is a file, or a table in PostgreSQL. Name it with --inbox after the subcommand, the variable
+    SIGNING_INBOX, or the setting inbox. To show encrypted payloads, set SIGNING_INBOX_KEY.
 
     \b
     Example:

@@ -177,7 +177,7 @@ class Manifest:
 
 def _recipient(name: str, given: Any) -> NewRecipient:
     if not isinstance(given, dict):
-        raise ValueError(f"{name}: must be an object, got {_shorten(given)}")  # noqa: TRY004  # `_entry` collects ValueErrors
+        raise InvalidRequest(f"{name}: must be an object, got {_shorten(given)}")
     _check_members(f"{name}: ", given, (*_RECIPIENT_FIELDS, "extra"))
     return NewRecipient(**{"email": None, **{name: value for name, value in given.items() if value is not None}})
 

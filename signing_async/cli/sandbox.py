@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from .._connections import describe_failure
 from ..sandbox import Profile, Refused, Sandbox
 from ..sandbox.addresses import is_loopback
 from ..sandbox.sealer import LEVELS, Level
@@ -73,10 +74,9 @@ def sandbox(
     except click.exceptions.Exit:  # which is a RuntimeError
         raise
     except OSError as error:
-        # asyncio's message for an address repeats the error number.
-        words = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror
+        place = error.filename or "{host}:{port}".format_map(options)
         hint = "; choose another --port" if error.errno == errno.EADDRINUSE else ""
-        raise click.ClickException(f"{error.filename or '{host}:{port}'.format_map(options)}: {words}{hint}") from error
+        raise click.ClickException(f"{place}: {describe_failure(error)}{hint}") from error
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     except RuntimeError as error:

@@ -113,6 +113,7 @@ class PostgresEngine:
         self.table: str = ".".join(f'"{part}"' for part in table.split("."))
         self.name: str = table.rpartition(".")[2]
         """The table's name without the schema."""
+        self._columns = ", ".join(re.findall(r"^    (\w+) ", sql, re.MULTILINE))
         self.sql: str = self.render(sql)
         self.timeout: float = _checks.number("timeout", timeout, above=0)
 
@@ -141,7 +142,8 @@ class PostgresEngine:
 
     def render(self, statement: str) -> str:
         """Return the statement in PostgreSQL's dialect."""
-        return statement.format(table=self.table, name=self.name, owner=f"'{self.owner}'", **DIALECT)
+        names = {"table": self.table, "name": self.name, "columns": self._columns, "owner": f"'{self.owner}'"}
+        return statement.format(**names, **DIALECT)
 
     async def run(self, statement: str, *parameters: object, durable: bool = True) -> Sequence[Any]:
         """Run a statement, which must be repeatable: it is run again if its response is lost."""
@@ -192,8 +194,7 @@ class PostgresEngine:
     async def create_table(self) -> None:
         """Create the table unless it exists. Raise an error if a table of this name has other columns."""
         # `perform` creates a missing table.
-        columns = ", ".join(re.findall(r"^    (\w+) ", self.sql, re.MULTILINE))
-        await self.run(f"SELECT {columns} FROM {{table}} LIMIT 0")  # noqa: S608  # the names are the package's own
+        await self.run("SELECT {columns} FROM {table} LIMIT 0")
 
     async def _create_table(self, connection: Any) -> None:
         async with connection.transaction():
