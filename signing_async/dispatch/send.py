@@ -79,42 +79,38 @@ class Draft:
         """Send the package, unless an earlier run has sent it; return its signing, and whether an earlier run did."""
         self._load()
         state = self.state
-        is_other = state.content != self._package.content and state.status != DRAFT
-        if is_other and self._package.key == self._package.content:
-            # A package without a key of its own, which was corrected in a report of failures.
-            if state.status == SENDING:
-                found = await self._api.transport.find_effect(_sending(self._api, self._id))
-                if found is not None:
-                    await self._note_sent(found.value)
-            if state.status == SENT:
-                is_other = False
-                sent = f"with other content, as signing {state.signing}"
-                log.warning("package %s counts as sent: its key was sent %s", self._package.label, sent)
-        if is_other:
+        is_other = state.content != self._package.content
+        # A package without a key of its own may have been corrected in a report of failures, under its key.
+        counts = not is_other or self._package.key == self._package.content
+        signing = None
+        if state.status == SENDING and counts:
+            found = await self._api.transport.find_effect(_sending(self._api, self._id))
+            signing = found and await self._note_sent(found.value)
+        if is_other and state.status != DRAFT and not (counts and state.status == SENT):
             was = "was sent" if state.status == SENT else "may have been sent"
             raise InvalidRequest(
                 f"key: {self._package.key!r} names another package, which {was} as signing {state.signing}",
                 effect="none" if state.status == SENT else "unknown",
             )
         if state.status == SENT:
+            if is_other:
+                text = "package %s counts as sent: its key was sent with other content, as signing %s"
+                log.warning(text, self._package.label, state.signing)
             self._report_uploaded()
-            return self._describe(), True
+            return signing or self._describe(), True
         if state.status == SENDING:
-            found = await self._api.transport.find_effect(_sending(self._api, self._id))
-            if found is not None:
-                return await self._note_sent(found.value), True
             await self._check_exact()
         else:
             await self._make_exact()
             state.status = SENDING
             await self._save()
         try:
-            signing = await send_own(self._api, self._id)
+            sent = await send_own(self._api, self._id)
         except SigningError as error:
             if error.effect == "none":
                 state.status = DRAFT
             raise
-        return await self._note_sent(signing or await self._read_sent()), False
+        return await self._note_sent(sent or await self._read_sent()), False
 
     async def note_failure(self, error: Exception) -> None:
         """Tell in the error's notes where the package stands; log the error, and save it if anything was saved."""
@@ -123,7 +119,9 @@ class Draft:
         drafts = f"; abandoned drafts: {', '.join(state.abandoned)}" if state.abandoned else ""
         error.add_note(f"package {label}: {where}; status {state.status!r}{drafts}")
         text = self._api.transport.redacted(str(error))
-        log.warning("package %s was not sent: %s", label, text)
+        is_unknown = isinstance(error, OutcomeUnknown)
+        message = "it is not known whether package %s was sent: %s" if is_unknown else "package %s was not sent: %s"
+        log.warning(message, label, text)
         if self._is_saved:
             state.error = text[:_MAX_ERROR]
             try:

@@ -62,7 +62,7 @@ def test_json_lines_are_sent(run: Run, service: Service) -> None:
     assert sorted(names) == ["Lease.pdf", "a.pdf"]
 
 
-KEYLESS = ",L,EN,a.pdf,a@example.com"
+KEYLESS, INVALID = ",L,EN,a.pdf,a@example.com", ",L,EN,none.pdf; n.pdf,nobody"
 ORDERS = f"{HEADER},recipient1_order,recipient3_email,recipient3_order,recipient3_first_name\n"
 JSON = '"name": "L", "language": "EN", "recipients": [{"email": "a@example.com"}], "documents": ["a.pdf"]'
 PROBLEMS = {
@@ -112,7 +112,7 @@ PROBLEMS = {
         "line 1, recipients[0]: unknown member 'emial'; did you mean 'email'?"
     ],
     f'{{{JSON}, "recipients": ["{"x" * 300}"]}}': [f"line 1, recipients[0]: must be an object, got '{'x' * 199}…"],
-    "\n".join([HEADER, ROW, ROW, ",L,EN,none.pdf; n.pdf,nobody", KEYLESS, KEYLESS]): [
+    "\n".join([HEADER, ROW, ROW, INVALID, KEYLESS, KEYLESS]): [
         "line 3, key: 'k' is also the key of line 2",
         "line 4, recipient1_email: must be an e-mail address, got 'nobody'",
         "line 4, documents: cannot open 'FOLDER/none.pdf': No such file or directory",

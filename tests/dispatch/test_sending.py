@@ -94,9 +94,13 @@ async def test_repeated_call_reads_for_the_settle_time_even_with_a_shorter_timeo
     office.sent_well(parcel)
 
 
-async def test_unknown_sending_that_had_no_effect_is_sent_again_with_the_same_draft(office: Office) -> None:
+async def test_unknown_sending_that_had_no_effect_is_sent_again_with_the_same_draft(
+    office: Office, caplog: pytest.LogCaptureFixture
+) -> None:
     parcel = parcel_of()
     await _leave_ambiguous(office, parcel)
+    assert "it is not known whether package 'Lease' was sent: " in caplog.text
+    assert "was not sent" not in caplog.text
     reading = office.fail("signings.get", "503", times=None)
     words = r"the outcome is unknown: the service could not be read: HTTP 503"
     with pytest.raises(OutcomeUnknown, match=words) as caught:
