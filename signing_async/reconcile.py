@@ -122,7 +122,9 @@ class Ledger:
 
     def signing(self, path: str, documents: set[str] | None = None) -> SigningLedger:
         """Return the signing's entry. ``documents`` are those of a new entry; None if they are not known."""
-        entry = self._signings.setdefault(path, SigningLedger(documents))
+        entry = self._signings.get(path)
+        if entry is None:
+            entry = self._signings[path] = SigningLedger(documents)
         self._signings.move_to_end(path)
         if len(self._signings) > _MAX_SIGNINGS:
             self._signings.popitem(last=False)
@@ -351,6 +353,9 @@ class Creation(Effect[Record]):
         collection, key = self._collection, self._match.key
         collection.pending[key] += 1
         collection.started += 1
+        if collection.known is not None and collection.pending[key] == 1:
+            await collection.locks[key].acquire()  # at once: only calls with this key hold it
+            return
         try:
             async with asyncio.timeout_at(self._deadline) as waiting:
                 if collection.known is None:

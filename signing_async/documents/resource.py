@@ -129,15 +129,8 @@ class Documents:
         path = urls.signing_path(signing_id)
         transport, assumptions = self._transport, self._transport.options.assumptions
         deadline = transport.deadline(transfer=True)
-        try:
-            async with asyncio.timeout_at(deadline) as opening:
-                opened = await source.open(assumptions.max_pdf_bytes if preflight else None)
-        except TimeoutError:
-            if not opening.expired():
-                raise
-            text = f"{_UPLOAD}: deadline passed before anything was sent"
-            raise RequestTimeout(text, operation=_UPLOAD, attempts=0) from None
-        with opened as pdf:
+        max_bytes = assumptions.max_pdf_bytes if preflight else None
+        with source.open_cached(max_bytes) or await _open(source, max_bytes, deadline) as pdf:
             report(0, 0, pdf.size)
             match = DocumentMatch(pdf.filename, pdf.size, pdf.digest, assumptions)
             document = None if find_existing is None else await find_existing(path, match, deadline)
@@ -387,6 +380,17 @@ class Documents:
             return decode_record(found, Signing).documents if has_list else None
 
         return Operation("signings.get", "GET", path, Safety.READ, decode=decode)
+
+
+async def _open(source: PdfSource, max_bytes: float | None, deadline: float) -> OpenPdf:
+    try:
+        async with asyncio.timeout_at(deadline) as opening:
+            return await source.open(max_bytes)
+    except TimeoutError:
+        if not opening.expired():
+            raise
+    text = f"{_UPLOAD}: deadline passed before anything was sent"
+    raise RequestTimeout(text, operation=_UPLOAD, attempts=0)
 
 
 @attrs.define(eq=False)

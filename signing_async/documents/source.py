@@ -12,7 +12,7 @@ import re
 import stat
 import tempfile
 import threading
-from collections.abc import AsyncIterable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Mapping
 from pathlib import PurePath
 from typing import IO, Any
 
@@ -70,6 +70,20 @@ class PdfSource:
         pinned._is_checked = True
         return pinned
 
+    def open_cached(self, max_bytes: float | None = None) -> OpenPdf | None:
+        """Return what `open` returns if its content is small and in memory, so that nothing has to be waited for."""
+        source = self.source
+        content: bytes | bytearray | None = None
+        if isinstance(source, str | os.PathLike):
+            content = _read_cached(source, self.filename)
+        elif isinstance(source, bytes | bytearray | memoryview) and memoryview(source).nbytes <= BLOCK:
+            content = bytes(source)  # a buffer may change before the last attempt
+        if content is None:
+            return None
+        pdf = OpenPdf(self, content)
+        pdf.check(max_bytes)
+        return pdf
+
     async def open(self, max_bytes: float | None = None) -> OpenPdf:
         """Return the open file; the caller closes it.
 
@@ -77,11 +91,11 @@ class PdfSource:
         may wait for a disk, and checks of large files, run in a thread.
         """
         source = self.source
-        content: bytes | bytearray | _File
+        content: bytes | _File
         if isinstance(source, str | os.PathLike):
-            content = await _open_path(source, self.filename)
+            content = await _read_path(source, self.filename)
         elif isinstance(source, bytes | bytearray | memoryview):
-            content = bytes(source)  # a buffer may change before the last attempt
+            content = bytes(source)
         elif isinstance(source, AsyncIterable):
             with contextlib.closing(_Spool(self.filename, max_bytes)) as spool:
                 async for chunk in source:
@@ -142,7 +156,7 @@ class OpenPdf:
         if not isinstance(content, _File):
             return content if not at and size >= len(content) else content[at : at + size]
         size = min(size, self.size - at)
-        with _source_errors(f"cannot read {self.filename}"):
+        with _SourceErrors(f"cannot read {self.filename}"):
             block = content.read_at(at, size)
         if len(block) < size:
             raise _changed(self.filename)
@@ -249,8 +263,7 @@ class _File(io.FileIO):
 
     def version(self) -> tuple[int, int]:
         """Return the size and the time of the last change."""
-        status = os.fstat(self.fileno())
-        return status.st_size, status.st_mtime_ns
+        return _version(os.fstat(self.fileno()))
 
     def close(self) -> None:
         self._is_closing = True
@@ -261,27 +274,50 @@ class _File(io.FileIO):
     __del__ = close  # for files that a thread opens after its caller was cancelled
 
 
-async def _open_path(path: str | os.PathLike[str], filename: str) -> bytes | bytearray | _File:
-    """Open a file; return its content if it is small."""
-    with _source_errors(f"cannot open {os.fspath(path)!r}"):
+def _version(status: os.stat_result) -> tuple[int, int]:
+    return status.st_size, status.st_mtime_ns
+
+
+def _open_file(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
+    """Open a regular file; return its descriptor and its status."""
+    with _SourceErrors(f"cannot open {os.fspath(path)!r}"):
         descriptor = os.open(path, _READ_FLAGS)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise InvalidRequest(f"source: {os.fspath(path)!r} is not a regular file")
-    file = _File(descriptor)
+    return descriptor, status
+
+
+def _read_cached(path: str | os.PathLike[str], filename: str) -> bytearray | None:
+    """Return the content of a small file that the system has in memory; None for others.
+
+    This takes a fifth of the time of a thread. Not every file system can tell, and macOS and Windows lack the function.
+    """
+    descriptor, status = _open_file(path)
+    try:
+        version = size, _ = _version(status)
+        if size > BLOCK:
+            return None
+        content, taken = bytearray(size), -1
+        with contextlib.suppress(OSError, AttributeError):
+            taken = os.preadv(descriptor, [content], 0, os.RWF_NOWAIT)
+        if _version(os.fstat(descriptor)) != version:
+            raise _changed(filename)
+        return content if taken == size else None
+    finally:
+        os.close(descriptor)
+
+
+async def _read_path(path: str | os.PathLike[str], filename: str) -> bytes | _File:
+    """Return the content of a small file, or the open file."""
+    file = _File(_open_file(path)[0])
     version = size, _ = file.version()
     if size > BLOCK:
         return file
     with contextlib.closing(file):
-        # If the system has the file in memory, this takes a fifth of the time of a thread. Not every file system can
-        # tell, and macOS and Windows lack the function.
-        content: bytes | bytearray = bytearray(size)
-        taken = -1
-        with contextlib.suppress(OSError, AttributeError):
-            taken = os.preadv(descriptor, [content], 0, os.RWF_NOWAIT)
-        if taken < size:
-            with _source_errors(f"cannot read {filename}"):
-                content = await asyncio.to_thread(file.read_at, 0, size)
+        with _SourceErrors(f"cannot read {filename}"):
+            content = await asyncio.to_thread(file.read_at, 0, size)
         if len(content) < size or file.version() != version:
             raise _changed(filename)
         return content
@@ -289,7 +325,7 @@ async def _open_path(path: str | os.PathLike[str], filename: str) -> bytes | byt
 
 def _copy_file(source: Any, filename: str, max_bytes: float | None) -> bytes | _File:
     """Copy a file object from its position, and restore the position."""
-    with contextlib.closing(_Spool(filename, max_bytes)) as spool, _source_errors(f"cannot read {filename}"):
+    with contextlib.closing(_Spool(filename, max_bytes)) as spool, _SourceErrors(f"cannot read {filename}"):
         has_position = is_seekable(source)
         # A source without a position, such as a pipe, may stall: it must not keep others waiting.
         with _position_lock if has_position else contextlib.nullcontext():
@@ -317,7 +353,7 @@ class _Spool:
         """Add a chunk and return its size. Call it in a thread if the buffer is large."""
         if not isinstance(chunk, bytes | bytearray | memoryview):
             raise InvalidRequest(f"source: must yield bytes, got {type(chunk).__name__}")
-        with _source_errors(self._problem):
+        with _SourceErrors(self._problem):
             size = self._file.write(chunk)
         self.size += size
         if self._max_bytes is not None and self.size > self._max_bytes:
@@ -326,7 +362,7 @@ class _Spool:
 
     def content(self) -> bytes | _File:
         """Return what was added."""
-        with _source_errors(self._problem):
+        with _SourceErrors(self._problem):
             if self.size > BLOCK:
                 self._file.flush()
                 return _File(os.dup(self._file.fileno()))
@@ -341,16 +377,18 @@ class _Spool:
 # Arguments and errors
 
 
-@contextlib.contextmanager
-def _source_errors(problem: str) -> Iterator[None]:
-    """Turn `OSError` and `ValueError` into `InvalidRequest`. Closed files and invalid paths raise `ValueError`."""
-    try:
-        yield
-    except InvalidRequest:
-        raise
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise unusable(f"source: {problem}: {reason}", error) from None
+class _SourceErrors:
+    """Turns `OSError` and `ValueError` into `InvalidRequest`. Closed files and invalid paths raise `ValueError`."""
+
+    def __init__(self, problem: str) -> None:
+        self._problem = problem
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, OSError | ValueError) and not isinstance(error, InvalidRequest):
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise unusable(f"source: {self._problem}: {reason}", error) from None
 
 
 def _changed(filename: str) -> InvalidRequest:
@@ -388,7 +426,7 @@ def is_seekable(source: Any) -> bool:
 
 def _name_of(source: object) -> str:
     if isinstance(source, str | os.PathLike):
-        return PurePath(os.fsdecode(source)).name
+        return (source if isinstance(source, PurePath) else PurePath(os.fsdecode(source))).name
     # A file uploaded to Flask has a `filename`; its `name` is the form field's. That of a `GzipFile` warns.
     name = getattr(source, "__dict__", {}).get("filename") or getattr(source, "name", None)
     # Standard input is named "<stdin>", and a temporary file by a number.
