@@ -1,28 +1,35 @@
-"""The journal entry of one package. Also opens journals, and guards the calls to them; the archive uses both."""
+"""The journal entry of one claimed package. Also opens journals, and guards calls to them; the archive uses both."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
 import attrs
 from attrs import validators
 
 from .. import telemetry
+from .._api import Api
 from .._foreign import is_transient
 from ..bulk import log
-from ..errors import ConfigurationError, InvalidRequest, SigningError
+from ..errors import ConfigurationError, InvalidRequest, OutcomeUnknown, SigningError, amended
+from ..models import Document, Language, Signing, SigningOrder
+from ..reconcile import SigningLedger
+from ..signings import signing_path
 from ..storage.journal import SqliteJournal
 from ..telemetry.names import JOURNAL_DURATION, JOURNAL_OPERATION
 from .journal import Claim, ClaimLost, Journal, JournalError
+from .package import Prepared
 
-__all__ = ["DRAFT", "SENDING", "SENT", "GuardedJournal", "NoJournal", "PackageState", "open_journal"]
+__all__ = ["DRAFT", "SENDING", "SENT", "Entry", "GuardedJournal", "NoJournal", "PackageState", "known", "open_journal"]
 
 T = TypeVar("T")
 
 DRAFT, SENDING, SENT = "draft", "sending", "sent"
+_MAX_ERROR = 1000
 
 _text = validators.instance_of(str)
 _ids = validators.deep_mapping(validators.matches_re(r"\d+"), validators.optional(_text), validators.instance_of(dict))
@@ -105,3 +112,117 @@ class PackageState:
     def __attrs_post_init__(self) -> None:
         if self.status != DRAFT and not self.signing:
             raise ValueError(f"status {self.status!r} without a signing")
+
+
+class Entry:
+    """The entry of one claimed package: what is known of its draft, and how that is saved."""
+
+    def __init__(self, api: Api, package: Prepared, journal: GuardedJournal, claim: Claim) -> None:
+        self.package = package
+        self.state: PackageState = PackageState(package.content, api.origin)
+        self._api = api
+        self._journal = journal
+        self._claim = claim
+        self._is_saved = self._may_be_sending = False
+        self._writing = asyncio.Lock()
+
+    @property
+    def id(self) -> str:
+        """The id of the draft, which exists."""
+        assert self.state.signing is not None
+        return self.state.signing
+
+    @property
+    def ledger(self) -> SigningLedger:
+        """What the client knows about its own requests to the draft."""
+        return self._api.ledger.signing(signing_path(self.id))
+
+    @property
+    def is_other(self) -> bool:
+        """Whether the entry is that of a package with other content."""
+        return self.state.content != self.package.content
+
+    def load(self) -> None:
+        """Load the state that earlier runs saved. Raise if it can't be decoded, or belongs to another service."""
+        if self._claim.state is None:
+            return
+        try:
+            state = PackageState(**json.loads(self._claim.state))
+        except (TypeError, ValueError):
+            message = "the journal entry of this package cannot be decoded: the package may have been sent"
+            raise OutcomeUnknown(message) from None
+        origin = self._api.origin
+        if state.service != origin:
+            message = f"the journal holds this package for {state.service}; use another journal for {origin}"
+            # Other packages of the run may be unaffected.
+            raise ConfigurationError(message, client_wide=False)
+        self.state = state
+        self._may_be_sending = state.status != DRAFT
+
+    async def save(self) -> None:
+        """Save the current state. Raises `ClaimLost` if the claim is stale.
+
+        If the send request may have been made, and was not refused, a journal error has the effect ``"unknown"``.
+        """
+        async with self._writing:
+            self._is_saved = True
+            state, is_draft = attrs.asdict(self.state), self.state.status == DRAFT
+            if is_draft and self.state.signing is not None and self.ledger.is_tainted:
+                # A lost request may still add to the draft: the next run abandons a draft with a step of unknown
+                # outcome.
+                state |= {name: dict.fromkeys(state[name]) for name in ("documents", "recipients")}
+            try:
+                await self._journal.write(self._claim, json.dumps(state))
+            except SigningError as error:
+                if is_draft or not self._may_be_sending:
+                    raise
+                raise amended(error, effect="unknown") from error.__cause__
+            self._may_be_sending = not is_draft
+
+    def abandon(self, reason: str) -> None:
+        """Forget the draft: it stays at the service, unsent. No run sends a draft that no journal entry names."""
+        state = self.state
+        log.warning("package %s: draft %s was abandoned: %s", self.package.label, self.id, reason)
+        state.abandoned.append(self.id)
+        state.signing, state.documents, state.recipients = None, {}, {}
+
+    async def note_failure(self, error: Exception) -> None:
+        """Tell in the error's notes where the package stands; log the error, and save it if anything was saved."""
+        state, label = self.state, self.package.label
+        where = f"its signing is {state.signing}" if state.signing else "it has no draft"
+        drafts = f"; abandoned drafts: {', '.join(state.abandoned)}" if state.abandoned else ""
+        error.add_note(f"package {label}: {where}; status {state.status!r}{drafts}")
+        text = self._api.transport.redacted(str(error))
+        is_unknown = isinstance(error, OutcomeUnknown)
+        message = "it is not known whether package %s was sent: %s" if is_unknown else "package %s was not sent: %s"
+        log.warning(message, label, text)
+        if self._is_saved:
+            state.error = text[:_MAX_ERROR]
+            try:
+                await self.save()
+            except SigningError as unsaved:
+                if unsaved.client_wide:
+                    raise
+                log.warning("%s", unsaved)
+
+    def describe(self) -> Signing:
+        """Return what the entry says of the draft, or of the signing."""
+        state, package, fields = self.state, self.package, self.package.fields
+        is_draft = {DRAFT: True, SENDING: None, SENT: False}[state.status]
+        if self.is_other:
+            return Signing(self.id, is_draft=is_draft)
+        ids = [(state.documents.get(str(n)), pdf.source.filename) for n, pdf in enumerate(package.documents)]
+        return Signing(
+            self.id,
+            name=fields["name"],
+            language=Language(fields["language"]),
+            signing_order=fields["signing_order"] and SigningOrder(fields["signing_order"]),
+            message=fields["message"],
+            is_draft=is_draft,
+            documents=tuple(Document(id_, name) for id_, name in ids if id_ is not None),
+        )
+
+
+def known(ids: Mapping[str, str | None]) -> list[str]:
+    """Return the ids of the steps whose outcome is known, sorted."""
+    return sorted(id_ for id_ in ids.values() if id_ is not None)

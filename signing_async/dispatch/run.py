@@ -24,10 +24,10 @@ from ..errors import InvalidRequest, OutcomeUnknown, SigningError, amended
 from ..models import NewRecipient, Signing
 from ..telemetry.names import DISPATCH_SPAN, OUTCOME, PACKAGE_NUMBER, PACKAGE_SPAN, SIGNING_ID
 from ..transport.operation import log
-from .entry import GuardedJournal, NoJournal, open_journal
+from .entry import Entry, GuardedJournal, NoJournal, open_journal
 from .journal import ClaimLost, Journal, JournalError
 from .package import CheckedPdf, Prepared, SigningPackage, prepare
-from .send import Draft, Uploads
+from .send import Uploads, send_package
 
 __all__ = ["DispatchResult", "NewRecipient", "SigningPackage", "dispatch_many", "dispatch_one"]
 
@@ -212,26 +212,26 @@ class _Run:
             return DispatchFailure(package, None, error)
         if claim is None:
             return None
-        draft = Draft(self._api, prepared, self._journal, claim, uploads)
+        entry = Entry(self._api, prepared, self._journal, claim)
         with telemetry.active(self._api.telemetry).span(PACKAGE_SPAN, {PACKAGE_NUMBER: number}) as span:
             try:
-                result = await self._send(package, draft)
+                result = await self._send(package, entry, uploads)
             except ClaimLost as error:
                 log.warning("%s", error)
                 span.set({OUTCOME: "deferred"})
                 return None
             finally:
                 await self._journal.release(claim)
-            span.set({SIGNING_ID: draft.state.signing})
+            span.set({SIGNING_ID: entry.state.signing})
             if result.error is not None:
                 span.fail(result.error)
             return result
 
-    async def _send(self, package: SigningPackage, draft: Draft) -> DispatchResult:
+    async def _send(self, package: SigningPackage, entry: Entry, uploads: Uploads) -> DispatchResult:
         """Return the result of a claimed package. Raise an error that ends the run, and `ClaimLost`."""
         try:
-            signing, sent_earlier = await draft.send()
-            return DispatchSuccess(package, signing, tuple(draft.state.abandoned), sent_earlier)
+            signing, sent_earlier = await send_package(self._api, entry, uploads)
+            return DispatchSuccess(package, signing, tuple(entry.state.abandoned), sent_earlier)
         except ClaimLost:
             raise
         except Exception as caught:
@@ -241,7 +241,8 @@ class _Run:
         if isinstance(error, OutcomeUnknown) and self._has_journal:
             # The next run knows from the journal what is ambiguous, and reads the service first.
             error = amended(error, transient=error.may_clear).with_traceback(error.__traceback__)
-        await draft.note_failure(error)
+        await entry.note_failure(error)
         if isinstance(error, SigningError) and error.fatal:
             self._ended_by = error
-        return DispatchFailure(package, draft.signing, error, tuple(draft.state.abandoned))
+        signing = None if entry.state.signing is None else entry.describe()
+        return DispatchFailure(package, signing, error, tuple(entry.state.abandoned))
