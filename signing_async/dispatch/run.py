@@ -244,5 +244,5 @@ class _Run:
         await entry.note_failure(error)
         if isinstance(error, SigningError) and error.fatal:
             self._ended_by = error
-        signing = None if entry.state.signing is None else entry.describe()
-        return DispatchFailure(package, signing, error, tuple(entry.state.abandoned))
+        draft = None if entry.state.signing is None else entry.describe()
+        return DispatchFailure(package, draft, error, tuple(entry.state.abandoned))

@@ -18,7 +18,7 @@ from yarl import URL
 from .. import _checks
 from .._connections import connection_error, describe_failure
 from ..errors import ConfigurationError
-from .scheme import Scheme, Secret, sign
+from .scheme import Scheme, WebhookSecret, sign
 
 CLOSED = "the connection was closed"
 NO_RESPONSE = "no response in time"
@@ -58,7 +58,7 @@ class Check(NamedTuple):
 
 async def check_receiver(
     url: str,
-    secret: Secret,
+    secret: WebhookSecret,
     *,
     scheme: Scheme | None = None,
     event_type: str = "webhook.check",
@@ -151,11 +151,11 @@ def _is_rejected(outcome: int | str) -> bool:
     return isinstance(outcome, int) and 400 <= outcome < 500
 
 
-def _all_checks(secret: Secret, scheme: Scheme, event_type: str, over_long: int) -> tuple[Check, ...]:
+def _all_checks(secret: WebhookSecret, scheme: Scheme, event_type: str, over_long: int) -> tuple[Check, ...]:
     def event(**members: object) -> dict[str, Any]:
         return {"event": {"id": f"check_{uuid4().hex}", "type": event_type}, **members}
 
-    def signed(content: object, key: Secret = secret) -> Delivery:
+    def signed(content: object, key: WebhookSecret = secret) -> Delivery:
         body = content if isinstance(content, bytes) else json.dumps(content, separators=(",", ":")).encode()
         return body, sign(key, body, scheme, id=f"msg_{uuid4().hex}")
 

@@ -15,8 +15,8 @@ from itertools import product
 from typing import Any
 
 from ..errors import ConfigurationError, InvalidSignature
-from .scheme import Scheme, Secret, decode_base64, prefix_and_suffix
-from .verifier import Headers, WebhookVerifier, as_bytes, header_pairs
+from .scheme import Scheme, WebhookSecret, as_bytes, decode_base64, prefix_and_suffix
+from .verifier import Headers, WebhookVerifier, header_pairs
 
 MAX_DEVIATIONS = 2
 MAX_FOUND = 8  # of timestamps, and of ids; every pair is tried
@@ -56,7 +56,7 @@ class Diagnosis:
 
 
 def diagnose(
-    secret: Secret,
+    secret: WebhookSecret,
     body: bytes,
     header: str | bytes | None,
     *,
@@ -119,7 +119,7 @@ def _digests(header: str) -> dict[bytes, str]:
     return found
 
 
-def _keys(secret: Secret, scheme: Scheme) -> dict[bytes, str]:
+def _keys(secret: WebhookSecret, scheme: Scheme) -> dict[bytes, str]:
     charset = "utf-8" if isinstance(secret, str) else "latin-1"
     text = secret if isinstance(secret, str) else secret.decode(charset)
     texts = {text: ""}

@@ -18,7 +18,7 @@ from typing import Literal, get_args
 from .. import _checks
 from ..errors import ConfigurationError
 
-Secret = str | bytes
+WebhookSecret = str | bytes
 KeyEncoding = Literal["utf-8", "hex", "base64"]
 Encoding = Literal["hex", "base64"]
 
@@ -91,7 +91,7 @@ class Scheme:
         """Whether the signature covers only the body."""
         return self.signed == "{body}"
 
-    def key(self, secret: Secret) -> bytes:
+    def key(self, secret: WebhookSecret) -> bytes:
         """Return the HMAC key. Raise `ConfigurationError`, whose text lacks the secret, if the secret is unusable."""
         if not isinstance(secret, str | bytes):
             raise ConfigurationError(f"webhook secret: must be str or bytes, got {type(secret).__name__}")
@@ -120,6 +120,17 @@ def prefix_and_suffix(template: str, identifier: str, timestamp: str) -> tuple[b
     return before.replace("{id}", identifier).encode(), after.replace("{id}", identifier).encode()
 
 
+def as_bytes(body: object) -> bytes:
+    """Return the body as bytes. Raise ``TypeError`` if it was already decoded or parsed."""
+    try:
+        return bytes(memoryview(body))  # type: ignore[arg-type]  # anything but a buffer raises
+    except TypeError:
+        raise TypeError(
+            f"body: must be the bytes as received, got {type(body).__name__}: the signature covers those bytes,"
+            " which decoded text or parsed JSON cannot restore"
+        ) from None
+
+
 def decode_base64(text: str) -> bytes:
     """Decode standard or URL-safe base64, padded or not. Raise ``ValueError`` for anything else."""
     data = text.encode("ascii").rstrip(b"=").translate(URL_SAFE_TO_STANDARD)
@@ -141,7 +152,7 @@ def normalize(signature: bytes) -> bytes:
 
 
 def sign(
-    secret: Secret, body: bytes, scheme: Scheme | None = None, *, id: str = "", timestamp: int | None = None
+    secret: WebhookSecret, body: bytes, scheme: Scheme | None = None, *, id: str = "", timestamp: int | None = None
 ) -> dict[str, str]:
     """Return the headers that a sender of this scheme adds to a delivery, for tests and for the sending side.
 
@@ -150,7 +161,7 @@ def sign(
     scheme = scheme or Scheme()
     stamp = str(int(scheme.clock()) if timestamp is None else timestamp)
     before, after = prefix_and_suffix(scheme.signed, id, stamp)
-    mac = digest(scheme.key(secret), before + body + after, sha256)
+    mac = digest(scheme.key(secret), before + as_bytes(body) + after, sha256)
     signature = scheme.labels[0] + encode_mac(mac, scheme.encodings[0]).decode()
     if scheme.timestamp_label:
         signature = f"{scheme.timestamp_label}{stamp},{signature}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from .. import _checks
 from ..errors import ConfigurationError, InvalidSignature
 from .event import MAX_BODY, Event, parse_event
-from .scheme import HEX_LENGTH, Scheme, Secret, encode_mac, normalize, prefix_and_suffix
+from .scheme import HEX_LENGTH, Scheme, WebhookSecret, as_bytes, encode_mac, normalize, prefix_and_suffix
 
 if TYPE_CHECKING:
     from hashlib import _Hash as HASH
@@ -40,7 +40,7 @@ class WebhookVerifier:
     __slots__ = ("_accepts_bare_hex", "_copy_inner", "_copy_outer", "_entry", "_states", "max_body", "scheme")
 
     def __init__(
-        self, secrets: Secret | Iterable[Secret], scheme: Scheme = _DEFAULT, *, max_body: int = MAX_BODY
+        self, secrets: WebhookSecret | Iterable[WebhookSecret], scheme: Scheme = _DEFAULT, *, max_body: int = MAX_BODY
     ) -> None:
         if not isinstance(scheme, Scheme):
             raise ConfigurationError(f"scheme: must be a Scheme, got {type(scheme).__name__}")
@@ -161,17 +161,6 @@ def _single_value(values: list[str], where: str) -> str:
 def _key_states(key: bytes) -> tuple[HASH, HASH]:
     key = (sha256(key).digest() if len(key) > BLOCK_SIZE else key).ljust(BLOCK_SIZE, b"\0")
     return sha256(bytes(byte ^ 0x36 for byte in key)), sha256(bytes(byte ^ 0x5C for byte in key))
-
-
-def as_bytes(body: object) -> bytes:
-    """Return the body as bytes. Raise ``TypeError`` if it was already decoded or parsed."""
-    try:
-        return bytes(memoryview(body))  # type: ignore[arg-type]  # anything but a buffer raises
-    except TypeError:
-        raise TypeError(
-            f"body: must be the bytes as received, got {type(body).__name__}: the signature covers those bytes,"
-            " which decoded text or parsed JSON cannot restore"
-        ) from None
 
 
 def header_values(headers: Headers | None, name: str) -> list[str]:

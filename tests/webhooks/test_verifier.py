@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from signing_async import ConfigurationError
-from signing_async.webhooks import STANDARD_WEBHOOKS, STRIPE, InvalidSignature, Scheme, WebhookVerifier
+from signing_async.webhooks import STANDARD_WEBHOOKS, STRIPE, InvalidSignature, Scheme, WebhookVerifier, sign
 from tests.fuzz import webhooks as fuzzed
 from tests.fuzz.running import Found, by_mutation
 from tests.guides import ROOT
@@ -82,6 +82,8 @@ def test_decoded_or_parsed_body_is_a_type_error_whatever_the_header(body: Any) -
     for signature in (HEX, None, b"\xff"):
         with pytest.raises(TypeError, match=words):
             WebhookVerifier(SECRET).verify(body, signature)
+    with pytest.raises(TypeError, match=words):
+        sign(SECRET, body)
 
 
 @pytest.mark.parametrize(
