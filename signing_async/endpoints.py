@@ -1,4 +1,7 @@
-"""Requests to any endpoint of the service, also one without a method here, with the guarantees of every call."""
+"""`SigningClient.request` and its like: any endpoint of the service, with the guarantees of every call.
+
+The endpoints that have methods are in `signings`, `recipients` and `documents.resource`.
+"""
 
 from __future__ import annotations
 

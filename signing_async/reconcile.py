@@ -4,12 +4,16 @@ The service has no idempotency keys. After an ambiguous attempt (a 408, a 5xx or
 reads the service until the effect shows, or has had enough time to show. Only if it did not show may the request be
 repeated. Four rules keep a request from taking effect twice unnoticed:
 
-1. Once an attempt was ambiguous, a reading precedes every repeat and every error.
-2. After more than one ambiguous attempt, only a reading that began after the settle time counts.
+1. Once an attempt was ambiguous, a reading precedes every repeat and every error. (After a cancellation, and with
+   `RetryPolicy.none()`, nothing is read, and the outcome stays unknown.)
+2. After more than one ambiguous attempt, only a reading that began after the settle time counts. (For `send` any
+   reading does: the service sends a draft once.)
 3. A success after an ambiguous attempt is confirmed as the only effect.
 4. An ambiguous attempt whose effect never showed taints the signing in the `Ledger`: a dispatch abandons its draft.
 
-An effect recognizes what one call does: a draft that is sent, a document or a recipient that is created.
+An effect recognizes what one call does: a draft that is sent, a document or a recipient that is created. An ambiguous
+attempt is *unexplained* until a reading shows an effect. A call is *pending* while it is under way, and *unresolved* if
+its outcome stays unknown.
 """
 
 from __future__ import annotations
@@ -38,7 +42,7 @@ Listed = tuple[Document, ...] | None
 """The documents in a response; None if the response does not list them."""
 
 _FIRST_PAUSE = 0.2
-_NEVER = -math.inf
+_LONG_AGO = -math.inf
 _MAX_NAME = 1000
 _MAX_SIGNINGS = 10_000
 _SIMILAR = "a similar record differs in its size, content or other fields"
@@ -271,7 +275,7 @@ class Effect(Protocol[T]):
 
     @property
     def may_show_late(self) -> bool:
-        """Whether a call that failed may still take effect: an ambiguous request may be carried out late."""
+        """Whether a call that failed may still take effect, although the settle time has passed."""
         return False
 
     async def find(self, read: Read) -> Found[T] | None:
@@ -316,7 +320,8 @@ class Sent(Effect[Signing | None]):
 
     @property
     def may_show_late(self) -> bool:
-        # The service's own 500 counts too: a draft that its owner replaces by another could be sent in addition to it.
+        # To send the same draft again is harmless. But an owner may replace the draft by another one, and then both
+        # could be sent. So the service's own 500 counts too.
         return self._is_own and self.unexplained.total() > 0
 
     async def find(self, read: Read) -> Found[Signing | None] | None:
@@ -486,7 +491,7 @@ class Reconciliation(Generic[T]):
         self._effect = effect
         self._read = read
         self._last_reading = last_reading
-        self._settled_at = _NEVER
+        self._settled_at = _LONG_AGO
         self._unexplained: list[bool] = []
         """For each ambiguous attempt whose effect was not found: whether it may still show after the settle time."""
         self.is_ambiguous: bool = False
@@ -509,10 +514,10 @@ class Reconciliation(Generic[T]):
         the error of a reading that fails and is not repeated.
         """
         first = asyncio.get_running_loop().time() if self.is_ambiguous else retry_at
-        self.is_ambiguous = True
+        self.is_ambiguous = True  # until the readings end: a cancellation meanwhile leaves it unresolved
         # Several attempts may have several effects: finding one does not rule out the others.
         are_several = self._effect.adds_up and len(self._unexplained) > 1
-        counts_from = self._settled_at if are_several else _NEVER
+        counts_from = self._settled_at if are_several else _LONG_AGO
         found = await self._poll(self._effect.find, first, max(self._settled_at, retry_at), counts_from)
         self.is_ambiguous = False
         if found is not None and self._unexplained:
@@ -528,11 +533,11 @@ class Reconciliation(Generic[T]):
         Raises `Undecidable` if it does not within ``settle`` seconds, and otherwise the same errors as `settle`.
         """
 
-        async def confirm(read: Read) -> Found[T]:
+        async def find(read: Read) -> Found[T]:
             return Found(await self._effect.confirm(read, value))
 
         self.wait(settle)
-        found = await self._poll(confirm, asyncio.get_running_loop().time(), self._settled_at, _NEVER)
+        found = await self._poll(find, asyncio.get_running_loop().time(), self._settled_at, _LONG_AGO)
         assert found is not None
         return found.value
 

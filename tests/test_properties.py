@@ -196,8 +196,7 @@ def test_delay_is_never_shorter_than_retry_after_and_never_past_the_deadline(
     """Full jitter: from nothing to the doubled base."""
     policy = RetryPolicy(max_attempts=10_000, base_delay=base, max_delay=most)
     retries = Retries(policy, Safety.READ)
-    retries.attempts = attempt
-    delay = retries.decide(Kind.FAILED, retry_after, remaining, may_retry=True, others_accepted=False).delay
+    delay = retries.decide(Kind.FAILED, attempt, retry_after, remaining, may_retry=True, others_accepted=False).delay
     shortest = retry_after or 0.0
     longest = max(shortest, min(most, base * 2.0 ** min(attempt - 1, 60)))
     if delay is None:

@@ -1,4 +1,7 @@
-"""Token stores: the protocol, a store in memory, and one in a file that processes share."""
+"""Token stores: the protocol, a store in memory, and one in a file that processes share.
+
+The store in PostgreSQL is in `storage.tokens`, the one in Redis in `redis.tokens`.
+"""
 
 from __future__ import annotations
 

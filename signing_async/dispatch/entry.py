@@ -193,7 +193,7 @@ class Entry:
         drafts = f"; abandoned drafts: {', '.join(state.abandoned)}" if state.abandoned else ""
         error.add_note(f"package {label}: {where}; status {state.status!r}{drafts}")
         text = self._api.transport.redacted(str(error))
-        is_unknown = isinstance(error, OutcomeUnknown)
+        is_unknown = isinstance(error, SigningError) and error.effect == "unknown"
         message = "it is not known whether package %s was sent: %s" if is_unknown else "package %s was not sent: %s"
         log.warning(message, label, text)
         if self._is_saved:

@@ -118,10 +118,10 @@ class _Run:
     ) -> None:
         self._api = api
         self._reporter = ProgressReporter(on_progress)
-        self._opened = open_journal(journal)
-        self._is_own_journal = self._opened is not journal
+        self._raw_journal = open_journal(journal)
+        self._is_own_journal = self._raw_journal is not journal
         self._has_journal = not isinstance(journal, NoJournal)
-        self._journal = GuardedJournal(self._opened, telemetry=api.telemetry and self._has_journal)
+        self._journal = GuardedJournal(self._raw_journal, telemetry=api.telemetry and self._has_journal)
         self._concurrency = 1 if ordered else concurrency
         self._ordered = ordered
         self._free_uploads = asyncio.Semaphore(concurrency)
@@ -142,7 +142,7 @@ class _Run:
                 yield
         finally:
             if self._is_own_journal:
-                await self._opened.aclose()
+                await self._raw_journal.aclose()
 
     async def number(
         self, packages: Iterable[SigningPackage] | AsyncIterable[SigningPackage]
@@ -238,9 +238,11 @@ class _Run:
             error = caught
         if isinstance(error, JournalError) and error.client_wide:
             raise error
-        if isinstance(error, OutcomeUnknown) and self._has_journal:
-            # The next run knows from the journal what is ambiguous, and reads the service first.
-            error = amended(error, transient=error.may_clear).with_traceback(error.__traceback__)
+        if isinstance(error, SigningError) and error.effect == "unknown":
+            # From the journal the next run knows what is ambiguous, and reads the service first. Without a journal it
+            # would make another draft.
+            may_repeat = error.may_clear if isinstance(error, OutcomeUnknown) else error.transient
+            error = amended(error, transient=may_repeat and self._has_journal).with_traceback(error.__traceback__)
         await entry.note_failure(error)
         if isinstance(error, SigningError) and error.fatal:
             self._ended_by = error

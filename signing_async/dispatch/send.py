@@ -47,13 +47,14 @@ async def send_package(api: Api, entry: Entry, uploads: Uploads) -> tuple[Signin
     """Send the package, unless an earlier run has sent it; return its signing, and whether an earlier run did."""
     entry.load()
     state, package = entry.state, entry.package
-    # A package without a key of its own may have been corrected in a report of failures, under its key.
-    counts = not entry.is_other or package.key == package.content
+    # In a report of failures, a package without a key of its own has the hash of its content as its key. If it is
+    # corrected there, the key is that of the package as it was.
+    is_same = not entry.is_other or package.key == package.content
     signing = None
-    if state.status == SENDING and counts:
+    if state.status == SENDING and is_same:
         found = await api.transport.find_effect(_sending(api, entry.id))
         signing = found and await _note_sent(entry, uploads, found.value)
-    if entry.is_other and state.status != DRAFT and not (counts and state.status == SENT):
+    if entry.is_other and state.status != DRAFT and not (is_same and state.status == SENT):
         was = "was sent" if state.status == SENT else "may have been sent"
         raise InvalidRequest(
             f"key: {package.key!r} names another package, which {was} as signing {state.signing}",
@@ -73,9 +74,9 @@ async def send_package(api: Api, entry: Entry, uploads: Uploads) -> tuple[Signin
         await entry.save()
     try:
         sent = await send_own(api, entry.id)
-    except SigningError as error:
-        if error.effect == "none":
-            state.status = DRAFT
+    except Exception as error:
+        if not isinstance(error, SigningError) or error.effect == "none":
+            state.status = DRAFT  # saved with the failure
         raise
     return await _note_sent(entry, uploads, sent or await _read_sent(api, entry.id)), False
 

@@ -1,4 +1,4 @@
-"""What the stores need of a database."""
+"""What the stores need of a database. The statements are in `journal`, `events` and `tokens`."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class Context(Generic[T]):
     deadline: float
     last_start: float
     """The latest time to send a request."""
-    reserve: float
+    for_readings: float
     """Seconds before the deadline, or a share of the remaining time, that are kept for reconciliation."""
     body: wire.Body | None = None
     """The body of the attempt that is under way, or that ended in an exception."""
@@ -132,8 +132,8 @@ async def attempt(context: Context[T]) -> Outcome[T]:
                 if bound.expired():
                     raise TimeoutError  # the limiter or the token store swallowed the cancellation
                 left = context.deadline - loop.time()
-                if context.reserve:
-                    left -= min(left * RESERVED_SHARE, context.reserve)
+                if context.for_readings:
+                    left -= min(left * RESERVED_SHARE, context.for_readings)
                     bound.reschedule(loop.time() + left)
                 await _exchange(context, outcome, token, left)
                 status = None if outcome.response is None else outcome.response.status

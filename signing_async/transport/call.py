@@ -60,6 +60,7 @@ class Transport:
         Only reads, for the settle time even if the timeout is shorter: else no repetition could ever tell. Raises
         `OutcomeUnknown` if the service can't be read or doesn't tell.
         """
+        # Twice: the time of the last reading, and the time that is kept for it.
         settled = asyncio.get_running_loop().time() + self.options.retry.settle + 2 * _READING_TIME
         with telemetry.active(self.options.telemetry).call(f"{operation.name}.find_effect", operation.path) as span:
             return await _Call(self, operation, max(self.deadline(), settled), span).find_effect()
@@ -100,14 +101,15 @@ class _Call(Generic[T]):
         self._operation = operation
         self._deadline = deadline
         self._span = span
-        options, now, reserved, reserve = transport.options, asyncio.get_running_loop().time(), _RESPONSE_TIME, 0.0
+        options, now = transport.options, asyncio.get_running_loop().time()
+        for_response, for_readings = _RESPONSE_TIME, 0.0
         if operation.effect is not None:
-            reserved += _READING_TIME
+            for_response += _READING_TIME
             if options.retry.max_attempts > 1:
-                reserve = options.retry.settle + _READING_TIME
-        last_start = deadline - min(reserved, RESERVED_SHARE * (deadline - now))
+                for_readings = options.retry.settle + _READING_TIME
+        last_start = deadline - min(for_response, RESERVED_SHARE * (deadline - now))
         observer = Observer(options.on_attempt, options.telemetry, span)
-        self._context = Context(operation, transport.shared, options, observer, deadline, last_start, reserve)
+        self._context = Context(operation, transport.shared, options, observer, deadline, last_start, for_readings)
         self._retries = Retries(options.retry, operation.safety, budget)
         self._retry_at = now
 
@@ -139,9 +141,9 @@ class _Call(Generic[T]):
             report(context, outcome, seconds)
             value: T = outcome.value  # type: ignore[assignment]  # None only if T allows it
             return value if self._reconciliation is None else await self.confirm(value)
-        self._retries.attempts = context.number
         decision = self._retries.decide(
             outcome.kind,
+            context.number,
             outcome.retry_after,
             context.last_start - self._retry_at,
             may_retry=outcome.may_retry,
@@ -172,8 +174,8 @@ class _Call(Generic[T]):
         kind, error = outcome.kind, outcome.error
         if kind is Kind.RAISED:
             return
-        self._context.body = None  # from here on the ambiguity is the reconciliation's
-        if kind is not Kind.REFUSED and isinstance(error, errors.SigningError):
+        self._context.body = None  # what the request may have caused is noted here
+        if kind not in (Kind.REFUSED, Kind.REJECTED_TOKEN) and isinstance(error, errors.SigningError):
             self._last_failure = error
         if kind.is_ambiguous:
             self._was_ambiguous = True
@@ -182,17 +184,17 @@ class _Call(Generic[T]):
 
     async def _finish(self, outcome: Outcome[T], decision: Decision) -> T:
         """Return the effect after all, or raise the error: no attempt follows."""
-        kind, error, effect = outcome.kind, outcome.error, self._operation.effect
+        error, effect = outcome.error, self._operation.effect
         assert error is not None
-        is_harmful = retry.effect_of(self._operation.safety) == "unknown"
-        # The caller's own code may fail after the request was sent.
-        is_under_way = self._context.body is not None and self._context.body.may_have_taken_effect
-        may_show_late = is_harmful and (self._was_ambiguous or is_under_way)
-        is_final = kind in (Kind.REFUSED, Kind.RAISED)
-        if effect is not None:
+        is_failure = outcome.kind not in (Kind.REFUSED, Kind.RAISED)
+        is_under_way = self._is_under_way
+        if effect is None:
+            is_harmful = retry.effect_of(self._operation.safety) == "unknown"
+            may_show_late = is_harmful and (self._was_ambiguous or is_under_way)
+        else:
             if self._reconciliation is not None or effect.may_cause(error):
-                if is_final:
-                    # The refusal may mean that an earlier attempt took effect late: give its effect time to show.
+                if not is_failure:
+                    # A refusal may mean that an earlier attempt took effect late: give its effect time to show.
                     self._reconcile().wait(self._transport.options.retry.settle)
                 found = await self._settle()
                 if found is not None:
@@ -201,10 +203,15 @@ class _Call(Generic[T]):
         if not isinstance(error, errors.SigningError) and may_show_late:
             can_read = effect is not None
             raise self._unknown(f"the call failed ({type(error).__name__})", may_clear=can_read) from error
-        if isinstance(error, errors.SigningError) and (may_show_late or not is_final):
+        if isinstance(error, errors.SigningError) and (may_show_late or is_failure):
             flags: errors.Flags = {"effect": "unknown"} if may_show_late else {}
             raise errors.amended(error, reason=decision.reason, attempts=self._context.number, **flags)
         raise error
+
+    @property
+    def _is_under_way(self) -> bool:
+        """Whether an exception, such as one of the caller's own code, ended the attempt after its request was sent."""
+        return self._context.body is not None and self._context.body.may_have_taken_effect
 
     def note_unresolved(self, error: BaseException) -> None:
         """Note that the call ended with an error while its effect may still show."""
@@ -214,8 +221,7 @@ class _Call(Generic[T]):
             is_unknown = error.effect == "unknown"
         else:
             # The call was cancelled, or the caller's own code failed.
-            is_under_way = self._context.body is not None and self._context.body.may_have_taken_effect
-            is_unknown = is_under_way or (self._reconciliation is not None and self._reconciliation.is_ambiguous)
+            is_unknown = self._is_under_way or (self._reconciliation is not None and self._reconciliation.is_ambiguous)
         if is_unknown:
             self._operation.effect.note_unresolved()
 
@@ -248,12 +254,14 @@ class _Call(Generic[T]):
 
     async def _settle(self) -> Found[T] | None:
         """Return the effect of an earlier attempt; None if a repeat is safe."""
-        late = str(self._last_failure or "no response came")
-        found = await self._decide_by(self._reconcile().settle(self._retry_at), late)
+        text_if_late = str(self._last_failure or "no response came")
+        found = await self._decide_by(self._reconcile().settle(self._retry_at), text_if_late)
         self._span.verdict("no_effect" if found is None else "effect")
         return found
 
-    async def _decide_by(self, reading: Awaitable[R], late: str, cause: str = "", known: Iterable[object] = ()) -> R:
+    async def _decide_by(
+        self, reading: Awaitable[R], text_if_late: str, prefix: str = "", known: Iterable[object] = ()
+    ) -> R:
         """Return what the reconciliation finds; raise `OutcomeUnknown` if it cannot tell."""
         reason: BaseException | None = None
         try:
@@ -262,18 +270,18 @@ class _Call(Generic[T]):
         except Undecidable as error:
             # The caller's own function may have raised the cause.
             reason, known = error.__cause__, (*known, *error.known)
-            unknown = self._unknown(f"{cause}{error}", known, may_clear=error.may_clear)
+            unknown = self._unknown(f"{prefix}{error}", known, may_clear=error.may_clear)
         except (errors.SigningError, TimeoutError) as error:
             # The readings share the time that is left: one that times out has used it up.
             failure = error if isinstance(error, errors.SigningError) else None
             is_late = isinstance(error, TimeoutError) and not (failure and failure.client_wide)
-            text = f"{late}; {_LATE}" if is_late else f"{cause}the service could not be read: {error}"
+            text = f"{text_if_late}; {_LATE}" if is_late else f"{prefix}the service could not be read: {error}"
             may_clear, client_wide = (True, False) if failure is None else (failure.transient, failure.client_wide)
             unknown = self._unknown(text, known, timed_out=is_late, may_clear=may_clear, client_wide=client_wide)
             reason = failure
         except Exception as error:
             # The caller's own rate limiter may raise anything.
-            text = f"{cause}the service could not be read ({type(error).__name__})"
+            text = f"{prefix}the service could not be read ({type(error).__name__})"
             unknown = self._unknown(text, known, may_clear=True)
         self._span.verdict("unknown")
         raise unknown from reason

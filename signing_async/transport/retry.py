@@ -179,8 +179,6 @@ class Retries:
     Without a ``budget``, retries are free: a reading is part of the call that it reconciles.
     """
 
-    attempts: int = 0
-    """The number of attempts begun."""
     _withdrawn = _uncounted = 0
     _has_lost_response = False
 
@@ -190,9 +188,16 @@ class Retries:
         self._budget = budget
 
     def decide(
-        self, kind: Kind, retry_after: float | None, remaining: float, *, may_retry: bool, others_accepted: bool
+        self,
+        kind: Kind,
+        number: int,
+        retry_after: float | None,
+        remaining: float,
+        *,
+        may_retry: bool,
+        others_accepted: bool,
     ) -> Decision:
-        """Decide what follows a failed attempt; withdraw from the budget for a retry.
+        """Decide what follows a failed attempt, the call's ``number``-th; withdraw from the budget for a retry.
 
         ``remaining`` is the seconds in which another attempt may start. ``others_accepted``: the service accepted
         other requests of the client since the attempt began.
@@ -212,12 +217,10 @@ class Retries:
         self._has_lost_response |= step is Step.RETRY_ONCE
         is_throttled = kind is Kind.THROTTLED
         self._uncounted += is_throttled and others_accepted
-        attempts = max(1, self.attempts - self._uncounted)
+        attempts = max(1, number - self._uncounted)
 
         # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
         delay = random.random() * min(policy.max_delay, policy.base_delay * 2.0 ** min(attempts - 1, 60))
-        if is_throttled and retry_after and attempts == 1:
-            delay = 0.0  # the rate limiter spreads the calls that wait
         delay = max(delay, retry_after or 0.0, settle_time(policy, kind) if step is Step.RECONCILE else 0.0)
 
         reason = ""

@@ -170,7 +170,7 @@ def test_abandoned_drafts_are_reported_by_line(run: Run, service: Service) -> No
     assert (ran.code, ran.err.count(draft)) == (0, 1)
     assert f"leases.csv, line 3: draft {draft} was abandoned" in ran.err
     assert ran.out == "3 sent: 0 earlier, 3 now.\nAbandoned drafts, left unsent at the service: 1.\n"
-    lines = run("dispatch", "leases.csv", "--json").lines
+    lines = run("dispatch", "leases.csv", "--json", "--concurrency", "1").lines
     assert [line.get("abandoned") for line in lines] == [[], [draft], [], None]
     assert lines[-1]["summary"]["abandoned"] == 1
 

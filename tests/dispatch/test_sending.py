@@ -15,12 +15,14 @@ from aiohttp import web
 from signing_async import (
     DraftChanged,
     InvalidRequest,
+    LocalRateLimiter,
     NewRecipient,
     OutcomeUnknown,
     PdfSource,
     Progress,
     RequestTimeout,
     RetryPolicy,
+    ServerError,
     Signing,
     SigningClient,
     SigningPackage,
@@ -131,6 +133,34 @@ async def test_unknown_sending_is_not_transient_where_another_run_would_not_know
     with pytest.raises(OutcomeUnknown) as caught:
         await office.client.dispatch(parcel_of().package, journal)
     assert not caught.value.transient
+
+
+@pytest.mark.parametrize("has_journal", [False, True])
+async def test_failed_sending_is_transient_only_if_a_journal_knows_the_draft(
+    office: Office, caplog: pytest.LogCaptureFixture, has_journal: bool
+) -> None:
+    """Readings showed no effect. If there is one after all, a second signing must not be sent beside it."""
+    office.fail("signings.send", "500", times=None)
+    with pytest.raises(ServerError) as caught:
+        await office.client.dispatch(parcel_of().package, office.path if has_journal else None)
+    assert (caught.value.effect, caught.value.transient) == ("unknown", has_journal)
+    assert "it is not known whether package 'Lease' was sent: " in caplog.text
+
+
+async def test_package_whose_sending_never_began_is_a_draft_whatever_the_callers_code_raises(office: Office) -> None:
+    class Broken(LocalRateLimiter):
+        async def acquire(self, deadline: float) -> bool:
+            if "recipients.add" in office.count():
+                raise LookupError("the limiter is gone")
+            return await super().acquire(deadline)
+
+    parcel = parcel_of(1, 1)
+    async with SigningClient(office.sandbox.base_url, office.sandbox.access_token(), rate_limiter=Broken()) as client:
+        with pytest.raises(LookupError):
+            await client.dispatch(parcel.package, office.path)
+    assert office.state()["status"] == "draft"
+    await office.dispatch(parcel)
+    office.sent_well(parcel)
 
 
 async def test_unknown_sending_that_took_effect_is_not_repeated(office: Office) -> None:

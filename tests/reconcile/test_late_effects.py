@@ -339,6 +339,21 @@ async def test_refresh_that_fails_after_an_ambiguous_attempt_leaves_the_outcome_
             assert (error.effect, error.transient, error.client_wide, error.fatal) == ("unknown", False, True, True)
 
 
+async def test_rejected_token_after_an_ambiguous_attempt_does_not_make_the_failure_permanent(
+    service: LateService,
+) -> None:
+    """A dispatch may then try another draft."""
+
+    def reject(fate: Fate, _: object) -> None:
+        service.rejects_after_a_write = fate.kind == "401"
+
+    service.before_response = reject
+    async with _authorized(service) as client:
+        for error in await _make_each_write(service, client, "504", "401"):
+            assert isinstance(error, OutcomeUnknown)
+            assert error.after_transient
+
+
 async def test_token_endpoint_that_hangs_while_a_call_is_ambiguous_is_no_timeout_of_the_call(
     service: LateService,
 ) -> None:

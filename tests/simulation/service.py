@@ -204,7 +204,7 @@ class Attempts:
         elif body is None:
             await self._read(outcome, shared, now, deadline, late)
         else:
-            deadline -= min((deadline - now) * attempt.RESERVED_SHARE, context.reserve)
+            deadline -= min((deadline - now) * attempt.RESERVED_SHARE, context.for_readings)
             await self._write(outcome, shared, body, now, deadline, late)
         return outcome
 
