@@ -123,7 +123,7 @@ class Entry:
         self._api = api
         self._journal = journal
         self._claim = claim
-        self._is_saved = self._may_be_sending = False
+        self._is_loaded = self._is_saved = self._may_be_sending = False
         self._writing = asyncio.Lock()
 
     @property
@@ -145,6 +145,7 @@ class Entry:
     def load(self) -> None:
         """Load the state that earlier runs saved. Raise if it can't be decoded, or belongs to another service."""
         if self._claim.state is None:
+            self._is_loaded = True
             return
         try:
             state = PackageState(**json.loads(self._claim.state))
@@ -156,7 +157,7 @@ class Entry:
             message = f"the journal holds this package for {state.service}; use another journal for {origin}"
             # Other packages of the run may be unaffected.
             raise ConfigurationError(message, client_wide=False)
-        self.state = state
+        self.state, self._is_loaded = state, True
         self._may_be_sending = state.status != DRAFT
 
     async def save(self) -> None:
@@ -191,7 +192,8 @@ class Entry:
         state, label = self.state, self.package.label
         where = f"its signing is {state.signing}" if state.signing else "it has no draft"
         drafts = f"; abandoned drafts: {', '.join(state.abandoned)}" if state.abandoned else ""
-        error.add_note(f"package {label}: {where}; status {state.status!r}{drafts}")
+        if self._is_loaded:
+            error.add_note(f"package {label}: {where}; status {state.status!r}{drafts}")
         text = self._api.transport.redacted(str(error))
         is_unknown = isinstance(error, SigningError) and error.effect == "unknown"
         message = "it is not known whether package %s was sent: %s" if is_unknown else "package %s was not sent: %s"

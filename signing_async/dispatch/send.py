@@ -101,7 +101,7 @@ async def _make_exact(api: Api, entry: Entry, uploads: Uploads) -> None:
             return
         _abandon(entry, uploads, "it may hold more or less than the package")
     raise DraftChanged(
-        "two drafts held more or less than this package: another client is changing them; nothing was sent"
+        "two drafts held more or less than this package: another client may be changing them; nothing was sent"
     )
 
 
