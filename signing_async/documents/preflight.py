@@ -119,7 +119,9 @@ def _is_signed(read: Read, size: int, at: int) -> bool:
     entries = _STRINGS.sub(b"", before[start:])
     if len(name) < 2 or b"stream" in entries or b"(" in entries:
         return False
-    if any(_ENTRY_OF_RIGHTS.search(read(one, BLOCK)) for one in range(0, size, _STEP)):
+    blocks = (read(one, BLOCK) for one in range(0, size, _STEP))
+    # Most files do not have the word, and this search takes less time than that of the expression.
+    if any(block.rfind(b"/UR") >= 0 and _ENTRY_OF_RIGHTS.search(block) for block in blocks):
         return False
     end = _find(read, size, b"%%EOF", at)
     if end >= 0 and any(_find(read, size, word, end) >= 0 for word in _FIELDS):
