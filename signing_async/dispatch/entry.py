@@ -24,7 +24,17 @@ from ..telemetry.names import JOURNAL_DURATION, JOURNAL_OPERATION
 from .journal import Claim, ClaimLost, Journal, JournalError
 from .package import Prepared
 
-__all__ = ["DRAFT", "SENDING", "SENT", "Entry", "GuardedJournal", "NoJournal", "PackageState", "known", "open_journal"]
+__all__ = [
+    "DRAFT",
+    "SENDING",
+    "SENT",
+    "Entry",
+    "GuardedJournal",
+    "NoJournal",
+    "PackageState",
+    "known_ids",
+    "open_journal",
+]
 
 T = TypeVar("T")
 
@@ -225,6 +235,6 @@ class Entry:
         )
 
 
-def known(ids: Mapping[str, str | None]) -> list[str]:
+def known_ids(ids: Mapping[str, str | None]) -> list[str]:
     """Return the ids of the steps whose outcome is known, sorted."""
     return sorted(id_ for id_ in ids.values() if id_ is not None)

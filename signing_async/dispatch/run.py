@@ -239,8 +239,8 @@ class _Run:
         if isinstance(error, JournalError) and error.client_wide:
             raise error
         if isinstance(error, SigningError) and error.effect == "unknown":
-            # From the journal the next run knows what is ambiguous, and reads the service first. Without a journal it
-            # would make another draft.
+            # From the journal the next run knows what is ambiguous, and reads the service first. Without a journal the
+            # next call would make another draft.
             may_repeat = error.may_clear if isinstance(error, OutcomeUnknown) else error.transient
             error = amended(error, transient=may_repeat and self._has_journal).with_traceback(error.__traceback__)
         await entry.note_failure(error)

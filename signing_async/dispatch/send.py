@@ -26,7 +26,7 @@ from ..signings import Signings, sending
 from ..transport.call import Transport
 from ..transport.operation import Operation, log
 from ..transport.retry import RetryPolicy
-from .entry import DRAFT, SENDING, SENT, Entry, known
+from .entry import DRAFT, SENDING, SENT, Entry, known_ids
 
 __all__ = ["Uploads", "send_own", "send_package"]
 
@@ -74,8 +74,9 @@ async def send_package(api: Api, entry: Entry, uploads: Uploads) -> tuple[Signin
         await entry.save()
     try:
         sent = await send_own(api, entry.id)
-    except Exception as error:
-        if not isinstance(error, SigningError) or error.effect == "none":
+    except SigningError as error:
+        # After any other exception, such as one of the caller's rate limiter, the send counts as begun.
+        if error.effect == "none":
             state.status = DRAFT  # saved with the failure
         raise
     return await _note_sent(entry, uploads, sent or await _read_sent(api, entry.id)), False
@@ -130,7 +131,7 @@ async def _complete(api: Api, entry: Entry, uploads: Uploads, is_last: bool) -> 
         except SigningError as error:
             raise amended(error, effect="none") from error.__cause__
     # Recipients of an earlier run are not the effect of this run's requests.
-    entry.ledger.recipients.ids.update(known(state.recipients))
+    entry.ledger.recipients.ids.update(known_ids(state.recipients))
     try:
         await _upload_missing(api, entry, uploads)
         for number, fields in enumerate(package.recipients):
@@ -213,7 +214,8 @@ async def _check_exact(api: Api, entry: Entry) -> None:
 async def _holds_known_ids(api: Api, entry: Entry, signing: Signing) -> bool:
     recipients = [recipient.id async for recipient in api.recipients.list(entry.id)]
     documents = [document.id for document in signing.documents]
-    return sorted(documents) == known(entry.state.documents) and sorted(recipients) == known(entry.state.recipients)
+    found = sorted(documents), sorted(recipients)
+    return found == (known_ids(entry.state.documents), known_ids(entry.state.recipients))
 
 
 # Sending
@@ -251,7 +253,7 @@ async def _note_sent(entry: Entry, uploads: Uploads, signing: Signing | None) ->
     await entry.save()
     log.info("package %s was sent as signing %s", entry.package.label, state.signing)
     _report_uploaded(entry, uploads)
-    if signing is not None and {document.id for document in signing.documents} - {*known(state.documents)}:
+    if signing is not None and {document.id for document in signing.documents} - {*known_ids(state.documents)}:
         log.error("signing %s was sent with documents that are not of its package", state.signing)
     return signing or entry.describe()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, overload
 import attrs
 
 from ..bulk import FileProgress, Progress, ProgressReporter, Results, copy_unsent
-from ..errors import InvalidRequest, NotYetSigned, RequestTimeout, SigningError
+from ..errors import InvalidRequest, NotYetSigned, SigningError
 from ..models import Document, Signing
 from ..reconcile import Creation, DocumentMatch, Ledger, Listed
 from ..transport import urls, wire
@@ -24,7 +24,7 @@ from ..transport.operation import Operation
 from ..transport.response import Response
 from ..transport.retry import Safety
 from .download import DOWNLOAD, SealedFile, check_target, checked_chunks, load_verifier, save, stream, target_exists
-from .source import OpenPdf, PdfSource, Source, form_body
+from .source import UPLOAD, OpenPdf, PdfSource, Source, form_body
 
 if TYPE_CHECKING:
     from ..sealed import Trust
@@ -37,8 +37,6 @@ Item_co = TypeVar("Item_co", covariant=True)
 T = TypeVar("T")
 Report = Callable[[int, int, int], None]
 """Takes the number of files done (0 or 1), the bytes done, and the size of the file."""
-
-_UPLOAD = "documents.upload"
 
 
 class _Mixed:
@@ -130,7 +128,7 @@ class Documents:
         transport, assumptions = self._transport, self._transport.options.assumptions
         deadline = transport.deadline(transfer=True)
         max_bytes = assumptions.max_pdf_bytes if preflight else None
-        with source.open_cached(max_bytes) or await _open(source, max_bytes, deadline) as pdf:
+        with await source.open(max_bytes, deadline) as pdf:
             report(0, 0, pdf.size)
             match = DocumentMatch(pdf.filename, pdf.size, pdf.digest, assumptions)
             document = None if find_existing is None else await find_existing(path, match, deadline)
@@ -153,7 +151,7 @@ class Documents:
 
         signing = self._ledger.signing(path)
         creation = Creation(
-            _UPLOAD,
+            UPLOAD,
             deadline,
             signing.additions,
             signing.documents,
@@ -162,7 +160,7 @@ class Documents:
             lambda: self._transport.call(self._list(path), deadline),
         )
         operation = Operation(
-            _UPLOAD,
+            UPLOAD,
             "POST",
             f"{path}/documents",
             Safety.RECONCILED,
@@ -380,17 +378,6 @@ class Documents:
             return decode_record(found, Signing).documents if has_list else None
 
         return Operation("signings.get", "GET", path, Safety.READ, decode=decode)
-
-
-async def _open(source: PdfSource, max_bytes: float | None, deadline: float) -> OpenPdf:
-    try:
-        async with asyncio.timeout_at(deadline) as opening:
-            return await source.open(max_bytes)
-    except TimeoutError:
-        if not opening.expired():
-            raise
-    text = f"{_UPLOAD}: deadline passed before anything was sent"
-    raise RequestTimeout(text, operation=_UPLOAD, attempts=0)
 
 
 @attrs.define(eq=False)

@@ -18,11 +18,13 @@ from typing import IO, Any
 
 from .._files import unusable
 from .._tasks import finish
-from ..errors import InvalidRequest, PdfRejected
+from ..errors import InvalidRequest, PdfRejected, RequestTimeout
 from ..transport import wire
 from .preflight import BLOCK, preflight
 
-__all__ = ["OpenPdf", "PdfSource", "Source", "form_body", "is_seekable"]
+__all__ = ["UPLOAD", "OpenPdf", "PdfSource", "Source", "form_body", "is_seekable"]
+
+UPLOAD = "documents.upload"
 
 # Without O_NONBLOCK, opening a pipe waits for its writer. Without O_BINARY, Windows converts line endings.
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -70,32 +72,35 @@ class PdfSource:
         pinned._is_checked = True
         return pinned
 
-    def open_cached(self, max_bytes: float | None = None) -> OpenPdf | None:
-        """Return what `open` returns if its content is small and in memory, so that nothing has to be waited for."""
-        source = self.source
-        content: bytes | bytearray | None = None
-        if isinstance(source, str | os.PathLike):
-            content = _read_cached(source, self.filename)
-        elif isinstance(source, bytes | bytearray | memoryview) and memoryview(source).nbytes <= BLOCK:
-            content = bytes(source)  # a buffer may change before the last attempt
-        if content is None:
-            return None
-        pdf = OpenPdf(self, content)
-        pdf.check(max_bytes)
-        return pdf
-
-    async def open(self, max_bytes: float | None = None) -> OpenPdf:
+    async def open(self, max_bytes: float | None = None, deadline: float | None = None) -> OpenPdf:
         """Return the open file; the caller closes it.
 
         With ``max_bytes``, raise `PdfRejected` if the file is larger or the service is sure to refuse it. Reads that
-        may wait for a disk, and checks of large files, run in a thread.
+        may wait for a disk, and checks of large files, run in a thread. Raises `RequestTimeout` at the deadline.
         """
         source = self.source
-        content: bytes | _File
+        content: bytes | bytearray | _File | None = None
         if isinstance(source, str | os.PathLike):
-            content = await _read_path(source, self.filename)
+            content = _open_path(source, self.filename)
         elif isinstance(source, bytes | bytearray | memoryview):
-            content = bytes(source)
+            content = bytes(source)  # a buffer may change before the last attempt
+        if isinstance(content, bytes | bytearray) and len(content) <= BLOCK:
+            pdf = OpenPdf(self, content)
+            pdf.check(max_bytes)
+            return pdf
+        try:
+            async with asyncio.timeout_at(deadline) as waiting:
+                return await self._load(content, max_bytes)
+        except TimeoutError:
+            if not waiting.expired():
+                raise
+            text = f"{UPLOAD}: deadline passed before anything was sent"
+            raise RequestTimeout(text, operation=UPLOAD, attempts=0) from None
+
+    async def _load(self, content: bytes | bytearray | _File | None, max_bytes: float | None) -> OpenPdf:
+        source = self.source
+        if isinstance(content, _File):
+            content = await _read_if_small(content, self.filename)
         elif isinstance(source, AsyncIterable):
             with contextlib.closing(_Spool(self.filename, max_bytes)) as spool:
                 async for chunk in source:
@@ -104,7 +109,7 @@ class PdfSource:
                     else:
                         spool.add(chunk)
                 content = spool.content()
-        else:
+        elif content is None:
             content = await asyncio.to_thread(_copy_file, source, self.filename, max_bytes)
         pdf = OpenPdf(self, content)
         try:
@@ -125,7 +130,7 @@ class OpenPdf:
         self._source = source
         self.content = content
         self.filename: str = source.filename
-        self._version = content.version() if isinstance(content, _File) else (len(content), 0)
+        self._version = content.opened if isinstance(content, _File) else (len(content), 0)
         self.size: int = self._version[0]
 
     def __enter__(self) -> OpenPdf:
@@ -247,10 +252,12 @@ class _File(io.FileIO):
     Otherwise the thread could read another file, which has the same descriptor by then.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(self, descriptor: int, version: tuple[int, int] | None = None) -> None:
         self._lock = threading.Lock()
         self._is_closing = False
         super().__init__(descriptor)
+        self.opened: tuple[int, int] = version or self.version()
+        """The version when it was opened."""
 
     def read_at(self, at: int, size: int) -> bytes:
         try:
@@ -278,47 +285,38 @@ def _version(status: os.stat_result) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _open_file(path: str | os.PathLike[str]) -> tuple[int, os.stat_result]:
-    """Open a regular file; return its descriptor and its status."""
+def _open_path(path: str | os.PathLike[str], filename: str) -> bytearray | _File:
+    """Return the content of a small file that the system has in memory, or the open file."""
     with _SourceErrors(f"cannot open {os.fspath(path)!r}"):
         descriptor = os.open(path, _READ_FLAGS)
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise InvalidRequest(f"source: {os.fspath(path)!r} is not a regular file")
-    return descriptor, status
-
-
-def _read_cached(path: str | os.PathLike[str], filename: str) -> bytearray | None:
-    """Return the content of a small file that the system has in memory; None for others.
-
-    This takes a fifth of the time of a thread. Not every file system can tell, and macOS and Windows lack the function.
-    """
-    descriptor, status = _open_file(path)
-    try:
-        version = size, _ = _version(status)
-        if size > BLOCK:
-            return None
-        content, taken = bytearray(size), -1
+    version = size, _ = _version(status)
+    if size <= BLOCK:
+        # This takes a fifth of the time of a thread. Not every file system can tell, and macOS and Windows lack the
+        # function.
         with contextlib.suppress(OSError, AttributeError):
-            taken = os.preadv(descriptor, [content], 0, os.RWF_NOWAIT)
-        if _version(os.fstat(descriptor)) != version:
-            raise _changed(filename)
-        return content if taken == size else None
-    finally:
-        os.close(descriptor)
+            content = bytearray(size)
+            if os.preadv(descriptor, [content], 0, os.RWF_NOWAIT) == size:
+                is_changed = _version(os.fstat(descriptor)) != version
+                os.close(descriptor)
+                if is_changed:
+                    raise _changed(filename)
+                return content
+    return _File(descriptor, version)
 
 
-async def _read_path(path: str | os.PathLike[str], filename: str) -> bytes | _File:
-    """Return the content of a small file, or the open file."""
-    file = _File(_open_file(path)[0])
-    version = size, _ = file.version()
+async def _read_if_small(file: _File, filename: str) -> bytes | _File:
+    """Return the content of a small file, or the file."""
+    size = file.opened[0]
     if size > BLOCK:
         return file
     with contextlib.closing(file):
         with _SourceErrors(f"cannot read {filename}"):
             content = await asyncio.to_thread(file.read_at, 0, size)
-        if len(content) < size or file.version() != version:
+        if len(content) < size or file.version() != file.opened:
             raise _changed(filename)
         return content
 

@@ -102,12 +102,11 @@ class _Call(Generic[T]):
         self._deadline = deadline
         self._span = span
         options, now = transport.options, asyncio.get_running_loop().time()
-        for_response, for_readings = _RESPONSE_TIME, 0.0
-        if operation.effect is not None:
-            for_response += _READING_TIME
-            if options.retry.max_attempts > 1:
-                for_readings = options.retry.settle + _READING_TIME
-        last_start = deadline - min(for_response, RESERVED_SHARE * (deadline - now))
+        is_reconciled = operation.effect is not None
+        for_rest = _RESPONSE_TIME + (_READING_TIME if is_reconciled else 0.0)
+        may_read = is_reconciled and options.retry.max_attempts > 1
+        for_readings = options.retry.settle + _READING_TIME if may_read else 0.0
+        last_start = deadline - min(for_rest, RESERVED_SHARE * (deadline - now))
         observer = Observer(options.on_attempt, options.telemetry, span)
         self._context = Context(operation, transport.shared, options, observer, deadline, last_start, for_readings)
         self._retries = Retries(options.retry, operation.safety, budget)

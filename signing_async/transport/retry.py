@@ -221,6 +221,8 @@ class Retries:
 
         # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
         delay = random.random() * min(policy.max_delay, policy.base_delay * 2.0 ** min(attempts - 1, 60))
+        if is_throttled and retry_after and attempts == 1:
+            delay = 0.0  # the rate limiter spreads the calls that wait
         delay = max(delay, retry_after or 0.0, settle_time(policy, kind) if step is Step.RECONCILE else 0.0)
 
         reason = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -15,7 +16,6 @@ from aiohttp import web
 from signing_async import (
     DraftChanged,
     InvalidRequest,
-    LocalRateLimiter,
     NewRecipient,
     OutcomeUnknown,
     PdfSource,
@@ -147,18 +147,25 @@ async def test_failed_sending_is_transient_only_if_a_journal_knows_the_draft(
     assert "it is not known whether package 'Lease' was sent: " in caplog.text
 
 
-async def test_package_whose_sending_never_began_is_a_draft_whatever_the_callers_code_raises(office: Office) -> None:
-    class Broken(LocalRateLimiter):
-        async def acquire(self, deadline: float) -> bool:
-            if "recipients.add" in office.count():
-                raise LookupError("the limiter is gone")
-            return await super().acquire(deadline)
+async def test_sending_counts_as_begun_whatever_the_application_raises(
+    office: Office, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its log filter may fail after the service has sent the signing."""
 
-    parcel = parcel_of(1, 1)
-    async with SigningClient(office.sandbox.base_url, office.sandbox.access_token(), rate_limiter=Broken()) as client:
+    def fail(record: logging.LogRecord) -> bool:
+        if record.getMessage().startswith("signings.send attempt"):
+            raise LookupError("the filter is broken")
+        return True
+
+    caplog.set_level("DEBUG", "signing_async")
+    logger, parcel = logging.getLogger("signing_async"), parcel_of()
+    logger.addFilter(fail)
+    try:
         with pytest.raises(LookupError):
-            await client.dispatch(parcel.package, office.path)
-    assert office.state()["status"] == "draft"
+            await office.dispatch(parcel)
+    finally:
+        logger.removeFilter(fail)
+    assert office.state()["status"] == "sending"
     await office.dispatch(parcel)
     office.sent_well(parcel)
 

@@ -143,17 +143,45 @@ async def test_deadline_includes_reading_the_source(sandbox: Sandbox, client: Si
 
     async def stalling() -> AsyncIterator[bytes]:
         yield make_pdf(LARGE)[:400_000]
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
 
     async def giving_up() -> AsyncIterator[bytes]:
         yield b"%PDF-1.7"
         raise TimeoutError("the bucket did not respond")
 
-    with pytest.raises(RequestTimeout, match="deadline passed before anything was sent"):
-        await client.with_options(timeout=0.1).documents.upload("s1", stalling())
+    async with asyncio.timeout(20):
+        with pytest.raises(RequestTimeout, match="deadline passed before anything was sent"):
+            await client.with_options(timeout=0.1).documents.upload("s1", stalling())
     with pytest.raises(TimeoutError, match="the bucket did not respond"):
         await client.documents.upload("s1", giving_up())
     assert sandbox.requests == []
+
+
+@pytest.mark.parametrize("ends", ["deadline", "cancellation"])
+async def test_upload_that_waits_for_one_of_the_same_name_can_end_before_it(
+    sandbox: Sandbox, client: SigningClient, signing: Signing, ends: str
+) -> None:
+    """It leaves no trace: afterwards the name can be uploaded as ever."""
+    sandbox.faults.add("documents.upload", "hang")
+    first = asyncio.create_task(client.documents.upload(signing, make_pdf(), "lease.pdf"))
+    async with asyncio.timeout(20):
+        while not sandbox.requests_of("documents.upload"):
+            await asyncio.sleep(0.01)
+        second = client.with_options(timeout=0.1 if ends == "deadline" else 60).documents
+        waiting = asyncio.create_task(second.upload(signing, make_pdf(), "lease.pdf"))
+        if ends == "cancellation":
+            await asyncio.sleep(0.05)
+            waiting.cancel()
+        with pytest.raises((RequestTimeout, asyncio.CancelledError)) as caught:
+            await waiting
+        assert isinstance(caught.value, RequestTimeout) == (ends == "deadline")
+        assert len(sandbox.requests_of("documents.upload")) == 1
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        collection = client._ledger.signing(f"/api/1.0/signings/{signing.id}").documents
+        assert (dict(collection.pending), dict(collection.locks)) == ({}, {})
+        await client.documents.upload(signing, make_pdf(), "other.pdf")
 
 
 # Progress
