@@ -54,9 +54,7 @@ def preflight(read: Read, size: int) -> Verdict | None:
     if _is_encrypted(read, size, header):
         return "protected"
     at = _rfind(read, size, _BYTE_RANGE)
-    # It may lie in a PDF that is attached to this one.
-    is_own = at >= 0 and _rfind(read, at, b"%PDF-") == header
-    return "already_signed" if is_own and _is_signed(read, size, at) else None
+    return "already_signed" if at > header and _is_signed(read, size, header, at) else None
 
 
 def _find(read: Read, size: int, word: bytes, start: int = 0) -> int:
@@ -111,7 +109,7 @@ def _has_encryption(read: Read, size: int, dictionary: bytes | bytearray) -> boo
     return False
 
 
-def _is_signed(read: Read, size: int, at: int) -> bool:
+def _is_signed(read: Read, size: int, header: int, at: int) -> bool:
     """Return whether the dictionary with the last `/ByteRange` is a signature that is in force."""
     before = read(max(0, at - _SIGNATURE_SIZE), min(at, _SIGNATURE_SIZE))
     start = before.rfind(b"obj")
@@ -119,10 +117,13 @@ def _is_signed(read: Read, size: int, at: int) -> bool:
     entries = _STRINGS.sub(b"", before[start:])
     if len(name) < 2 or b"stream" in entries or b"(" in entries:
         return False
-    blocks = (read(one, BLOCK) for one in range(0, size, _STEP))
-    # Most files do not have the word, and this search takes less time than that of the expression.
-    if any(block.rfind(b"/UR") >= 0 and _ENTRY_OF_RIGHTS.search(block) for block in blocks):
-        return False
+    for one in range(0, size, _STEP):
+        block = read(one, BLOCK)
+        if block.rfind(b"%PDF-", max(0, header + 1 - one), max(0, at - one)) >= 0:
+            return False  # the signature may be that of an attached PDF
+        # The plain search takes less time, and most files do not have the word.
+        if block.rfind(b"/UR") >= 0 and _ENTRY_OF_RIGHTS.search(block):
+            return False
     end = _find(read, size, b"%%EOF", at)
     if end >= 0 and any(_find(read, size, word, end) >= 0 for word in _FIELDS):
         return False
