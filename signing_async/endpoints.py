@@ -5,7 +5,6 @@ The endpoints that have methods are in `signings`, `recipients` and `documents.r
 
 from __future__ import annotations
 
-import asyncio
 import json as json_module
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping
@@ -21,7 +20,7 @@ from ._api import Api
 from ._secret import hide_fields
 from .documents.download import stream as checked_stream
 from .documents.source import OpenPdf, PdfSource, form_body
-from .errors import DecodeError, InvalidRequest, RequestTimeout
+from .errors import DecodeError, InvalidRequest
 from .pagination import Pager
 from .reconcile import Read, Recognized, Undecidable
 from .transport import decode, urls, wire
@@ -419,12 +418,9 @@ def _make_body(method: str, json: Any, body: Any) -> Callable[[], wire.Body] | N
 async def _open_files(form: Form, stack: ExitStack, deadline: float, name: str) -> dict[str, str | OpenPdf]:
     """Open the files of a form until the stack is closed. Their content is not checked: an endpoint may accept any."""
     opened: dict[str, str | OpenPdf] = {}
-    try:
-        async with asyncio.timeout_at(deadline) as opening:
-            for field, value in form.items():
-                opened[field] = value if isinstance(value, str) else stack.enter_context(await value.open())
-            return opened
-    except TimeoutError:
-        if not opening.expired():
-            raise
-    raise RequestTimeout(f"{name}: deadline passed before anything was sent", operation=name, attempts=0)
+    for field, value in form.items():
+        if isinstance(value, str):
+            opened[field] = value
+        else:
+            opened[field] = stack.enter_context(await value.open(None, deadline, name))
+    return opened

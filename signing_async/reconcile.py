@@ -359,7 +359,7 @@ class Creation(Effect[Record]):
         collection.pending[key] += 1
         collection.started += 1
         if collection.known is not None and collection.pending[key] == 1:
-            await collection.locks[key].acquire()  # at once: only calls with this key hold it
+            await collection.locks[key].acquire()  # at once, and without a timer: it is the only call with this key
             return
         try:
             async with asyncio.timeout_at(self._deadline) as waiting:

@@ -202,10 +202,11 @@ class Entry:
         state, label = self.state, self.package.label
         where = f"its signing is {state.signing}" if state.signing else "it has no draft"
         drafts = f"; abandoned drafts: {', '.join(state.abandoned)}" if state.abandoned else ""
-        if self._is_loaded:
-            error.add_note(f"package {label}: {where}; status {state.status!r}{drafts}")
+        facts = f": {where}; status {state.status!r}{drafts}" if self._is_loaded else ""
+        error.add_note(f"package {label}{facts}")
         text = self._api.transport.redacted(str(error))
-        is_unknown = isinstance(error, SigningError) and error.effect == "unknown"
+        # An `InvalidRequest` may say that another package, with the same key, may have been sent.
+        is_unknown = getattr(error, "effect", "none") == "unknown" and not isinstance(error, InvalidRequest)
         message = "it is not known whether package %s was sent: %s" if is_unknown else "package %s was not sent: %s"
         log.warning(message, label, text)
         if self._is_saved:

@@ -238,11 +238,15 @@ class _Run:
             error = caught
         if isinstance(error, JournalError) and error.client_wide:
             raise error
-        if isinstance(error, SigningError) and error.effect == "unknown":
-            # From the journal the next run knows what is ambiguous, and reads the service first. Without a journal the
-            # next call would make another draft.
-            may_repeat = error.may_clear if isinstance(error, OutcomeUnknown) else error.transient
-            error = amended(error, transient=may_repeat and self._has_journal).with_traceback(error.__traceback__)
+        # From the journal the next run knows what is ambiguous, and reads the service first. Without a journal the next
+        # call would make another draft.
+        if self._has_journal and isinstance(error, OutcomeUnknown):
+            error = amended(error, transient=error.may_clear).with_traceback(error.__traceback__)
+        elif (
+            not self._has_journal and isinstance(error, SigningError) and error.transient and error.effect == "unknown"
+        ):
+            # It passes, so it must not become fatal.
+            error = amended(error, transient=False, client_wide=False).with_traceback(error.__traceback__)
         await entry.note_failure(error)
         if isinstance(error, SigningError) and error.fatal:
             self._ended_by = error

@@ -47,8 +47,8 @@ async def send_package(api: Api, entry: Entry, uploads: Uploads) -> tuple[Signin
     """Send the package, unless an earlier run has sent it; return its signing, and whether an earlier run did."""
     entry.load()
     state, package = entry.state, entry.package
-    # In a report of failures, a package without a key of its own has the hash of its content as its key. If it is
-    # corrected there, the key is that of the package as it was.
+    # The key of a package without one is the hash of its content. A report of failures names that key, so the package
+    # may be corrected under it after it was sent.
     is_same = not entry.is_other or package.key == package.content
     signing = None
     if state.status == SENDING and is_same:

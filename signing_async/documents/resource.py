@@ -24,7 +24,7 @@ from ..transport.operation import Operation
 from ..transport.response import Response
 from ..transport.retry import Safety
 from .download import DOWNLOAD, SealedFile, check_target, checked_chunks, load_verifier, save, stream, target_exists
-from .source import UPLOAD, OpenPdf, PdfSource, Source, form_body
+from .source import OpenPdf, PdfSource, Source, form_body
 
 if TYPE_CHECKING:
     from ..sealed import Trust
@@ -37,6 +37,8 @@ Item_co = TypeVar("Item_co", covariant=True)
 T = TypeVar("T")
 Report = Callable[[int, int, int], None]
 """Takes the number of files done (0 or 1), the bytes done, and the size of the file."""
+
+_UPLOAD = "documents.upload"
 
 
 class _Mixed:
@@ -128,7 +130,7 @@ class Documents:
         transport, assumptions = self._transport, self._transport.options.assumptions
         deadline = transport.deadline(transfer=True)
         max_bytes = assumptions.max_pdf_bytes if preflight else None
-        with await source.open(max_bytes, deadline) as pdf:
+        with await source.open(max_bytes, deadline, _UPLOAD) as pdf:
             report(0, 0, pdf.size)
             match = DocumentMatch(pdf.filename, pdf.size, pdf.digest, assumptions)
             document = None if find_existing is None else await find_existing(path, match, deadline)
@@ -151,7 +153,7 @@ class Documents:
 
         signing = self._ledger.signing(path)
         creation = Creation(
-            UPLOAD,
+            _UPLOAD,
             deadline,
             signing.additions,
             signing.documents,
@@ -160,7 +162,7 @@ class Documents:
             lambda: self._transport.call(self._list(path), deadline),
         )
         operation = Operation(
-            UPLOAD,
+            _UPLOAD,
             "POST",
             f"{path}/documents",
             Safety.RECONCILED,

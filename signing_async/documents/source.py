@@ -22,9 +22,7 @@ from ..errors import InvalidRequest, PdfRejected, RequestTimeout
 from ..transport import wire
 from .preflight import BLOCK, preflight
 
-__all__ = ["UPLOAD", "OpenPdf", "PdfSource", "Source", "form_body", "is_seekable"]
-
-UPLOAD = "documents.upload"
+__all__ = ["OpenPdf", "PdfSource", "Source", "form_body", "is_seekable"]
 
 # Without O_NONBLOCK, opening a pipe waits for its writer. Without O_BINARY, Windows converts line endings.
 _READ_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
@@ -72,11 +70,12 @@ class PdfSource:
         pinned._is_checked = True
         return pinned
 
-    async def open(self, max_bytes: float | None = None, deadline: float | None = None) -> OpenPdf:
+    async def open(self, max_bytes: float | None = None, deadline: float | None = None, operation: str = "") -> OpenPdf:
         """Return the open file; the caller closes it.
 
         With ``max_bytes``, raise `PdfRejected` if the file is larger or the service is sure to refuse it. Reads that
-        may wait for a disk, and checks of large files, run in a thread. Raises `RequestTimeout` at the deadline.
+        may wait for a disk, and checks of large files, run in a thread. Raises the ``operation``'s `RequestTimeout` at
+        the deadline.
         """
         source = self.source
         content: bytes | bytearray | _File | None = None
@@ -94,8 +93,8 @@ class PdfSource:
         except TimeoutError:
             if not waiting.expired():
                 raise
-            text = f"{UPLOAD}: deadline passed before anything was sent"
-            raise RequestTimeout(text, operation=UPLOAD, attempts=0) from None
+            text = f"{operation}: deadline passed before anything was sent"
+            raise RequestTimeout(text, operation=operation, attempts=0) from None
 
     async def _load(self, content: bytes | bytearray | _File | None, max_bytes: float | None) -> OpenPdf:
         source = self.source
@@ -289,23 +288,27 @@ def _open_path(path: str | os.PathLike[str], filename: str) -> bytearray | _File
     """Return the content of a small file that the system has in memory, or the open file."""
     with _SourceErrors(f"cannot open {os.fspath(path)!r}"):
         descriptor = os.open(path, _READ_FLAGS)
-    status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):
-        os.close(descriptor)
-        raise InvalidRequest(f"source: {os.fspath(path)!r} is not a regular file")
-    version = size, _ = _version(status)
-    if size <= BLOCK:
-        # This takes a fifth of the time of a thread. Not every file system can tell, and macOS and Windows lack the
-        # function.
-        with contextlib.suppress(OSError, AttributeError):
-            content = bytearray(size)
-            if os.preadv(descriptor, [content], 0, os.RWF_NOWAIT) == size:
-                is_changed = _version(os.fstat(descriptor)) != version
-                os.close(descriptor)
-                if is_changed:
+    file = None
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise InvalidRequest(f"source: {os.fspath(path)!r} is not a regular file")
+        version = size, _ = _version(status)
+        if size <= BLOCK:
+            content, taken = bytearray(size), -1
+            # This takes a fifth of the time of a thread. Not every file system can tell, and macOS and Windows lack the
+            # function.
+            with contextlib.suppress(OSError, AttributeError):
+                taken = os.preadv(descriptor, [content], 0, os.RWF_NOWAIT)
+            if taken == size:
+                if _version(os.fstat(descriptor)) != version:
                     raise _changed(filename)
                 return content
-    return _File(descriptor, version)
+        file = _File(descriptor, version)
+        return file
+    finally:
+        if file is None:
+            os.close(descriptor)
 
 
 async def _read_if_small(file: _File, filename: str) -> bytes | _File:

@@ -87,7 +87,7 @@ class _Call(Generic[T]):
     """Made after the first attempt that is ambiguous or refused, or by a method that only reads."""
     _was_ambiguous = False
     _last_failure: errors.SigningError | None = None
-    """The error of the last attempt that did not end with a refusal."""
+    """The error of the last attempt that was neither refused nor rejected for its token."""
 
     def __init__(
         self,
@@ -185,15 +185,15 @@ class _Call(Generic[T]):
         """Return the effect after all, or raise the error: no attempt follows."""
         error, effect = outcome.error, self._operation.effect
         assert error is not None
-        is_failure = outcome.kind not in (Kind.REFUSED, Kind.RAISED)
+        is_final = outcome.kind in (Kind.REFUSED, Kind.RAISED)
         is_under_way = self._is_under_way
         if effect is None:
             is_harmful = retry.effect_of(self._operation.safety) == "unknown"
             may_show_late = is_harmful and (self._was_ambiguous or is_under_way)
         else:
             if self._reconciliation is not None or effect.may_cause(error):
-                if not is_failure:
-                    # A refusal may mean that an earlier attempt took effect late: give its effect time to show.
+                if is_final:
+                    # An earlier attempt may have taken effect late, and caused a refusal: give its effect time to show.
                     self._reconcile().wait(self._transport.options.retry.settle)
                 found = await self._settle()
                 if found is not None:
@@ -202,14 +202,14 @@ class _Call(Generic[T]):
         if not isinstance(error, errors.SigningError) and may_show_late:
             can_read = effect is not None
             raise self._unknown(f"the call failed ({type(error).__name__})", may_clear=can_read) from error
-        if isinstance(error, errors.SigningError) and (may_show_late or is_failure):
+        if isinstance(error, errors.SigningError) and (may_show_late or not is_final):
             flags: errors.Flags = {"effect": "unknown"} if may_show_late else {}
             raise errors.amended(error, reason=decision.reason, attempts=self._context.number, **flags)
         raise error
 
     @property
     def _is_under_way(self) -> bool:
-        """Whether an exception, such as one of the caller's own code, ended the attempt after its request was sent."""
+        """Whether the request of an attempt whose end was not noted may have been sent as a whole."""
         return self._context.body is not None and self._context.body.may_have_taken_effect
 
     def note_unresolved(self, error: BaseException) -> None:

@@ -190,17 +190,17 @@ class Retries:
     def decide(
         self,
         kind: Kind,
-        number: int,
+        attempt: int,
         retry_after: float | None,
         remaining: float,
         *,
         may_retry: bool,
         others_accepted: bool,
     ) -> Decision:
-        """Decide what follows a failed attempt, the call's ``number``-th; withdraw from the budget for a retry.
+        """Decide what follows a failed attempt; withdraw from the budget for a retry.
 
-        ``remaining`` is the seconds in which another attempt may start. ``others_accepted``: the service accepted
-        other requests of the client since the attempt began.
+        ``attempt`` is its number in its call, from 1. ``remaining`` is the seconds in which another attempt may start.
+        ``others_accepted``: the service accepted other requests of the client since the attempt began.
         """
         policy, step = self._policy, _STEPS.get((self._safety, kind), Step.RETRY)
         if kind is Kind.REJECTED_TOKEN:
@@ -217,7 +217,7 @@ class Retries:
         self._has_lost_response |= step is Step.RETRY_ONCE
         is_throttled = kind is Kind.THROTTLED
         self._uncounted += is_throttled and others_accepted
-        attempts = max(1, number - self._uncounted)
+        attempts = max(1, attempt - self._uncounted)
 
         # 2.0 ** 1024 overflows; no delay needs more than 2 ** 60 times the base.
         delay = random.random() * min(policy.max_delay, policy.base_delay * 2.0 ** min(attempts - 1, 60))
