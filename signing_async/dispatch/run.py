@@ -20,7 +20,7 @@ import attrs
 from .. import _checks, telemetry
 from .._api import Api
 from ..bulk import Deferrals, FileProgress, Progress, ProgressReporter, Results, copy_unsent, iterate
-from ..errors import InvalidRequest, OutcomeUnknown, SigningError, amended
+from ..errors import Flags, InvalidRequest, OutcomeUnknown, SigningError, amended
 from ..models import NewRecipient, Signing
 from ..telemetry.names import DISPATCH_SPAN, OUTCOME, PACKAGE_NUMBER, PACKAGE_SPAN, SIGNING_ID
 from ..transport.operation import log
@@ -240,13 +240,13 @@ class _Run:
             raise error
         # From the journal the next run knows what is ambiguous, and reads the service first. Without a journal the next
         # call would make another draft.
-        if self._has_journal and isinstance(error, OutcomeUnknown):
-            error = amended(error, transient=error.may_clear).with_traceback(error.__traceback__)
-        elif (
-            not self._has_journal and isinstance(error, SigningError) and error.transient and error.effect == "unknown"
-        ):
-            # It passes, so it must not become fatal.
-            error = amended(error, transient=False, client_wide=False).with_traceback(error.__traceback__)
+        if isinstance(error, SigningError) and error.effect == "unknown":
+            flags: Flags = {}
+            if self._has_journal:
+                flags = {"transient": error.may_clear} if isinstance(error, OutcomeUnknown) else {}
+            elif error.transient:
+                flags = {"transient": False, "client_wide": False}  # other calls may succeed later: it is not fatal
+            error = amended(error, **flags).with_traceback(error.__traceback__)
         await entry.note_failure(error)
         if isinstance(error, SigningError) and error.fatal:
             self._ended_by = error

@@ -279,7 +279,7 @@ class Sessions:
         # may belong to another user, for the next response. Its pool is private: if a later release keeps it in another
         # way, the service is asked to close each connection after its response.
         try:
-            pool: Any = session.connector._conns  # type: ignore[union-attr]
+            pool: Any = session.connector._conns  # type: ignore[union-attr]  # a failure is caught below
             for protocol in [protocol for idle in pool.values() for protocol, _ in idle if protocol.should_close]:
                 protocol.close()
         except Exception as error:

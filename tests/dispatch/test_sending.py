@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from signing_async import (
+    AuthError,
     DraftChanged,
     InvalidRequest,
     NewRecipient,
@@ -31,6 +32,8 @@ from signing_async import (
     Unauthorized,
 )
 from signing_async.sandbox import Sandbox
+from signing_async.transport.attempt import Context, Outcome
+from signing_async.transport.retry import Kind
 from tests.dispatch.deaths import Fate, fated_client
 from tests.dispatch.observing import Office, abandoned, parcel_of
 from tests.dispatch.parcels import Parcel
@@ -145,6 +148,25 @@ async def test_failed_sending_is_transient_only_if_a_journal_knows_the_draft(
         await office.client.dispatch(parcel_of().package, office.path if has_journal else None)
     assert (caught.value.effect, caught.value.transient) == ("unknown", has_journal)
     assert "it is not known whether package 'Lease' was sent: " in caplog.text
+
+
+async def test_passing_failure_of_the_whole_client_is_not_fatal_without_a_journal(office: Office) -> None:
+    """The outcome of the package is unknown, and other calls may succeed later."""
+    transport = office.client._transport
+    make_attempt = transport.attempt
+
+    async def fail_the_second_sending(context: Context[Any]) -> Outcome[Any]:
+        if context.operation.name != "signings.send" or context.number == 1:
+            return await make_attempt(context)
+        outcome = Outcome[Any]()
+        outcome.fail(Kind.RAISED, AuthError("the store is down", transient=True, client_wide=True), may_retry=False)
+        return outcome
+
+    transport.attempt = fail_the_second_sending
+    office.fail("signings.send", "500")
+    with pytest.raises(AuthError) as caught:
+        await office.client.dispatch(parcel_of().package)
+    assert (caught.value.effect, caught.value.transient, caught.value.fatal) == ("unknown", False, False)
 
 
 async def test_sending_counts_as_begun_whatever_the_application_raises(

@@ -169,8 +169,10 @@ async def test_upload_that_waits_for_one_of_the_same_name_can_end_before_it(
             await asyncio.sleep(0.01)
         second = client.with_options(timeout=0.1 if ends == "deadline" else 60).documents
         waiting = asyncio.create_task(second.upload(signing, make_pdf(), "lease.pdf"))
+        collection = client._ledger.signing(f"/api/1.0/signings/{signing.id}").documents
+        while collection.pending.total() < 2:
+            await asyncio.sleep(0)
         if ends == "cancellation":
-            await asyncio.sleep(0.05)
             waiting.cancel()
         with pytest.raises((RequestTimeout, asyncio.CancelledError)) as caught:
             await waiting
@@ -179,7 +181,6 @@ async def test_upload_that_waits_for_one_of_the_same_name_can_end_before_it(
         first.cancel()
         with pytest.raises(asyncio.CancelledError):
             await first
-        collection = client._ledger.signing(f"/api/1.0/signings/{signing.id}").documents
         assert (dict(collection.pending), dict(collection.locks)) == ({}, {})
         await client.documents.upload(signing, make_pdf(), "other.pdf")
 
